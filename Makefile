@@ -13,11 +13,12 @@ export VITRAIL_TEST_DATA ?= $(wildcard $(abspath ../shared/data))
 # tests as pytest rewrites them are kept beside them: every worker would rewrite all of them anew, for 7 seconds
 export PYTHONDONTWRITEBYTECODE :=
 
-# a worker of pytest-xdist for every core; a file stays with one of them, since what a module shares is made once
-# the files come in the order of collection, in which the longest are first (tests/conftest.py)
-WORKERS := -n auto --dist loadfile --no-loadscope-reorder
+# a worker of pytest-xdist for every core; whoever runs out of tests takes some of another's. Files come in the order of
+# tests/durations.json, longest first, so that the run ends with short ones
+WORKERS := -n auto --dist worksteal
+IN_CI   := not peers and not site and not nightly
 
-.PHONY: help demo test test-all test-gpu check bench bench-gpu docs site env env-peers test-peers clean
+.PHONY: help demo test test-all test-nightly test-gpu durations check bench bench-gpu docs site env env-peers test-peers clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -27,14 +28,20 @@ demo: .venv/core.done  ## train on digits, end with the path of the report
 	$(BIN)/vitrail train digits --out runs/demo
 
 test: .venv/test.done  ## the quick tests
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not gpu and not peers and not site"
+	$(BIN)/python -m pytest $(WORKERS) -m "$(IN_CI) and not slow and not gpu"
 
 test-all: .venv/all.done  ## the slow tests as well; or TESTS="tests/models tests/data"
-	$(BIN)/python -m pytest $(WORKERS) -m "not peers and not site" $(TESTS)
+	$(BIN)/python -m pytest $(WORKERS) -m "$(IN_CI)" $(TESTS)
+
+test-nightly: .venv/all.done  ## simulations, fuzzing and kills by the thousand; a small form of each is in test-all
+	$(BIN)/python -m pytest $(WORKERS) -m nightly
 
 test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers, in the newest torch
-	$(PEERS)/python -m pytest $(WORKERS) -m peers tests/peers
-	$(PEERS)/python -m pytest tests/test_torch_private.py
+	$(PEERS)/python -m pytest $(WORKERS) -m "not nightly" tests/peers tests/test_torch_private.py
+
+durations: .venv/all.done .venv-peers/peers.done  ## renew tests/durations.json, by which the files of tests are ordered
+	$(BIN)/python -m pytest $(WORKERS) -m "$(IN_CI)" --write-durations
+	$(PEERS)/python -m pytest $(WORKERS) -m peers tests/peers --write-durations
 
 test-gpu: .venv-peers/peers.done  ## on a GPU; DEVICE=cpu rehearses it
 	VITRAIL_TEST_DEVICE=$(DEVICE) $(PEERS)/python -m pytest -m gpu tests/gpu
@@ -66,28 +73,30 @@ env-peers: .venv-peers/peers.done  ## the second environment, with the peers
 clean:  ## remove both environments
 	rm -rf .venv .venv-peers
 
-# A stamp is current while it is newer than what it was made from. Each step adds to the one before.
-# pip learned --group in 25.1; the pip of a fresh venv may be older.
-.venv/core.done: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+# A stamp is current while it is newer than what it was made from. Each is one call of pip, for all that the smaller ones
+# bring too. Modules are compiled when they are first imported: most of what is installed never is.
+PIP := -m pip install --quiet --no-compile
+
+.venv/bin/python .venv-peers/bin/python:
+	$(PYTHON) -m venv $(@D)/..
+	$@ -m pip install --quiet --upgrade 'pip>=25.1'  # learned --group in 25.1; that of a fresh environment may be older
+
+.venv/core.done: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python $(PIP) -c constraints.txt -e .
 	@touch $@
 
-.venv/test.done: .venv/core.done
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,figure,hub,onnx,remote,serve,track]' --group test
-	@touch $@
+.venv/test.done: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[all]' --group test
+	@touch $(addprefix .venv/,core.done test.done)
 
-.venv/all.done: .venv/docs.done
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,ray]'
-	@touch $@
+.venv/docs.done: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[all]' --group test --group docs
+	@touch $(addprefix .venv/,core.done test.done docs.done)
 
-.venv/docs.done: .venv/test.done
-	$(BIN)/python -m pip install --quiet -c constraints.txt --group docs
-	@touch $@
+.venv/all.done: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[all,ray]' --group test --group docs
+	@touch $(addprefix .venv/,core.done test.done docs.done all.done)
 
-.venv-peers/peers.done: pyproject.toml constraints-peers.txt
-	test -x $(PEERS)/python || $(PYTHON) -m venv .venv-peers
-	$(PEERS)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(PEERS)/python -m pip install --quiet -c constraints-peers.txt -e '.[data]' --group peers
+.venv-peers/peers.done: pyproject.toml constraints-peers.txt | .venv-peers/bin/python
+	$(PEERS)/python $(PIP) -c constraints-peers.txt -e '.[data]' --group peers
 	@touch $@

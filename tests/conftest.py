@@ -10,17 +10,11 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.durations", "tests.left_out"]
+
 # one thread for every test and every process that one starts: on shared cores tiny networks spend their time waiting
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
-
-
-# files whose tests take longest; at the end they would keep one worker busy while the other waits
-LONGEST = (
-    *("serving/test_overload.py", "serving/test_drain.py", "serving/test_reload_under_load.py", "serving/test_fuzz.py"),
-    *("serving/test_slow_clients.py", "training/test_resume.py", "exports/test_onnx.py", "cli/test_export.py"),
-    *("training/test_lost_ranks.py", "training/test_parallel.py"),
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,10 +25,6 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = sorted(os.sched_getaffinity(0))
         number = os.getpid() if worker is None else int(worker.removeprefix("gw"))
         os.sched_setaffinity(0, {cores[number % len(cores)]})
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
 
 
 def pytest_collection_finish() -> None:
