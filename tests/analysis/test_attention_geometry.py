@@ -15,25 +15,32 @@ from vitrail.analysis.attention_geometry import Lift, spread_to_finer
 from vitrail.models import AttentionGrid, create_backbone
 
 CPU = torch.device("cpu")
-SIZES = {
-    "swin": (50, 38),
-    "pvt, odd map": (34, 27),
-    "pvt v2": (34, 27),
-    "axial": (24, 40),
-    "axial resnet, small stem": (12, 8),
+SIZES = {"swin": (50, 38), "pvt, odd map": (34, 27), "axial": (24, 40)}
+# of every kind of layer one: its model and number
+LAYERS = {
+    "all tokens": ("vit", 0),
+    "rows": ("axial", 0),
+    "columns": ("axial", 1),
+    "windows": ("swin", 2),
+    "shifted windows": ("swin", 3),
+    "windows beyond the map": ("swin, odd map", 3),
+    "class attention": ("cait", 2),
+    "reduced, keys left over": ("pvt, odd map", 0),
+    "reduced": ("pvt, odd map", 1),
+    "a late class token": ("pvt, odd map", 3),
+    "more keys than places": ("pvt v2, linear", 1),
 }
-ALIKE = ("vit", "beit")  # of whose layers one stands for all
-LAYERS = [
-    (name, layer)
-    for name, config in TINY.items()
-    for layer in range(1 if config.architecture in ALIKE else config.blocks)
-    if config.attention != "none"
-]
 
 
 @cache
 def grids_of(name: str) -> list[AttentionGrid]:
     return create_backbone(TINY[name]).attention_grids(SIZES.get(name, (48, 32)))
+
+
+@pytest.fixture(params=LAYERS)
+def grid(request) -> AttentionGrid:
+    name, layer = LAYERS[request.param]
+    return grids_of(name)[layer]
 
 
 def random_rows(grid: AttentionGrid, batch: int = 2, heads: int = 3) -> Tensor:
@@ -44,9 +51,7 @@ def random_rows(grid: AttentionGrid, batch: int = 2, heads: int = 3) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.1
 
 
-@pytest.mark.parametrize(("name", "layer"), LAYERS)
-def test_shares_are_carried_as_by_the_whole_matrix(name, layer):
-    grid = grids_of(name)[layer]
+def test_shares_are_carried_as_by_the_whole_matrix(grid):
     lift, weights = Lift(grid, CPU), random_rows(grid)[:, 0]
     truth = np.stack([dense(grid, each[None].double().numpy())[0] for each in weights])  # (B, T, T)
     shares = torch.rand(2, lift.tokens, generator=torch.Generator().manual_seed(2)) + 0.1
@@ -60,17 +65,14 @@ def test_shares_are_carried_as_by_the_whole_matrix(name, layer):
     np.testing.assert_array_equal(lift.asks, asking(grid))
 
 
-@pytest.mark.parametrize(("name", "layer"), LAYERS)
-def test_what_lies_outside_of_the_image_counts_as_nothing(name, layer):
-    grid = grids_of(name)[layer]
+def test_what_lies_outside_of_the_image_counts_as_nothing(grid):
     weights = random_rows(grid)
     inside = Lift(grid, CPU).mask_outside(weights, slice(None))
     np.testing.assert_array_equal(inside, weights.numpy() * is_inside(grid, tuple(weights.shape[2:])))
 
 
-@pytest.mark.parametrize(("name", "layer"), LAYERS)
-def test_distances_are_those_between_the_middles_of_places(name, layer):
-    grid = grids_of(name)[layer]._replace(cell=(5, 3))
+def test_distances_are_those_between_the_middles_of_places(grid):
+    grid = grid._replace(cell=(5, 3))
     lift, (queries, keys) = Lift(grid, CPU), random_rows(grid).shape[2:]
     truth = dense_distances(grid, queries, keys)
     found = torch.cat([lift.distances(slice(start, start + 5)) for start in range(0, queries, 5)])
@@ -79,9 +81,7 @@ def test_distances_are_those_between_the_middles_of_places(name, layer):
     np.testing.assert_allclose(found.numpy()[shown], truth[:, grid.prefix :][shown], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "layer"), LAYERS)
-def test_rows_say_which_token_asks(name, layer):
-    grid = grids_of(name)[layer]
+def test_rows_say_which_token_asks(grid):
     lift = Lift(grid, CPU)
     places = [place_of_query(grid, row) for row in range(len(lift.rows) - grid.prefix)]
     tokens = [lift.tokens if place < 0 else grid.prefix + place for place in places]

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from tests.analysis.weighing import Counting, pictures, shaken, weighing, weights
 from tests.models.tiny import QUICK, TINY
-from tests.slow import slow_except
 from vitrail.analysis.faithfulness import (
     Faithfulness,
     compare,
@@ -171,8 +170,8 @@ def test_an_autocast_is_for_the_model_and_not_for_the_blur():
         assert torch.equal(insertion(model, images, heat), expected)
 
 
-@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
-def test_the_curves_of_every_architecture_are_its_probabilities(name):
+@pytest.mark.parametrize("name", QUICK)
+def test_the_curves_of_every_kind_of_architecture_are_its_probabilities(name):
     model = shaken(TINY[name])
     images = pictures(2, 3, *model.config.image_size)
     found = compare(model, images, {"left": torch.tensor([[[1.0, 0]]]).expand(2, 1, 2)}, draws=1)

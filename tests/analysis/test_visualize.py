@@ -66,68 +66,57 @@ def words(figure: AttentionFigure) -> list[str]:
     return [text.get_text() for text in figure.texts]
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """`visualize_attention` returns what its figure is made of, and matplotlib draws nothing."""
+    monkeypatch.setattr("vitrail.analysis.figure.AttentionFigure", SimpleNamespace)
+
+
 # what is shown
 
 
-@pytest.mark.parametrize("name", slow_except([name for name in TINY if not name.startswith("bit")], {"vit", "pvt"}))
-def test_the_numbers_are_those_of_the_attention_map_in_every_architecture(name):
-    model = shaken(TINY[name])
-    images = inputs(model)
-    for layer in (0, -1):
-        figure = visualize_attention(model, images, layer)
-        assert figure.attention.dtype == np.float32
-        np.testing.assert_array_equal(figure.attention, attention_map(model, images, layer, 0)[0])
-
-
-@pytest.mark.parametrize(
-    ("config", "head", "query"),
-    [
-        (VIT, 2, None),
-        (DISTILLED, -1, (2, 4)),
-        (PATCHES_ONLY, None, (0, -1)),
-        (replace(VIT, registers=2), -1, None),
-        (replace(VIT, in_channels=5), None, (2, 4)),
-    ],
-)
-def test_layer_head_and_query_mean_what_they_mean_there(config, head, query):
-    model = shaken(config)
-    images = inputs(model)
-    figure = visualize_attention(model, images, 1, head, query=query)
-    assert figure.attention.shape == (3, 5)
-    np.testing.assert_allclose(figure.attention, attention_map(model, images, 1, head, query)[0], rtol=1e-6)
-
-
-def test_beside_the_picture_it_is_shown_in_the_light_of_the_map():
-    figure = visualize_attention(shaken(VIT), photo(), 1)
-    picture, lit, scale = panels(figure)
-    assert figure.range == pytest.approx(np.quantile(figure.attention, [0, 0.97]))
-    np.testing.assert_array_equal(lit, overlay(picture, figure.attention, range=figure.range))
-    assert (np.diff(scale[0].astype(int), axis=0) >= 0).all() and scale[0, -1].sum() > 2 * scale[0, 0].sum()
+@pytest.fixture(scope="module")
+def shown() -> AttentionFigure:
+    """That of a ViT, which tests only read."""
+    return visualize_attention(shaken(VIT), photo(), 1)
 
 
 @pytest.mark.parametrize(
     ("config", "head", "query", "title"),
     [
-        (VIT, 0, None, "layer 2, head 0 (class token)"),
-        (VIT, -1, None, "layer 2, head 2 (class token)"),
-        (VIT, None, (1, -1), "layer 2, mean of 3 heads (patch in row 1, column 4)"),
-        (DISTILLED, 0, None, "layer 2, head 0 (class and distillation tokens)"),
-        (replace(DISTILLED, pool="cls-only"), 0, None, "layer 2, head 0 (class token)"),
-        (PATCHES_ONLY, 0, None, "layer 2, head 0 (all patches)"),
-        (replace(VIT, pool="gap"), 0, None, "layer 2, head 0 (all patches)"),
-        (replace(VIT, pool="cls+gap"), 0, None, "layer 2, head 0 (class token and all patches)"),
+        (VIT, 2, None, "head 2 (class token)"),
+        (DISTILLED, -1, (2, 4), "head 2 (patch in row 2, column 4)"),
+        (DISTILLED, 0, None, "head 0 (class and distillation tokens)"),
+        (replace(DISTILLED, pool="cls-only"), 0, None, "head 0 (class token)"),
+        (PATCHES_ONLY, None, (0, -1), "mean of 3 heads (patch in row 0, column 4)"),
+        (replace(VIT, pool="gap"), 0, None, "head 0 (all patches)"),
+        (replace(VIT, pool="cls+gap", registers=2, in_channels=5), 0, None, "head 0 (class token and all patches)"),
     ],
 )
-def test_the_title_says_in_words_which_map_it_is(config, head, query, title):
-    assert title in words(visualize_attention(shaken(config), photo(), -1, head, query=query))
+def test_layer_head_and_query_mean_what_they_mean_there_and_the_title_says_so(config, head, query, title, undrawn):
+    model = shaken(config)
+    images = inputs(model)
+    figure = visualize_attention(model, images, 1, head, query=query)
+    assert figure.attention.shape == (3, 5) and figure.attention.dtype == np.float32
+    np.testing.assert_allclose(figure.attention, attention_map(model, images, 1, head, query)[0], rtol=1e-6)
+    assert figure.title == f"layer 1, {title}"
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "last"), [("cait", "all patches", "class token"), ("pvt", "all patches", "class token")]
-)
-def test_the_class_token_asks_in_the_layers_that_have_it(name, first, last):
-    titles = [words(visualize_attention(shaken(TINY[name]), photo(), layer)) for layer in (0, -1)]
-    assert f"layer 0, head 0 ({first})" in titles[0] and any(each.endswith(f"head 0 ({last})") for each in titles[1])
+def test_beside_the_picture_it_is_shown_in_the_light_of_the_map(shown):
+    picture, lit, scale = panels(shown)
+    assert shown.range == pytest.approx(np.quantile(shown.attention, [0, 0.97]))
+    np.testing.assert_array_equal(lit, overlay(picture, shown.attention, range=shown.range))
+    assert (np.diff(scale[0].astype(int), axis=0) >= 0).all() and scale[0, -1].sum() > 2 * scale[0, 0].sum()
+
+
+@pytest.mark.parametrize("name", ["cait", "pvt"])
+def test_the_class_token_asks_in_the_layers_that_have_it(name, undrawn):
+    model = shaken(TINY[name])
+    images = inputs(model)
+    for layer, asking in ((0, "all patches"), (-1, "class token")):
+        figure = visualize_attention(model, images, layer)
+        np.testing.assert_array_equal(figure.attention, attention_map(model, images, layer, 0)[0])
+        assert figure.title.endswith(f", head 0 ({asking})")
 
 
 def test_the_scale_tells_its_ends_and_compares_the_highest_with_an_equal_share():
@@ -147,11 +136,11 @@ def test_an_equal_share_that_is_not_on_the_scale_has_no_mark():
     assert "maximum 0.06, 0.4 times uniform (1/7); 18.0 % on patches" in words(figure)
 
 
-def test_the_numbers_below_are_those_of_the_map():
-    figure = visualize_attention(shaken(VIT), photo(), 1)
-    highest, whole = figure.attention.max(), figure.attention.sum()
+def test_the_numbers_below_are_those_of_the_map(shown):
+    highest, whole = shown.attention.max(), shown.attention.sum()
     line = f"maximum {highest:.2g}, {highest * 16:.1f} times uniform (mark: 1/16); {whole * 100:.1f} % on patches"
-    assert line in words(figure) and "3 × 5 patches of 8 × 8 pixels" in words(figure)
+    assert "layer 1, head 0 (class token)" in words(shown)
+    assert line in words(shown) and "3 × 5 patches of 8 × 8 pixels" in words(shown)
 
 
 def test_a_map_whose_numbers_are_all_alike_is_dark_and_has_one_number():
@@ -161,12 +150,12 @@ def test_a_map_whose_numbers_are_all_alike_is_dark_and_has_one_number():
     assert not figure.axes[2].patches and panels(figure)[1].mean() < 50
 
 
-def test_the_patch_that_asks_is_outlined_on_both_panels():
+def test_the_patch_that_asks_is_outlined_on_both_panels(shown):
     figure = visualize_attention(shaken(VIT), photo(), 1, query=(-1, 3))
     for axes in figure.axes[:2]:
         assert {(*each.get_xy(), each.get_width(), each.get_height()) for each in axes.patches} == {(24, 16, 8, 8)}
         assert (axes.get_xlim(), axes.get_ylim()) == ((0, 40), (24, 0))
-    assert not visualize_attention(shaken(VIT), photo(), 1).axes[0].patches
+    assert not shown.axes[0].patches
 
 
 def test_a_map_that_is_larger_than_the_image_is_laid_where_its_places_are():
@@ -182,33 +171,24 @@ def test_a_map_that_is_larger_than_the_image_is_laid_where_its_places_are():
 # what may be an image
 
 
-def test_every_form_of_a_picture_gives_the_same_figure(tmp_path):
+def test_every_form_of_a_picture_gives_the_same_figure(tmp_path, undrawn):
     pixels, model = noise(60, 90, 3), shaken(VIT)
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, "png")
     (tmp_path / "bee.png").write_bytes(buffer.getvalue())
     tensor = torch.from_numpy(pixels).movedim(-1, 0)
-    forms = [
-        pixels,
-        tensor,
-        tensor[None],
-        pixels[None],
-        [pixels],
-        buffer.getvalue(),
-        tmp_path / "bee.png",
-        str(tmp_path / "bee.png"),
-    ]
+    forms = [pixels, tensor[None], [pixels], buffer.getvalue(), tmp_path / "bee.png", str(tmp_path / "bee.png")]
     expected = visualize_attention(model, Image.fromarray(pixels), 2)
     for form in forms:
         figure = visualize_attention(model, form, 2)
         np.testing.assert_array_equal(figure.attention, expected.attention)
-        np.testing.assert_array_equal(panels(figure)[0], panels(expected)[0])
+        np.testing.assert_array_equal(figure.picture, expected.picture)
     floats = visualize_attention(model, pixels.astype(np.float32) / 255, 2)
     np.testing.assert_allclose(floats.attention, expected.attention, rtol=0.05)
-    np.testing.assert_array_equal(panels(floats)[0], panels(expected)[0])
+    np.testing.assert_array_equal(floats.picture, expected.picture)
 
 
-def test_a_float_tensor_in_0_to_1_is_a_picture_and_with_a_batch_axis_or_beyond_an_input():
+def test_a_float_tensor_in_0_to_1_is_a_picture_and_with_a_batch_axis_or_beyond_an_input(undrawn):
     model = shaken(VIT)
     picture = torch.rand(3, 24, 40, generator=torch.Generator().manual_seed(6))
     as_picture, as_input = model.preprocess([picture]), picture[None]
@@ -218,34 +198,33 @@ def test_a_float_tensor_in_0_to_1_is_a_picture_and_with_a_batch_axis_or_beyond_a
         )
 
 
-def test_an_input_is_shown_as_it_was_before_its_normalisation():
+def test_an_input_is_shown_as_it_was_before_its_normalisation(undrawn):
     model = shaken(VIT)
     model.preprocessing = replace(model.preprocessing, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
     pixels = noise(24, 40, 3)
     images = model.preprocess([pixels])
-    shown = panels(visualize_attention(model, images, 1))[0]
-    expected = panels(visualize_attention(model, pixels, 1))[0]
+    shown, expected = (visualize_attention(model, each, 1).picture for each in (images, pixels))
     assert shown.shape == (660, 1100, 3) and np.abs(shown.astype(int) - expected).max() <= 1
 
 
 @pytest.mark.parametrize("form", [torch.Tensor.clone, lambda images: images[0]])
-def test_a_backbone_takes_normalised_tensors_and_shows_them_stretched(form):
+def test_a_backbone_takes_normalised_tensors_and_shows_them_stretched(form, undrawn):
     model = shaken(VIT)
     images = inputs(model) * 7
     figure = visualize_attention(model.backbone, form(images), 1)
     np.testing.assert_array_equal(figure.attention, attention_map(model, images, 1, 0)[0])
-    assert (panels(figure)[0].min(), panels(figure)[0].max()) == (0, 255)
+    assert (figure.picture.min(), figure.picture.max()) == (0, 255)
 
 
 @pytest.mark.parametrize(
     ("channels", "picture"),
     [(1, noise(60, 90)), (5, noise(60, 90, 5)), (1, photo()), (3, photo().convert("CMYK")), (3, photo().convert("P"))],
 )
-def test_pictures_of_other_channels_and_modes_are_shown(channels, picture):
+def test_pictures_of_other_channels_and_modes_are_shown(channels, picture, undrawn):
     model = shaken(replace(VIT, in_channels=channels))
     figure = visualize_attention(model, picture, 1)
     np.testing.assert_array_equal(figure.attention, attention_map(model, model.preprocess([picture]), 1, 0)[0])
-    shown = panels(figure)[0]
+    shown = figure.picture
     assert shown.shape[2] == 3 and shown.std() > 20 and (channels > 1 or (shown[..., :1] == shown).all())
 
 
@@ -262,10 +241,10 @@ def test_the_part_that_the_model_sees_is_shown_and_in_the_shape_of_the_picture()
     assert aspects(visualize_attention(squashing, photo(30, 90), 1)) == pytest.approx([3, 3], rel=1e-2)
 
 
-def test_a_picture_smaller_than_an_input_that_is_not_scaled_has_its_black_border():
+def test_a_picture_smaller_than_an_input_that_is_not_scaled_has_its_black_border(undrawn):
     preprocessing = Preprocessing(size=(24, 40), resize="none")
     model = create_classifier(VIT, classes=5, preprocessing=preprocessing)
-    shown = panels(visualize_attention(model, np.full((12, 20, 3), 200, np.uint8), 1))[0]
+    shown = visualize_attention(model, np.full((12, 20, 3), 200, np.uint8), 1).picture
     assert shown.shape == (660, 1100, 3)
     assert shown[330, 550].tolist() == [200] * 3 and not shown[:150].any() and not shown[:, :250].any()
 
@@ -303,23 +282,22 @@ def test_a_notebook_has_no_second_figure_in_pyplot(monkeypatch):
     assert visualize_attention(create_classifier(VIT), photo(), 0).attention.shape == (3, 5)
 
 
-def test_a_notebook_shows_it_as_a_png_of_its_size():
-    figure = visualize_attention(shaken(VIT), photo(), 1)
-    shown = Image.open(BytesIO(figure._repr_png_()))
-    assert shown.format == "PNG" and shown.width == 1205
-    np.testing.assert_allclose(shown.size, figure.get_size_inches() * 100, atol=1)
+def test_a_notebook_shows_it_as_a_png_of_its_size(shown):
+    picture = Image.open(BytesIO(shown._repr_png_()))
+    assert picture.format == "PNG" and picture.width == 1205
+    np.testing.assert_allclose(picture.size, shown.get_size_inches() * 100, atol=1)
 
 
-@pytest.mark.parametrize("ending", slow_except(["png", "JPG", "webp", "svg", "pdf"], {"png", "svg"}))
-def test_a_saved_figure_is_of_the_format_that_its_name_ends_in(tmp_path, ending):
+@pytest.mark.parametrize("ending", slow_except(["png", "JPG", "webp", "svg", "pdf"], {"JPG", "svg"}))
+def test_a_saved_figure_is_of_the_format_that_its_name_ends_in(tmp_path, ending, shown):
     path = tmp_path / f"map.{ending}"
-    figure = visualize_attention(shaken(VIT), photo(), 1, path=path)
+    shown.save(path)
     if ending in ("svg", "pdf"):
         assert path.read_bytes().startswith(b"<?xml" if ending == "svg" else b"%PDF")
         return
     with Image.open(path) as saved:
         assert saved.format == {"png": "PNG", "JPG": "JPEG", "webp": "WEBP"}[ending]
-        across, down = figure.get_size_inches()
+        across, down = shown.get_size_inches()
         assert saved.width == 1205 and saved.width / saved.height == pytest.approx(across / down, rel=1e-2)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
@@ -334,9 +312,8 @@ def test_no_words_leave_the_page_or_run_into_each_other(size):
     assert aspects(figure) == pytest.approx([size[1] / size[0]] * 2, rel=2e-2)
 
 
-def test_the_figure_pickles():
-    figure = visualize_attention(shaken(VIT), photo(), 1)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(figure)).attention, figure.attention)
+def test_the_figure_pickles(shown):
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(shown)).attention, shown.attention)
 
 
 def test_the_model_is_left_as_it_was():

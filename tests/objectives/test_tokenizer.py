@@ -23,7 +23,7 @@ from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives import MAE, Reconstruction
 from vitrail.objectives.tokenizer import perplexity, psnr
 
-STEPS = 300
+STEPS = 120
 TINY: dict[str, Any] = {"patch_size": 4, "width": 16, "depth": 1, "levels": (4, 3, 2)}
 
 
@@ -111,7 +111,7 @@ def read(source: Source, count: int) -> Tensor:
 
 
 @pytest.mark.slow
-def test_a_minute_of_training_beats_the_mean_colour_and_uses_a_tenth_of_the_codes(real_data):
+def test_a_short_training_beats_the_mean_colour_and_uses_a_tenth_of_the_codes(real_data):
     torch.manual_seed(0)
     splits = open_data(real_data / "cifar10")
     train, test = read(splits.train, 4096), read(splits.test, 500)
