@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from vitrail.data import decoded_cache
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, DiskError
+
+HANGS = 300  # seconds after which a process is said to hang
 
 
 @pytest.fixture
@@ -36,8 +39,8 @@ def is_mapped(images: np.ndarray) -> bool:
     return isinstance(images, np.memmap)
 
 
-def keep_and_sum(root: Path, folder: Path, start: multiprocessing.Event, sums: multiprocessing.Queue) -> None:
-    start.wait(60)
+def keep_and_sum(root: Path, folder: Path, start: Barrier, sums: multiprocessing.Queue) -> None:
+    start.wait(HANGS)
     kept = keep_decoded(opened(root), shared=folder)
     sums.put((is_mapped(kept.images), int(kept.images.astype(np.int64).sum())))
 
@@ -110,21 +113,23 @@ def test_a_folder_that_cannot_be_written_is_an_error(photos, tmp_path):
         keep_decoded(opened(photos), shared=tmp_path / "store")
 
 
+@pytest.mark.slow
 def test_processes_that_begin_at_once_all_get_the_images(photos, tmp_path):
     spawn = multiprocessing.get_context("spawn")
-    start, sums = spawn.Event(), spawn.Queue()
+    start, sums = spawn.Barrier(3), spawn.Queue()
     given = (photos, tmp_path / "store", start, sums)
-    processes = [spawn.Process(target=keep_and_sum, args=given) for _ in range(3)]
+    processes = [spawn.Process(target=keep_and_sum, args=given) for _ in range(2)]
     for process in processes:
         process.start()
-    start.set()
+    keep_and_sum(*given)
     expected = int(keep_decoded(opened(photos)).images.astype(np.int64).sum())
-    assert [sums.get(timeout=60) for _ in processes] == [(True, expected)] * 3
+    assert [sums.get(timeout=HANGS) for _ in range(3)] == [(True, expected)] * 3
     for process in processes:
-        process.join(60)
+        process.join(HANGS)
     assert len(list((tmp_path / "store").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_training_has_the_same_bits_with_and_without(photos, tmp_path):
     small = "model.changes={width: 16, depth: 1, heads: 1, mlp_width: 32, patch_size: [4, 4]}"
     given = {"steps": 3, "batch": 8, "set": (small, "compute.threads=1", "save.evaluations=1"), "quiet": True}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy
 
+from tests.slow import few_or_nightly
 from vitrail.data import rng
 from vitrail.data.rng import betas, integers, keys, normals, permutation, uniforms, words
 
@@ -53,24 +54,24 @@ def test_the_kind_of_integer_changes_nothing(kind):
     )
 
 
-@pytest.mark.parametrize(
-    "some",
-    [
-        lambda i: uniforms(int(i), "a", 0, 0, 0, 1)[0],
-        lambda i: uniforms(0, f"stream {i}", 0, 0, 0, 1)[0],
-        lambda i: uniforms(0, "a", int(i), 0, 0, 1)[0],
-        lambda i: uniforms(0, "a", 0, int(i), 0, 1)[0],
-        lambda i: uniforms(0, "a", 0, 0, int(i), 1)[0],
-        lambda i: uniforms(0, "a", 0, 0, 0, int(i) + 1)[i],
-    ],
-    ids=["seed", "stream", "epoch", "sample", "view", "position"],
-)
-def test_neighbours_in_any_key_are_uniform_and_independent(some):
-    drawn = np.array([some(i) for i in range(4096)])
-    assert scipy.stats.kstest(drawn, "uniform").pvalue > SURE
-    # pairs (i, i + 1) fall evenly into 8 x 8 boxes
-    boxes = np.histogram2d(drawn[0::2], drawn[1::2], bins=8, range=[[0, 1], [0, 1]])[0]
-    assert scipy.stats.chisquare(boxes.ravel()).pvalue > SURE
+ALONG = {  # one draw for each number, which is one of the keys
+    "seed": lambda i: uniforms(i, "a", 0, 0, 0, 1)[0],
+    "stream": lambda i: uniforms(0, f"stream {i}", 0, 0, 0, 1)[0],
+    "epoch": lambda i: uniforms(0, "a", i, 0, 0, 1)[0],
+    "sample": lambda i: uniforms(0, "a", 0, i, 0, 1)[0],
+    "view": lambda i: uniforms(0, "a", 0, 0, i, 1)[0],
+    "position": lambda i: uniforms(0, "a", 0, 0, 0, i + 1)[i],
+}
+
+
+@pytest.mark.parametrize("count", few_or_nightly(1024, 16_384))
+def test_neighbours_in_any_key_are_uniform_and_independent(count):
+    for key, draw in ALONG.items():
+        drawn = np.array([draw(i) for i in range(count)])
+        assert scipy.stats.kstest(drawn, "uniform").pvalue > SURE, key
+        # pairs (i, i + 1) fall evenly into 8 x 8 boxes
+        boxes = np.histogram2d(drawn[0::2], drawn[1::2], bins=8, range=[[0, 1], [0, 1]])[0]
+        assert scipy.stats.chisquare(boxes.ravel()).pvalue > SURE, key
 
 
 def test_swapped_keys_are_other_keys():
@@ -100,15 +101,15 @@ def test_normals_are_normal():
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.04
 
 
-@pytest.mark.parametrize(("alpha", "beta"), [(0.2, 0.2), (0.8, 0.8), (1.0, 1.0), (2.0, 5.0)])
-def test_betas_have_their_distribution(alpha, beta):
-    drawn = betas(0, "weight", np.arange(5000), 0, 0, 1, alpha=alpha, beta=beta)[:, 0]
-    assert scipy.stats.kstest(drawn, scipy.stats.beta(alpha, beta).cdf).pvalue > SURE
+def test_betas_have_their_distribution():
+    for alpha, beta in ((0.2, 0.2), (0.8, 0.8), (1.0, 1.0), (2.0, 5.0)):
+        drawn = betas(0, "weight", np.arange(5000), 0, 0, 1, alpha=alpha, beta=beta)[:, 0]
+        assert scipy.stats.kstest(drawn, scipy.stats.beta(alpha, beta).cdf).pvalue > SURE, (alpha, beta)
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 64, 65, 1000])
-def test_an_order_holds_every_sample_once(n):
-    assert np.array_equal(np.sort(permutation(5, 2, n)), np.arange(n))
+def test_an_order_holds_every_sample_once():
+    for n in (0, 1, 2, 3, 64, 65, 1000):
+        assert np.array_equal(np.sort(permutation(5, 2, n)), np.arange(n)), n
 
 
 def test_orders_are_all_equally_likely():
@@ -123,14 +124,15 @@ def test_orders_differ_between_epochs_and_seeds():
     assert len(orders) == 9
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000, 4097])
-def test_a_permutation_without_a_table_takes_every_place_to_another(n):
-    places = np.arange(n)
-    found = rng.permute(places, 5, 2, n, stream="x")
-    assert sorted(found.tolist()) == places.tolist()
-    assert np.array_equal(rng.permute(places[::-1][: n // 2], 5, 2, n, stream="x"), found[::-1][: n // 2])
-    if n > 60:
-        assert (rng.permute(places, 5, 3, n, stream="x") != found).any() and (found != places).sum() > 0.9 * n
+def test_a_permutation_without_a_table_takes_every_place_to_another():
+    for n in (1, 2, 3, 7, 64, 65, 1000, 4097):
+        places = np.arange(n)
+        found = rng.permute(places, 5, 2, n, stream="x")
+        assert sorted(found.tolist()) == places.tolist(), n
+        assert np.array_equal(rng.permute(places[::-1][: n // 2], 5, 2, n, stream="x"), found[::-1][: n // 2]), n
+        if n > 60:
+            assert (rng.permute(places, 5, 3, n, stream="x") != found).any(), n
+            assert (found != places).sum() > 0.9 * n, n
 
 
 def test_a_permutation_without_a_table_is_as_good_as_random():

@@ -31,7 +31,6 @@ BEYOND = """() => {
 }"""
 
 pytestmark = pytest.mark.site
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(SITE)))
 
 
 class Page(HTMLParser):
@@ -76,21 +75,27 @@ def test_the_site_has_its_pages():
     assert {str(source.with_suffix(".html")) for source in sources} <= names
 
 
-@each_page
-def test_a_page_loads_nothing_from_elsewhere(page, read):
-    assert [
-        load for load in read[page].loads if urlsplit(load).netloc or load.startswith(("http:", "https:", "//"))
-    ] == []
+def test_no_page_and_no_style_sheet_loads_anything_from_elsewhere(read):
+    loads = {
+        (page.relative_to(SITE), load)
+        for page in PAGES
+        for load in read[page].loads
+        if urlsplit(load).netloc or load.startswith(("http:", "https:", "//"))
+    }
+    sheets = sorted(SITE.rglob("*.css"))
+    assert sheets
+    loads |= {
+        (sheet.relative_to(SITE), found[0])
+        for sheet in sheets
+        if (found := re.search(r"@import|url\(\s*[\"']?(https?:)?//", sheet.read_text()))
+    }
+    assert not loads
 
 
-@pytest.mark.parametrize("sheet", sorted(SITE.rglob("*.css")), ids=lambda sheet: sheet.name)
-def test_a_style_sheet_loads_nothing_from_elsewhere(sheet):
-    assert not re.search(r"@import|url\(\s*[\"']?(https?:)?//", sheet.read_text())
-
-
-@each_page
-def test_the_links_of_a_page_lead_somewhere(page, read):
-    assert [link for link in read[page].links if broken(page, link, read)] == []
+def test_the_links_of_every_page_lead_somewhere(read):
+    assert not [
+        (page.relative_to(SITE), link) for page in PAGES for link in read[page].links if broken(page, link, read)
+    ]
 
 
 def test_every_public_name_and_error_is_documented(read):
@@ -111,17 +116,19 @@ def test_no_docstring_has_kept_its_markup():
     assert [(page.name, found[0]) for page, words in text.items() if (found := left.search(words))] == []
 
 
-@pytest.mark.parametrize("source", sorted((ROOT / "docs/tutorials").glob("[!i]*.md")), ids=lambda source: source.stem)
-def test_a_tutorial_was_run_and_is_offered_as_a_notebook(source):
-    page = SITE / "tutorials" / f"{source.stem}.html"
-    (link,) = re.findall(r'href="([^"]+\.ipynb)"', page.read_text())
-    cells = json.loads((page.parent / link).read_text())["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert len(code) == source.read_text().count("```{code-cell}")
-    assert not any(cell["outputs"] for cell in code)
+def test_every_tutorial_was_run_and_is_offered_as_a_notebook():
     ran = Path(os.environ.get("VITRAIL_TEST_DATA") or "nowhere").is_dir()
-    assert ("cell_output" in page.read_text()) == ran
-    assert ("built without running it" in page.read_text()) != ran
+    sources = sorted((ROOT / "docs/tutorials").glob("[!i]*.md"))
+    assert sources
+    for source in sources:
+        page = SITE / "tutorials" / f"{source.stem}.html"
+        (link,) = re.findall(r'href="([^"]+\.ipynb)"', page.read_text())
+        cells = json.loads((page.parent / link).read_text())["cells"]
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        assert len(code) == source.read_text().count("```{code-cell}"), source.stem
+        assert not any(cell["outputs"] for cell in code), source.stem
+        assert ("cell_output" in page.read_text()) == ran, source.stem
+        assert ("built without running it" in page.read_text()) != ran, source.stem
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no browser at {CHROMIUM}")

@@ -23,15 +23,16 @@ from vitrail.models.cait import CaiT
 
 pytestmark = pytest.mark.peers
 
+SIZE = (96, 160)
 
-@pytest.fixture(scope="module", params=[(224, 224), (96, 160)], ids=["square", "oblong"])
-def with_timm(request) -> tuple[CaiT, torch.nn.Module, torch.Tensor]:
+
+@pytest.fixture(scope="module")
+def with_timm() -> tuple[CaiT, torch.nn.Module, torch.Tensor]:
     timm = pytest.importorskip("timm")
-    size = request.param
-    theirs = randomise(timm.create_model("cait_xxs24_224", img_size=size, num_classes=CLASSES))
-    ours = create_backbone("cait-xxs24", image_size=size, classes=CLASSES).eval()
+    theirs = randomise(timm.create_model("cait_xxs24_224", img_size=SIZE, num_classes=CLASSES))
+    ours = create_backbone("cait-xxs24", image_size=SIZE, classes=CLASSES).eval()
     ours.load_state_dict(theirs.state_dict())
-    return ours, theirs, pictures(*size)
+    return ours, theirs, pictures(*SIZE)
 
 
 @torch.no_grad()

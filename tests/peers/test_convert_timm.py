@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         "beit-l16",
         {"image_size": (32, 48), "width": 128, "depth": 2, "heads": 4, **UNTUNED},
     ),
-    "BiT": ("bit-r50x1", {"image_size": 64, **TIMMS}),
-    "BiT of other widths on an odd map": (
-        "bit-r50x1",
-        {"image_size": (66, 53), "depths": (3, 4), "width_factor": 2, "in_channels": 1, **TIMMS},
-    ),
-    "BiT of widths between timm's": (
+    "BiT": ("bit-r50x1", {"image_size": 64, "depths": (3,), **TIMMS}),
+    "BiT of other widths than timm's on an odd map": (
         "bit-r152x2",
-        {"image_size": 64, "depths": (3, 8), "width_factor": 3, **TIMMS},
+        {"image_size": (66, 53), "depths": (3, 8), "width_factor": 1, "in_channels": 1, **TIMMS},
     ),
     "the root of a hybrid": ("r-vit-ti16", HYBRID),
     "the root of a hybrid, on an oblong": (
@@ -85,7 +82,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a hybrid of four stages": ("r26-vit-s32", {**HYBRID, "prefix": (), "pool": "gap"}),
     "a hybrid of three stages": ("r50-vit-b16", {**HYBRID, "image_size": (32, 64), "gelu": "tanh", "registers": 2}),
-    "a hybrid of four long stages": ("r50-vit-l32", {**HYBRID, "patch_size": 64}),
 }
 
 
@@ -129,53 +125,54 @@ def test_timm_makes_the_same_model_of_every_architecture_that_it_has(kind, tmp_p
     assert again.config.image_size == model.config.image_size
 
 
-@pytest.mark.parametrize(
-    "name", ["swin_tiny_patch4_window7_224", "swin_large_patch4_window12_384", "cait_xxs24_224", "cait_m48_448", "pvt_v2_b0",
-             "pvt_v2_b2_li", "pvt_v2_b5", "beit_base_patch16_224", "beit_large_patch16_512", "beitv2_base_patch16_224"],
-)  # fmt: skip
-def test_timms_own_names_and_shapes_show_their_models(name):
-    """And what we would name them when we wrote them."""
-    with torch.device("meta"):
-        theirs = timm.create_model(name)
-    state = {each: torch.zeros(()).expand(tensor.shape) for each, tensor in theirs.state_dict().items()}
-    described = {"architecture": name, "pretrained_cfg": {"input_size": list(theirs.pretrained_cfg["input_size"])}}
-    held = read_timm(state, described, Path(name))
-    ours = sketch(held.config).state_dict()
-    assert {each: tensor.shape for each, tensor in ours.items()} == {
-        each: tensor.shape for each, tensor in held.tensors.items()
-    }
-    assert list(held.config.image_size) == described["pretrained_cfg"]["input_size"][1:]
-    named = family_of(held.config).architecture(held.config)
-    assert named.split("_")[:2] == name.replace("beitv2", "beit").split("_")[:2]
-    block = next(each for each in theirs.modules() if hasattr(each, "norm1") and hasattr(each, "attn"))
-    assert held.config.norm_eps == block.norm1.eps
+def empty(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors of the names and shapes of a model's, which take no memory."""
+    return {name: torch.zeros(()).expand(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+NAMED = ("swin_tiny_patch4_window7_224", "cait_xxs24_224", "pvt_v2_b0", "pvt_v2_b2_li", "beit_base_patch16_224",
+         "beitv2_base_patch16_224")  # fmt: skip
+
+
+def test_what_is_read_of_timm_is_named_as_timm_names_it():
+    for name in NAMED:
+        with torch.device("meta"):
+            theirs = timm.create_model(name)
+        described = {"architecture": name, "pretrained_cfg": {"input_size": list(theirs.pretrained_cfg["input_size"])}}
+        held = read_timm(empty(theirs), described, Path(name))
+        named = family_of(held.config).architecture(held.config)
+        assert named.split("_")[:2] == name.replace("beitv2", "beit").split("_")[:2]
+        block = next(each for each in theirs.modules() if hasattr(each, "norm1") and hasattr(each, "attn"))
+        assert held.config.norm_eps == block.norm1.eps, name
 
 
 RESNETS = {  # ours: timm's
-    **{f"bit-r{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")},
+    **{f"bit-r{size}": f"resnetv2_{size}_bit" for size in ("50x1", "101x3", "152x4")},
     "r-vit-ti16": "vit_tiny_r_s16_p8_384",
     "r26-vit-s32": "vit_small_r26_s32_224",
-    "r26-vit-b32": "vit_base_r26_s32_224",
     "r50-vit-b16": "vit_base_r50_s16_384",
     "r50-vit-l32": "vit_large_r50_s32_224",
 }
 
 
-@pytest.mark.parametrize("ours", RESNETS)
-def test_timms_own_resnets_and_hybrids_are_read_as_ours_with_its_numerics(ours):
-    name = RESNETS[ours]
-    with torch.device("meta"):
-        theirs = timm.create_model(name)
-    state = {each: torch.zeros(()).expand(tensor.shape) for each, tensor in theirs.state_dict().items()}
-    size = list(theirs.pretrained_cfg["input_size"])
-    held = read_timm(state, {"architecture": name, "pretrained_cfg": {"input_size": size}}, Path(name))
-    numerics = {} if "bit" in ours else {"gelu": "exact", "position_resize": "bicubic-antialias"}
-    assert held.config == replace(MODELS[ours], image_size=tuple(size[1:]), **TIMMS, **numerics)
-    shapes = {each: tensor.shape for each, tensor in sketch(held.config).state_dict().items()}
-    assert shapes == {each: tensor.shape for each, tensor in held.tensors.items()}
-    eps = {type(each).__name__: each.eps for each in theirs.modules() if hasattr(each, "eps")}
-    kernels = "StdConv2d" if "bit" in ours else "StdConv2dSame"
-    assert eps == {kernels: 1e-8, "GroupNormAct": 1e-5, **({} if "bit" in ours else {"LayerNorm": 1e-6})}
+def test_timms_own_resnets_and_hybrids_are_read_as_ours_with_its_numerics():
+    for ours, name in RESNETS.items():
+        with torch.device("meta"):
+            theirs = timm.create_model(name)
+        size = list(theirs.pretrained_cfg["input_size"])
+        held = read_timm(empty(theirs), {"architecture": name, "pretrained_cfg": {"input_size": size}}, Path(name))
+        numerics = {} if "bit" in ours else {"gelu": "exact", "position_resize": "bicubic-antialias"}
+        assert held.config == replace(MODELS[ours], image_size=tuple(size[1:]), **TIMMS, **numerics)
+        assert shapes_of(sketch(held.config).state_dict()) == shapes_of(held.tensors), ours
+        eps = {type(each).__name__: each.eps for each in theirs.modules() if hasattr(each, "eps")}
+        kernels = "StdConv2d" if "bit" in ours else "StdConv2dSame"
+        assert eps == {kernels: 1e-8, "GroupNormAct": 1e-5, **({} if "bit" in ours else {"LayerNorm": 1e-6})}, ours
+        named = family_of(held.config).architecture(held.config)
+        assert named.replace("_384", "_224") == name.replace("_384", "_224")
 
 
 def test_no_other_resnet_and_stem_of_timms_is_taken_for_one_of_ours():
@@ -186,10 +183,9 @@ def test_no_other_resnet_and_stem_of_timms_is_taken_for_one_of_ours():
     assert len(names) > 15
     for name in names:
         with torch.device("meta"):
-            theirs = timm.create_model(name).state_dict()
-        state = {each: torch.zeros(()).expand(tensor.shape) for each, tensor in theirs.items()}
+            theirs = timm.create_model(name)
         try:
-            held = read_timm(state, {"architecture": name}, Path(name))
+            held = read_timm(empty(theirs), {"architecture": name}, Path(name))
         except CheckpointError:
             continue
         assert sketch(held.config).state_dict().keys() != held.tensors.keys(), name
@@ -242,12 +238,10 @@ def test_what_the_name_of_a_timm_model_says_is_what_timm_makes_of_it():
             described = {"architecture": name, "global_pool": theirs.global_pool}
             try:
                 told = read_arguments(described, VIT, Path(name))
-                state = {each: torch.zeros(()).expand(tensor.shape) for each, tensor in theirs.state_dict().items()}
-                config, tensors = from_timm(state, Path(name), told)
+                config, tensors = from_timm(empty(theirs), Path(name), told)
             except CheckpointError:
                 continue
-            ours = sketch(config).state_dict()
-            if {each: tensor.shape for each, tensor in ours.items()} != {each: t.shape for each, t in tensors.items()}:
+            if shapes_of(sketch(config).state_dict()) != shapes_of(tensors):
                 continue
             assert isinstance(theirs, VisionTransformer)
             block = theirs.blocks[0]

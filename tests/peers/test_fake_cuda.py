@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.data.augment.test_apply import KINDS
 from tests.models.tiny import TINY
 from tests.tasks.dense_models import create, draw_images
 from tests.training import on_ranks
@@ -136,7 +137,7 @@ def test_every_objective(tokenizer, tmp_path, name):
     assert {value.device.type for value in (loss, *measured.values())} == {"cuda"}
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", KINDS)
 def test_every_policy(policy, monkeypatch):
     """Augmentation as it comes from workers and of arrays, with mixing."""
     monkeypatch.setitem(PASSES, "blur", lambda images, _: images.clone())  # reads its deviations, which are on the host

@@ -15,7 +15,7 @@ from vitrail.models.pvt_v2 import PVTv2
 
 pytestmark = pytest.mark.peers
 
-SIZES = {"square": (224, 224), "oblong": (96, 160), "odd": (101, 75)}
+SIZES = {"oblong": (96, 160), "odd": (101, 75)}
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["", "linear"])
@@ -46,14 +46,3 @@ def test_gradients_are_timms(with_timm):
     ours, theirs = with_timm
     images = pictures(101, 75)
     assert_gradients_near(gradients(ours, images), gradients(theirs, images))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["pvt-v2-b1", "pvt-v2-b2", "pvt-v2-b2-li", "pvt-v2-b3", "pvt-v2-b4", "pvt-v2-b5"])
-def test_every_variant_has_timms_names_and_shapes(name):
-    timm = pytest.importorskip("timm")
-    with torch.device("meta"):
-        theirs = timm.create_model(name.replace("-", "_"))
-        ours = create_backbone(name)
-    shapes = [{key: each.shape for key, each in model.state_dict().items()} for model in (ours, theirs)]
-    assert shapes[0] == shapes[1]

@@ -53,15 +53,15 @@ def assert_timm_reads(ours: Backbone, theirs: torch.nn.Module, path: Path) -> No
 @pytest.mark.parametrize("name", HYBRIDS)
 @torch.no_grad()
 def test_timm_reads_the_hybrids_we_write(name, tmp_path):
-    theirs = create_model(HYBRIDS[name], img_size=96, num_classes=7, depth=2)
-    ours = create_backbone(name, image_size=96, classes=7, depth=2, gelu="exact", **TIMMS)
+    theirs = create_model(HYBRIDS[name], img_size=64, num_classes=7, depth=1)
+    ours = create_backbone(name, image_size=64, classes=7, depth=1, gelu="exact", **TIMMS)
     assert_timm_reads(ours, theirs, tmp_path / "ours.npz")
 
 
-@pytest.mark.parametrize(("depths", "width_factor"), [((3, 4, 6, 3), 1), ((1, 2, 1, 1), 2)], ids=["r50x1", "x2"])
+@pytest.mark.parametrize(("depths", "width_factor"), [((1, 2, 1, 1), 1), ((2, 1), 2)], ids=["four stages", "x2"])
 @torch.no_grad()
 def test_timm_reads_the_resnets_we_write(depths, width_factor, tmp_path):
     conv = partial(StdConv2d, eps=1e-8)
     theirs = ResNetV2(depths, num_classes=7, width_factor=width_factor, stem_type="fixed", conv_layer=conv)
-    ours = create_backbone("bit-r50x1", image_size=96, classes=7, depths=depths, width_factor=width_factor, **TIMMS)
+    ours = create_backbone("bit-r50x1", image_size=64, classes=7, depths=depths, width_factor=width_factor, **TIMMS)
     assert_timm_reads(ours, theirs, tmp_path / "ours.npz")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from vitrail.data.rng import keys, words
 
 COUNT, SIZE = 40, (48, 60)
 NONE = Augment(crop="none", flip=0.0)
+# of the policies those that run other code: the rest differ from one of these in numbers
+KINDS = ("none", "flip", "inception", "strong2", "deit", "three_augment", "moco", "simclr", "small")
 
 
 def ids_of(count=COUNT, epoch=0, view=0):
@@ -48,11 +51,17 @@ def run(images, policy, *, size=SIZE, seed=0, cropped=True, ids=None):
     return augment(images, ids_of(len(images)) if ids is None else ids, policy, size=size, seed=seed, cropped=cropped)
 
 
+@cache
+def drawn(policy):
+    return draw_flips(policy, ids_of(), 0), draw_layers(policy, ids_of(), 0)
+
+
 def one_by_one(image, row, policy):
     """A picture (1, C, H, W) through its flip and its operations, in the order in which they were drawn."""
-    if draw_flips(policy, ids_of(), 0)[row]:
+    flips, layers = drawn(policy)
+    if flips[row]:
         image = image.flip(-1)
-    for layer in draw_layers(policy, ids_of(), 0):
+    for layer in layers:
         name, value = str(layer.names[row]), layer.values[row : row + 1]
         if name == "cutout":
             ((left, top, wide, tall),) = cut_boxes(value, layer.places[row : row + 1], *image.shape[-2:]).tolist()
@@ -125,16 +134,6 @@ def test_grey_uncovered_after_a_tone_operation_stays_grey():
     assert set(made[after].unique().tolist()) == {255, 127}
 
 
-@pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("cropped", [True, False])
-def test_a_pictures_augmentation_is_its_own(name, cropped):
-    images, order = photographs(), np.array([31, 4, 17])
-    whole = run(images, POLICIES[name], cropped=cropped)
-    some = run(images[order], POLICIES[name], cropped=cropped, ids=ids_of()[order])
-    assert torch.equal(some, whole[order])
-    assert torch.equal(whole, run(images, POLICIES[name], cropped=cropped))
-
-
 @pytest.fixture
 def three_threads():
     before = torch.get_num_threads()
@@ -143,14 +142,34 @@ def three_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_threads_change_nothing(name, three_threads):
-    images = photographs()
+def test_an_augmentation_is_a_function_of_the_picture_its_ids_and_the_seed(three_threads):
+    """Not of the other pictures of its batch, and not of the number of threads."""
+    images, order, wrong = photographs(), np.array([31, 4, 17]), []
     assert images.numel() > PART
-    shared = run(images, POLICIES[name], cropped=False)
-    assert torch.get_num_threads() == 3
-    torch.set_num_threads(1)
-    assert torch.equal(shared, run(images, POLICIES[name], cropped=False))
+    for name in KINDS:
+        augmented = partial(run, policy=POLICIES[name], cropped=False)
+        threaded = augmented(images)
+        assert torch.get_num_threads() == 3
+        torch.set_num_threads(1)
+        alone = augmented(images)
+        equal = {
+            "threads": torch.equal(threaded, alone),
+            "batch": torch.equal(alone[order], augmented(images[order], ids=ids_of()[order])),
+        }
+        changed = {"seed": {"seed": 1}, "epoch": {"ids": ids_of(epoch=1)}, "view": {"ids": ids_of(view=1)}}
+        equal |= {
+            key: name == "none" or not torch.equal(alone, augmented(images, **how)) for key, how in changed.items()
+        }
+        wrong += [(name, key) for key, is_right in equal.items() if not is_right]
+        torch.set_num_threads(3)
+    assert not wrong
+
+
+def test_the_augmentation_of_a_crop_is_its_own():
+    images, order = photographs(), np.array([31, 4, 17])
+    for name in KINDS:
+        whole = run(images, POLICIES[name])
+        assert torch.equal(whole[order], run(images[order], POLICIES[name], ids=ids_of()[order])), name
 
 
 @pytest.mark.parametrize("name", ["deit", "simclr", "three_augment", "flip"])
@@ -172,34 +191,19 @@ def test_an_error_in_a_thread_is_an_error(three_threads, monkeypatch):
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"none"}))
-def test_every_key_changes_the_result(name):
-    images = photographs()
-    first = run(images, POLICIES[name], cropped=False)
-    assert not torch.equal(first, run(images, POLICIES[name], cropped=False, seed=1))
-    assert not torch.equal(first, run(images, POLICIES[name], cropped=False, ids=ids_of(epoch=1)))
-    assert not torch.equal(first, run(images, POLICIES[name], cropped=False, ids=ids_of(view=1)))
-
-
-PAIRWISE = [
-    (name, channels, bool((row + column) % 2))
-    for row, name in enumerate(POLICIES)
-    for column, channels in enumerate((1, 3, 5))
-]
-
-
-@pytest.mark.parametrize(("name", "channels", "floats"), PAIRWISE)
-def test_every_policy_takes_any_channels_and_sizes(name, channels, floats):
-    images = photographs(12, channels=channels)
-    images = images / 255 if floats else images
-    before = images.clone()
-    made = run(images, POLICIES[name], size=(24, 20), cropped=False)
-    assert made.shape == (12, channels, 24, 20)
-    assert made.dtype == images.dtype
-    assert 0 <= made.min()
-    assert made.max() <= (1 if floats else 255)
-    assert made.float().std() > 0
-    assert torch.equal(images, before)
+def test_every_policy_takes_any_channels_sizes_and_types():
+    """Each number of channels as bytes and as floats, in turns."""
+    kinds = itertools.cycle(itertools.product((1, 3, 5), (False, True)))
+    for name, (channels, floats) in zip(POLICIES, kinds):
+        images = photographs(12, channels=channels)
+        images = images / 255 if floats else images
+        before = images.clone()
+        made = run(images, POLICIES[name], size=(24, 20), cropped=False)
+        assert made.shape == (12, channels, 24, 20), name
+        assert made.dtype == images.dtype, name
+        assert 0 <= made.min() and made.max() <= (1 if floats else 255), name
+        assert made.float().std() > 0, name
+        assert torch.equal(images, before), name
 
 
 def test_the_layout_in_memory_changes_nothing():

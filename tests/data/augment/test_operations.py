@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import itertools
 from functools import cache
 
 import numpy as np
@@ -126,14 +127,19 @@ def test_every_operation_is_compared():
     assert PILLOW.keys() == GEOMETRY.keys() | TABLES.keys() | PASSES.keys()
 
 
-@pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.slow), 3, 5])
-@pytest.mark.parametrize("name", PILLOW)
-def test_an_operation_alone_equals_pillows(name, channels):
-    given, values = pictures()[..., :channels], values_of(name)
-    made = operate(tensor(given), name, values).numpy().astype(int)
-    theirs = np.stack([by_pillow(name, picture, float(value)) for picture, value in zip(given, values)])
-    assert made.shape == theirs.shape
-    assert np.abs(made - theirs).max() <= (0 if name in EXACT else 1)
+def test_every_operation_alone_equals_pillows_and_leaves_what_it_was_given():
+    wrong = []
+    for name, channels in itertools.product(PILLOW, (1, 3, 5)):
+        given, values = pictures()[..., :channels], values_of(name)
+        if name == "hue":  # by the standard library, one pixel after another, none of which changes its neighbours
+            given = given[:, ::3, ::3]
+        images = tensor(given)
+        made = operate(images, name, values).numpy().astype(int)
+        theirs = np.stack([by_pillow(name, picture, float(value)) for picture, value in zip(given, values)])
+        assert made.shape == theirs.shape
+        if np.abs(made - theirs).max() > (0 if name in EXACT else 1) or not np.array_equal(images, tensor(given)):
+            wrong.append((name, channels))
+    assert not wrong
 
 
 def test_a_turn_of_hues_is_pillows_up_to_its_eight_bits_of_hsv():
@@ -156,36 +162,31 @@ def test_hues_turn_through_the_whole_circle_and_greys_stay():
     assert whole == colours.tolist()
 
 
-@pytest.mark.parametrize("name", PILLOW)
-def test_floats_are_the_same_levels_unrounded(name):
-    given, values = tensor(pictures()[..., :3]), values_of(name)
-    floats = operate(given.float(), name, values)
-    assert floats.dtype == torch.float32
-    assert (floats - operate(given, name, values)).abs().max() < (3.5 if name == "blur" else 0.51)
+def test_floats_are_the_same_levels_unrounded():
+    for name in PILLOW:
+        given, values = tensor(pictures()[..., :3]), values_of(name)
+        levels = given.float()
+        floats = operate(levels, name, values)
+        assert floats.dtype == torch.float32, name
+        assert (floats - operate(given, name, values)).abs().max() < (3.5 if name == "blur" else 0.51), name
+        assert torch.equal(levels, given.float()), f"{name} changed what it was given"
 
 
-@pytest.mark.parametrize("name", PILLOW)
-def test_an_operation_leaves_what_it_was_given(name):
-    for given in (tensor(pictures()[:5, ..., :3]), tensor(pictures()[:5, ..., :3]).float()):
-        before = given.clone()
-        operate(given, name, values_of(name)[:5])
-        assert torch.equal(given, before)
+def test_the_smallest_pictures_have_operations_too():
+    for name, size in itertools.product(
+        ("sharpness", "blur", "equalise", "rotate", "contrast"), ((1, 1), (1, 4), (2, 3), (3, 3))
+    ):
+        given = pictures()[:25, : size[0], : size[1], :3]
+        made = operate(tensor(given), name, values_of(name)[:25]).numpy().astype(int)
+        theirs = np.stack([by_pillow(name, picture, float(value)) for picture, value in zip(given, values_of(name))])
+        assert np.abs(made - theirs).max() <= 2, (name, size)
 
 
-@pytest.mark.parametrize("name", ["sharpness", "blur", "equalise", "rotate", "contrast"])
-@pytest.mark.parametrize("size", [(1, 1), (1, 4), (2, 3), (3, 3)])
-def test_the_smallest_pictures_have_operations_too(name, size):
-    given = pictures()[:25, : size[0], : size[1], :3]
-    made = operate(tensor(given), name, values_of(name)[:25]).numpy().astype(int)
-    theirs = np.stack([by_pillow(name, picture, float(value)) for picture, value in zip(given, values_of(name))])
-    assert np.abs(made - theirs).max() <= 2
-
-
-@pytest.mark.parametrize("name", sorted(TABLES.keys() - set(LOOKING)))
-def test_a_table_that_does_not_look_needs_no_picture(name):
-    values = torch.from_numpy(values_of(name)[:3]).float()
-    first, other = (TABLES[name](tensor(some[..., :3]), values) for some in (pictures()[:3], pictures()[3:6]))
-    assert torch.equal(first, other)
+def test_a_table_that_does_not_look_needs_no_picture():
+    for name in TABLES.keys() - set(LOOKING):
+        values = torch.from_numpy(values_of(name)[:3]).float()
+        first, other = (TABLES[name](tensor(some[..., :3]), values) for some in (pictures()[:3], pictures()[3:6]))
+        assert torch.equal(first, other), name
 
 
 def test_looking_up_takes_the_table_of_the_picture_and_the_channel():

@@ -62,12 +62,12 @@ def off(images: torch.Tensor, placement: Placement) -> np.ndarray:
     return distance[inside & ~is_filled]
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize(
-    ("source", "workers"), [(arrays, 0), (files, 0), (files, 1)], ids=["arrays", "files", "workers"]
+    ("source", "workers", "name"),
+    [*((source, 0, name) for source in (arrays, files) for name in POLICIES), (files, 1, "geometry")],
 )
-def test_every_pixel_comes_from_where_its_placement_says(tmp_path, source, workers, policy):
-    given = source(tmp_path)
+def test_every_pixel_comes_from_where_its_placement_says(tmp_path, source, workers, name):
+    given, policy = source(tmp_path), POLICIES[name]
     (batch,) = train_batches(given, policy=policy, size=SIZE, batch=12, seed=3, start=0, stop=1, workers=workers)
     images = batch.images if batch.images.is_floating_point() else batch.images.float() / 255
     cropped = given.kind == "files"

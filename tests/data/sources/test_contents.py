@@ -55,18 +55,12 @@ def test_many_names_are_taken_in_memory_of_their_letters():
     assert list(strings.take(np.array([], int))) == []
 
 
-@pytest.mark.parametrize(
-    ("path", "plain"),
-    [("a/b.jpg", "a/b.jpg"), ("./a/../b.jpg", "b.jpg"), ("/data/x.jpg", "/data/x.jpg"), ("..a", "..a")],
-)
-def test_a_path_below_the_root_gets_its_plain_form(path, plain):
-    assert normalise_path(path) == plain
-
-
-@pytest.mark.parametrize("path", ["..", "../x.jpg", "a/../../etc/passwd"])
-def test_a_path_that_leads_out_is_refused(path):
-    with pytest.raises(ValueError, match="leads out"):
-        normalise_path(path)
+def test_a_path_below_the_root_gets_its_plain_form_and_one_that_leads_out_is_refused():
+    plain = {"a/b.jpg": "a/b.jpg", "./a/../b.jpg": "b.jpg", "/data/x.jpg": "/data/x.jpg", "..a": "..a"}
+    assert {path: normalise_path(path) for path in plain} == plain
+    for path in ("..", "../x.jpg", "a/../../etc/passwd"):
+        with pytest.raises(ValueError, match="leads out"):
+            normalise_path(path)
 
 
 def test_a_pipe_never_blocks(tmp_path):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.slow import few_or_nightly
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 
@@ -32,28 +33,28 @@ def labels(source):
     return {key: source.classes[target] for key, target in zip(source.keys, source.targets)}
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("x.csv", "path,label\na.jpg,cat\n./b.jpg,ant\n"),
-        ("x.csv", "\ufeffLabel , file_name\r\ncat,a.jpg\r\n\r\nant,b.jpg\r\n"),
-        ("x.CSV", 'image,class,more\n"a.jpg",cat,"1,2"\nb.jpg, ant ,\n'),
-        ("x.csv", "filepath;category\na.jpg;cat\nb.jpg;ant\n"),
-        ("x.csv", "jpeg\tclassname\na.jpg\tcat\nb.jpg\tant\n"),
-        ("x.csv", "a.jpg,cat\nb.jpg,ant\n"),
-        ("x.csv", "\ncat;a.jpg\nant;b.jpg\n"),
-        ("x.tsv", "a.jpg\tcat\ttrain\nb.jpg\tant\ttraining\n"),
-        ("x.tsv", "filename\ttarget\na.jpg\tcat\nb.jpg\tant\n"),
-        ("x.jsonl", rows({"path": "a.jpg", "label": "cat"}, {"label": "ant", "path": "b.jpg"})),
-        ("x.ndjson", rows({"file": "a.jpg", "labels": ["cat"]}, {"file": "b.jpg", "labels": ["ant"]})),
-    ],
-)
-def test_the_same_table_in_many_forms(table, name, text):
-    splits = open_data(table(text, name), validation=0)
-    assert labels(splits.train) == {"a.jpg": "cat", "b.jpg": "ant"}
-    assert splits.classes == ("ant", "cat")
-    assert splits.train.read(1).content == b"b"
-    assert splits.layout == f"a manifest, {name}"
+FORMS = [
+    ("x.csv", "path,label\na.jpg,cat\n./b.jpg,ant\n"),
+    ("x.csv", "\ufeffLabel , file_name\r\ncat,a.jpg\r\n\r\nant,b.jpg\r\n"),
+    ("x.CSV", 'image,class,more\n"a.jpg",cat,"1,2"\nb.jpg, ant ,\n'),
+    ("x.csv", "filepath;category\na.jpg;cat\nb.jpg;ant\n"),
+    ("x.csv", "jpeg\tclassname\na.jpg\tcat\nb.jpg\tant\n"),
+    ("x.csv", "a.jpg,cat\nb.jpg,ant\n"),
+    ("x.csv", "\ncat;a.jpg\nant;b.jpg\n"),
+    ("x.tsv", "a.jpg\tcat\ttrain\nb.jpg\tant\ttraining\n"),
+    ("x.tsv", "filename\ttarget\na.jpg\tcat\nb.jpg\tant\n"),
+    ("x.jsonl", rows({"path": "a.jpg", "label": "cat"}, {"label": "ant", "path": "b.jpg"})),
+    ("x.ndjson", rows({"file": "a.jpg", "labels": ["cat"]}, {"file": "b.jpg", "labels": ["ant"]})),
+]
+
+
+def test_the_same_table_in_many_forms(table):
+    for name, text in FORMS:
+        splits = open_data(table(text, name), validation=0)
+        assert labels(splits.train) == {"a.jpg": "cat", "b.jpg": "ant"}, text
+        assert splits.classes == ("ant", "cat"), text
+        assert splits.train.read(1).content == b"b", text
+        assert splits.layout == f"a manifest, {name}", text
 
 
 def test_numbers_as_labels_are_names_in_the_order_of_numbers(table):
@@ -117,70 +118,71 @@ def test_without_labels_it_serves_where_none_are_needed(table):
         open_data(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("x.csv", "", "has no rows"),
-        ("x.csv", "path,label\n", "has no rows"),
-        ("x.csv", "photo,label\na.jpg,cat\n", "no path column; its columns are 'photo', 'label'"),
-        ("x.csv", "a.jpg,b.jpg,cat\n", "no header, and its columns are unclear"),
-        ("x.csv", "1,a.jpg,cat,sea\n", "no header, and its columns are unclear"),
-        ("x.csv", "path,label,label\na.jpg,cat,dog\n", "two columns 'label'"),
-        ("x.csv", "path,label\na.jpg,cat,dog\n", "line 2: 3 fields, but the header has 2"),
-        ("x.csv", 'path,label\na.jpg,cat\n"b.jpg,dog\n', "line 3: broken CSV"),
-        ("x.csv", 'path,label\n"a"b.jpg,cat\n', "line 2: broken CSV"),
-        ("x.csv", b"path,label\na.jpg,\xff\xfe\n", "not UTF-8 text"),
-        ("x.csv", "path,label\n" + "x" * 200_000 + ",cat\n", "line 2: broken CSV, field larger"),
-        ("x.csv", "x" * 2_000_000, "line 1 is longer than"),
-        ("x.csv", "path,label\na.jpg,cat\nb.jpg,\n", "line 3: no label"),
-        ("x.csv", "path,label\n,cat\n", "line 2: no path"),
-        ("x.csv", "path,label\na.jpg,cat\nb.jpg,cat\n./a.jpg,dog\n", "line 4: the path 'a.jpg' is already in line 2"),
-        ("x.csv", "path,label\na.jpg,cat\n../../etc/passwd,dog\n", "line 3: the path '../../etc/passwd' leads out"),
-        ("x.csv", "path,label,split\na.jpg,cat,trian\n", "line 2: the split is 'trian'"),
-        (
-            "x.csv",
-            "path,label\nimages/a.jpg,cat\n",
-            r"none of the files in .* exists; looked for .*images/a.jpg\n  try: .*\(inside it\), or absolute paths",
-        ),
-        ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": \n', "line 2, column 9: broken JSON"),
-        ("x.jsonl", '{"path": "a.jpg", "label": ' + "9" * 5000 + "}\n", "line 1: broken JSON"),
-        ("x.jsonl", "[1, 2]\n", "line 1: not an object"),
-        ("x.jsonl", "[" * 100_000 + "\n", "line 1: JSON nested too deep"),
-        ("x.jsonl", '{"path": "a.jpg", "label": {"a": 1}}\n', "line 1: the label is an object"),
-        (
-            "x.jsonl",
-            '{"path": "a.jpg", "label": ' + "[" * 500 + '"cat"' + "]" * 500 + "}\n",
-            "line 1: the label is a list of lists",
-        ),
-        ("x.jsonl", '{"path": ' + "[" * 500 + "]" * 500 + ', "label": "cat"}\n', "line 1: the path is a list of lists"),
-        ("x.jsonl", '{"path": "a.jpg", "label": "\\ud800cat"}\n', r"the class '\\ud800cat' is not UTF-8 text"),
-        ("x.jsonl", '{"path": "a.jpg\\udfff", "label": "cat"}\n', "none of the files"),
-        (
-            "x.jsonl",
-            '{"path": "a.jpg", "label": "cat"}\n{"path": "b\\udfff", "label": "cat"}\n',
-            r"the image 'b\\udfff' is not UTF-8 text",
-        ),
-        ("x.jsonl", '{"path": "a.jpg", "label": "\\u001b[31mcat"}\n', "has control characters"),
-        ("x.csv", "path,label\na.jpg,\x9b31mcat\n", "has control characters"),
-        ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg", "label": NaN}\n', "line 2: no label"),
-        ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg"}\n', "line 2: no label"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_line(table, name, text, words):
-    with pytest.raises(DataError, match=words) as error:
-        open_data(table(text, name))
-    assert error.value.remedy
+MISTAKES = [
+    ("x.csv", "", "has no rows"),
+    ("x.csv", "path,label\n", "has no rows"),
+    ("x.csv", "photo,label\na.jpg,cat\n", "no path column; its columns are 'photo', 'label'"),
+    ("x.csv", "a.jpg,b.jpg,cat\n", "no header, and its columns are unclear"),
+    ("x.csv", "1,a.jpg,cat,sea\n", "no header, and its columns are unclear"),
+    ("x.csv", "path,label,label\na.jpg,cat,dog\n", "two columns 'label'"),
+    ("x.csv", "path,label\na.jpg,cat,dog\n", "line 2: 3 fields, but the header has 2"),
+    ("x.csv", 'path,label\na.jpg,cat\n"b.jpg,dog\n', "line 3: broken CSV"),
+    ("x.csv", 'path,label\n"a"b.jpg,cat\n', "line 2: broken CSV"),
+    ("x.csv", b"path,label\na.jpg,\xff\xfe\n", "not UTF-8 text"),
+    ("x.csv", "path,label\n" + "x" * 200_000 + ",cat\n", "line 2: broken CSV, field larger"),
+    ("x.csv", "x" * 2_000_000, "line 1 is longer than"),
+    ("x.csv", "path,label\na.jpg,cat\nb.jpg,\n", "line 3: no label"),
+    ("x.csv", "path,label\n,cat\n", "line 2: no path"),
+    ("x.csv", "path,label\na.jpg,cat\nb.jpg,cat\n./a.jpg,dog\n", "line 4: the path 'a.jpg' is already in line 2"),
+    ("x.csv", "path,label\na.jpg,cat\n../../etc/passwd,dog\n", "line 3: the path '../../etc/passwd' leads out"),
+    ("x.csv", "path,label,split\na.jpg,cat,trian\n", "line 2: the split is 'trian'"),
+    (
+        "x.csv",
+        "path,label\nimages/a.jpg,cat\n",
+        r"none of the files in .* exists; looked for .*images/a.jpg\n  try: .*\(inside it\), or absolute paths",
+    ),
+    ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": \n', "line 2, column 9: broken JSON"),
+    ("x.jsonl", '{"path": "a.jpg", "label": ' + "9" * 5000 + "}\n", "line 1: broken JSON"),
+    ("x.jsonl", "[1, 2]\n", "line 1: not an object"),
+    ("x.jsonl", "[" * 100_000 + "\n", "line 1: JSON nested too deep"),
+    ("x.jsonl", '{"path": "a.jpg", "label": {"a": 1}}\n', "line 1: the label is an object"),
+    (
+        "x.jsonl",
+        '{"path": "a.jpg", "label": ' + "[" * 500 + '"cat"' + "]" * 500 + "}\n",
+        "line 1: the label is a list of lists",
+    ),
+    ("x.jsonl", '{"path": ' + "[" * 500 + "]" * 500 + ', "label": "cat"}\n', "line 1: the path is a list of lists"),
+    ("x.jsonl", '{"path": "a.jpg", "label": "\\ud800cat"}\n', r"the class '\\ud800cat' is not UTF-8 text"),
+    ("x.jsonl", '{"path": "a.jpg\\udfff", "label": "cat"}\n', "none of the files"),
+    (
+        "x.jsonl",
+        '{"path": "a.jpg", "label": "cat"}\n{"path": "b\\udfff", "label": "cat"}\n',
+        r"the image 'b\\udfff' is not UTF-8 text",
+    ),
+    ("x.jsonl", '{"path": "a.jpg", "label": "\\u001b[31mcat"}\n', "has control characters"),
+    ("x.csv", "path,label\na.jpg,\x9b31mcat\n", "has control characters"),
+    ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg", "label": NaN}\n', "line 2: no label"),
+    ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg"}\n', "line 2: no label"),
+]
 
 
+def test_what_is_wrong_is_named_with_its_line(table):
+    for name, text, words in MISTAKES:
+        with pytest.raises(DataError, match=words) as error:
+            open_data(table(text, name))
+        assert error.value.remedy, words
+
+
+@pytest.mark.parametrize("tries", few_or_nightly(100, 10_000))
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
-def test_no_damage_gives_anything_but_a_source_or_a_data_error(table, name):
+def test_no_damage_gives_anything_but_a_source_or_a_data_error(table, name, tries):
     random = np.random.default_rng(5)
     whole = {
         "x.csv": b'path,label,split\na.jpg,cat,train\n"b.jpg",ant,val\nc.jpg,a;b,train\n',
         "x.jsonl": rows({"path": "a.jpg", "label": "cat", "split": "train"}, {"path": "b.jpg", "label": [1]}).encode(),
     }[name]
     outcomes = []
-    for _ in range(300):
+    for _ in range(tries):
         content = bytearray(whole)
         for place in random.integers(0, len(content), 2):
             content[place] = random.choice(list(b'\0\n\r",;{}[]\\u\xff=9.'))

@@ -25,22 +25,28 @@ from vitrail.workflows.shard_data import shard_data
 URL = "memory://bucket/shards"
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder of images, whose shards of three lie in a store in memory."""
-    noise = np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder of images and one of their shards of three, which are only read."""
+    root, noise = tmp_path_factory.mktemp("written"), np.random.default_rng(0)
     for number in range(31):
-        path = tmp_path / "photos" / ("ant" if number % 3 else "bee") / f"{number}.jpg"
+        path = root / "photos" / ("ant" if number % 3 else "bee") / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise.integers(0, 255, (20, 30, 3), np.uint8)).save(path)
-    shard_data(tmp_path / "photos", tmp_path / "shards", images=3, quiet=True)
+    shard_data(root / "photos", root / "shards", images=3, quiet=True)
+    return root
+
+
+@pytest.fixture
+def folder(written, tmp_path, monkeypatch):
+    """The folder of images, whose shards lie in a store in memory as well."""
     monkeypatch.setenv("VITRAIL_SHARDS", str(tmp_path / "cache"))
     monkeypatch.delenv("VITRAIL_SHARDS_GB", raising=False)
     monkeypatch.setattr(cache, "BACK_OFF", 0.0)
     monkeypatch.setattr(cache, "_failed", {})
     store = fsspec.filesystem("memory")
-    store.put(str(tmp_path / "shards") + "/", "/bucket/shards/", recursive=True)
-    yield tmp_path / "photos"
+    store.put(f"{written}/shards/", "/bucket/shards/", recursive=True)
+    yield written / "photos"
     store.rm("/bucket", recursive=True)
 
 
@@ -98,9 +104,8 @@ def test_the_shards_of_the_next_window_are_fetched_before_they_are_needed(folder
     stream = TrainStream(images=31, batch=4, seed=1, units=source.units)
     steps = shards.fetch_ahead(source.contents, stream.steps(0, 12))
     assert np.array_equal(next(steps), stream.ids(0))
-    for _ in range(200):  # until the thread has fetched those of a window more than one step needs
-        if len(cached()) >= 4:
-            break
+    deadline = time.monotonic() + 300
+    while len(cached()) < 4 and time.monotonic() < deadline:  # those of a window: more than one step needs
         time.sleep(0.02)
     assert 4 <= len(cached()) < 11
     assert np.array_equal(np.stack(list(steps)), np.stack(list(stream.steps(1, 12))))
@@ -131,11 +136,11 @@ def test_an_index_is_fetched_again_where_it_changed(folder, tmp_path):
         open_data(URL)
 
 
-def test_one_shard_or_splits_at_a_url_are_read_and_mistakes_refused(folder, tmp_path):
+def test_one_shard_or_splits_at_a_url_are_read_and_mistakes_refused(folder, written):
     assert len(open_data(f"{URL}/shard-00000[01].tar", validation=0).train) == 6
     store = fsspec.filesystem("memory")
     for split in ("train", "val"):
-        store.put(str(tmp_path / "shards") + "/", f"/bucket/splits/{split}/", recursive=True)
+        store.put(f"{written}/shards/", f"/bucket/splits/{split}/", recursive=True)
     splits = open_data("memory://bucket/splits/")
     assert (splits.layout, len(splits.train), len(splits.val)) == ("tar shards in train, val", 31, 31)
     with pytest.raises(DataError, match="there is no index of shards at memory://bucket/shord"):

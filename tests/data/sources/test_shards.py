@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,10 +34,17 @@ def folder(tmp_path_factory):
     return photos(tmp_path_factory.mktemp("shards") / "photos")
 
 
+@pytest.fixture(scope="module")
+def shards(folder):
+    """Shards of five images of the folder, which are only read."""
+    shard_data(folder, folder.with_name("shards"), images=5, quiet=True)
+    return folder.with_name("shards")
+
+
 @pytest.fixture
-def shards(folder, tmp_path):
-    shard_data(folder, tmp_path / "shards", images=5, quiet=True)
-    return tmp_path / "shards"
+def own_shards(shards, tmp_path):
+    """The same shards, of which a test may damage some."""
+    return Path(shutil.copytree(shards, tmp_path / "shards"))
 
 
 def test_a_source_of_shards_is_that_of_the_folder(folder, shards):
@@ -96,20 +105,20 @@ def in_shard(source, name):
     return {source.keys[row] for row in np.flatnonzero(index.find_shards(slice(None)) == number).tolist()}
 
 
-def test_the_images_of_a_shard_that_is_cut_off_are_bad_by_name(shards):
-    source, path = open_data(shards, validation=0).train, shards / "shard-000002.tar"
+def test_the_images_of_a_shard_that_is_cut_off_are_bad_by_name(own_shards):
+    source, path = open_data(own_shards, validation=0).train, own_shards / "shard-000002.tar"
     assert not bad(source)
     with open(path, "rb+") as file:
         file.truncate(path.stat().st_size // 2)
     reasons = bad(source)
     assert 0 < len(reasons) < 5 and reasons.keys() < in_shard(source, path.name)
     assert all("shard-000002.tar is cut off before the end of this image" in reason for reason in reasons.values())
-    notes = open_data(shards, validation=0).notes
+    notes = open_data(own_shards, validation=0).notes
     assert len(notes) == 1 and "train: shard-000002.tar has " in notes[0]
 
 
-def test_one_changed_byte_makes_one_image_bad(shards):
-    source, path = open_data(shards, validation=0).train, shards / "shard-000001.tar"
+def test_one_changed_byte_makes_one_image_bad(own_shards):
+    source, path = open_data(own_shards, validation=0).train, own_shards / "shard-000001.tar"
     content = bytearray(path.read_bytes())
     content[700] ^= 1  # in the first image, behind its header
     path.write_bytes(content)
@@ -118,9 +127,9 @@ def test_one_changed_byte_makes_one_image_bad(shards):
     assert "shard-000001.tar is damaged: it has other bytes at 512 than when it was indexed" in reason
 
 
-def test_a_missing_shard_is_named_and_its_images_are_counted(shards):
-    (shards / "shard-000004.tar").unlink()
-    splits = open_data(shards, validation=0)
+def test_a_missing_shard_is_named_and_its_images_are_counted(own_shards):
+    (own_shards / "shard-000004.tar").unlink()
+    splits = open_data(own_shards, validation=0)
     assert splits.notes == ("train: shard-000004.tar cannot be read (No such file or directory): 3 images",)
     reasons = bad(splits.train)
     assert reasons.keys() == in_shard(splits.train, "shard-000004.tar")
@@ -128,13 +137,13 @@ def test_a_missing_shard_is_named_and_its_images_are_counted(shards):
 
 
 @pytest.mark.parametrize("name", ["index.json", "targets.npy", "name_ends.npy"])
-def test_a_damaged_index_is_refused(shards, name):
-    path = shards / "index" / name
+def test_a_damaged_index_is_refused(own_shards, name):
+    path = own_shards / "index" / name
     content = bytearray(path.read_bytes())
     content[-20] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"the index .* is damaged"):
-        open_data(shards)
+        open_data(own_shards)
 
 
 def test_a_pattern_or_one_archive_takes_some_of_the_shards(shards):
@@ -148,16 +157,16 @@ def test_a_pattern_or_one_archive_takes_some_of_the_shards(shards):
     assert some.train.read(row).content == whole.contents[list(whole.keys).index(some.train.keys[row])]
 
 
-def test_a_mistake_is_refused_with_what_to_do(shards, tmp_path):
+def test_a_mistake_is_refused_with_what_to_do(own_shards, tmp_path):
     with pytest.raises(DataError, match=r"none of the 5 shards .* matches 'train-\*\.tar'"):
-        open_data(str(shards / "train-*.tar"))
+        open_data(str(own_shards / "train-*.tar"))
     with pytest.raises(DataError, match="no file matches"):
         open_data(str(tmp_path / "nothing" / "*.tar"))
-    (shards / "index" / "index.json").unlink()
-    for data in (shards, str(shards / "*.tar"), shards / "shard-000000.tar"):
+    (own_shards / "index" / "index.json").unlink()
+    for data in (own_shards, str(own_shards / "*.tar"), own_shards / "shard-000000.tar"):
         with pytest.raises(DataError, match="have no index") as refused:
             open_data(data)
-        assert refused.value.remedy.startswith(f"vitrail data index {shards}")
+        assert refused.value.remedy.startswith(f"vitrail data index {own_shards}")
 
 
 def test_folders_of_splits_are_splits_of_one_set(tmp_path):
