@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
+from tests.each_row import each_row
 from vitrail.weights.public import SIZE, find_repository
 
 ROOT = Path(__file__).parent.parent
@@ -17,9 +16,7 @@ ROW = re.compile(
 ROWS = ROW.findall(PAGE)
 
 
-@pytest.mark.parametrize(
-    ("repository", "model", "tag", "pixels", "top1", "licence"), ROWS, ids=[row[0] for row in ROWS]
-)
+@each_row("repository, model, tag, pixels, top1, licence", ROWS)
 def test_a_row_says_what_the_table_of_public_weights_says(repository, model, tag, pixels, top1, licence):
     weights = find_repository(repository)
     assert weights is not None

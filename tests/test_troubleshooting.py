@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each_row import each_row
 from tests.looked_at import picture, shaken
 from vitrail.cli import run
 from vitrail.runs import checkpoint
@@ -62,7 +63,7 @@ def desk(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", MISTAKES)
+@each_row("command", MISTAKES)
 def test_a_message_is_quoted_as_it_is_printed(command, desk, capsys):
     code, beginning = MISTAKES[command]
     assert run(shlex.split(command)) == code

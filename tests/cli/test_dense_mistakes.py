@@ -11,17 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.sources.layouts import (
-    coco,
-    save_images,
-    voc,
-    write,
-    write_coco,
-    write_masks,
-    write_voc,
-    write_yolo,
-)
-from tests.slow import slow_except
+from tests.data.sources.layouts import coco, save_images, voc, write, write_coco, write_masks, write_voc, write_yolo
+from tests.each_row import each_row
 from tests.tasks.dense_models import create
 from vitrail.cli import run
 from vitrail.weights.native import save_model
@@ -173,22 +164,24 @@ MISTAKES: dict[str, Mistake] = {
 }
 
 
-QUICK = {
+QUICK = (
     "boxes for a segmenter",
     "classes of images for a judged detector",
     "corners in COCO's boxes",
     "fractions in COCO's boxes",
     "corners in YOLO's boxes",
     "masks of unknown colours",
-}
+)
 
 
-@pytest.mark.parametrize("name", slow_except(MISTAKES, QUICK))
+@each_row("name", MISTAKES, quick=QUICK)
 def test_a_mistake_has_its_exit_code_and_its_remedy(name, good, tmp_path, monkeypatch, capsys):
     command, spoil, code, words = MISTAKES[name]
-    shutil.copytree(good, tmp_path / "place")
-    spoil(tmp_path / "place")
-    monkeypatch.chdir(tmp_path / "place")
+    for folder in good.iterdir():
+        if folder.name in command.split():
+            shutil.copytree(folder, tmp_path / folder.name)
+    spoil(tmp_path)
+    monkeypatch.chdir(tmp_path)
     found = run(split_words(command))
     said = capsys.readouterr()
     assert found == code, said.err

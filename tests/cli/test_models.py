@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import pytest
 
-from tests.slow import slow_except
 from vitrail.cli.models import models
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, configure, cost_of
 from vitrail.models.costs import KNOWN, Known
+from vitrail.models.family import sketch
 from vitrail.models.published import PUBLISHED, VIT
 
 
@@ -48,10 +49,26 @@ def test_figures_and_models_are_attributed_to_the_paper_that_has_them():
     }
 
 
-@pytest.mark.parametrize("name", slow_except(MODELS, {"vit-ti16", "deit-ti16-distilled", "swin-t", "bit-r50x1"}))
-def test_what_is_known_of_a_model_is_what_is_counted(name):
-    config = configure(name, classes=1000)
-    assert KNOWN[name] == Known(config.image_size, config.attention, cost_of(config))
+def check_known(names: Iterable[str]) -> None:
+    configs = {name: configure(name, classes=1000) for name in names}
+    found = {name: Known(each.image_size, each.attention, cost_of(each)) for name, each in configs.items()}
+    assert found == {name: KNOWN[name] for name in configs}
+
+
+def test_what_is_known_of_a_model_is_what_is_counted():
+    check_known(["vit-ti16", "swin-t"])
+
+
+@pytest.mark.slow
+def test_what_is_known_of_one_model_of_each_architecture_and_all_parameters_are_what_is_counted():
+    check_known({config.architecture: name for name, config in reversed(MODELS.items())}.values())
+    counted = {name: sum(each.numel() for each in sketch(name, classes=1000).parameters()) for name in MODELS}
+    assert counted == {name: known.cost.parameters for name, known in KNOWN.items()}
+
+
+@pytest.mark.nightly
+def test_what_is_known_of_every_model_is_what_is_counted():
+    check_known(MODELS)
 
 
 def test_the_list_counts_nothing_and_has_every_model(capsys, monkeypatch):

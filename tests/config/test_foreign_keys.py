@@ -7,6 +7,7 @@ import re
 import pytest
 
 import vitrail
+from tests.each_row import each_row
 from vitrail.config.compose import request
 from vitrail.config.foreign_keys import KEYS
 from vitrail.config.settings import list_settings
@@ -26,7 +27,7 @@ NOTES = {
 }
 
 
-@pytest.mark.parametrize(("theirs", "ours"), NOTES.items())
+@each_row("theirs, ours", NOTES.items())
 def test_a_foreign_key_is_named_as_it_is_here(theirs, ours, tmp_path):
     answer = re.escape(f"unknown setting '{theirs}'\n  try: it is called '{ours}' here")
     with pytest.raises(ConfigError, match=answer):
@@ -38,8 +39,8 @@ def test_a_foreign_key_is_named_as_it_is_here(theirs, ours, tmp_path):
         request(flags={"data": {"source": "digits"}}, settings=[f"compute.{theirs}=1"])
 
 
-@pytest.mark.parametrize(
-    ("keyword", "remedy"),
+@each_row(
+    "keyword, remedy",
     [
         ("learning_rate", "try: it is called 'lr' here"),
         ("total_steps", "try: it is called 'steps' here"),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.each_row import each_row
 from vitrail.config.parse import assignment, build, flatten, overlay, plain, read_yaml
 from vitrail.errors import ConfigError
 
@@ -39,8 +40,8 @@ def test_a_tree_survives_the_way_to_plain_values_and_back() -> None:
     assert build(Outer, plain(value)) == value
 
 
-@pytest.mark.parametrize(
-    ("tree", "words"),
+@each_row(
+    "tree, words",
     [
         ({"stps": 1}, "did you mean 'steps'"),
         ({"inner": {"rat": 1}}, "did you mean 'rate'"),
@@ -64,7 +65,7 @@ def test_a_duplicate_key_in_yaml_is_an_error_with_its_line(tmp_path) -> None:
         read_yaml(tmp_path / "twice.yaml")
 
 
-@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "\x00"])
+@each_row("text", ["a: [1", "- 1\n- 2\n", "\x00"])
 def test_yaml_that_holds_no_settings_is_refused(tmp_path, text: str) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(ConfigError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.each_row import each_row
 from vitrail.config.compose import request
 from vitrail.config.recipes import RECIPES, find_recipe, recipe_of
 from vitrail.config.reconcile import continue_run
@@ -43,7 +44,7 @@ FINETUNING = {
 }
 
 
-@pytest.mark.parametrize("name", PRETRAINING)
+@each_row("name", PRETRAINING)
 def test_pre_training_has_the_figures_of_table_3(name: str) -> None:
     run = find_recipe(name).run
     figures = (run.schedule.epochs, run.optim.lr, run.schedule.kind, run.optim.weight_decay)
@@ -54,7 +55,7 @@ def test_pre_training_has_the_figures_of_table_3(name: str) -> None:
     assert ("prefix" in run.model.changes) == name.endswith("gap")
 
 
-@pytest.mark.parametrize("row", FINETUNING)
+@each_row("row", FINETUNING)
 def test_fine_tuning_has_the_figures_of_table_4(row: str) -> None:
     run = find_recipe(f"paper-finetune/{row}").run
     assert (run.schedule.steps, run.data.validation) == FINETUNING[row]
@@ -91,8 +92,8 @@ def test_a_row_is_chosen_by_the_model_or_by_name() -> None:
     assert continue_run(by_model, by_name, "run") == (by_name, False)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
+@each_row(
+    "name, words",
     [
         ("paper-finetune/pet", "has no row 'pet'\n  try: did you mean 'pets'"),
         ("t4/pets", "has no row 'pets'\n  try: it has no rows; write t4"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from tests.each_row import each_row
 from vitrail.config.compose import request
 from vitrail.config.parse import build, plain
 from vitrail.config.recipes import RECIPES
@@ -16,7 +17,7 @@ from vitrail.config.units import part, seconds, size_in_pixels
 from vitrail.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each_row("name", RECIPES)
 def test_every_recipe_survives_yaml_and_states_its_source(name: str) -> None:
     recipe = RECIPES[name]
     assert recipe.run.recipe == name
@@ -57,7 +58,7 @@ def test_the_t4_recipe_is_the_stated_one() -> None:
     assert (run.optim.lr, run.optim.weight_decay, run.model.size) == (1e-3, 0.1, (224, 224))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "make",
     [
         lambda: ScheduleSettings(),
@@ -93,8 +94,8 @@ def test_weights_to_start_from_choose_the_fine_tuning_recipe() -> None:
     assert request(settings=["data.source=x", "model.init=w.safetensors"])[0].recipe == "finetune"
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
+@each_row(
+    "call, words",
     [
         ({"flags": {}}, "no data were named"),
         ({"recipe": "smal-data"}, "did you mean 'small-data'"),

@@ -8,6 +8,7 @@ from functools import reduce
 import pytest
 
 import vitrail
+from tests.each_row import each_row
 from vitrail.cli import run
 from vitrail.config.compose import request
 from vitrail.config.parse import plain
@@ -16,7 +17,7 @@ from vitrail.config.settings import MEANINGS, list_settings
 from vitrail.errors import ConfigError
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@each_row("recipe", RECIPES)
 def test_the_list_has_every_setting_of_a_recipe_with_its_value(recipe):
     composed = find_recipe(recipe).run
     found = list_settings(recipe=recipe)

@@ -70,7 +70,7 @@ def warm(program: str, *modules: str) -> Iterator[Run]:
         process.kill()  # it may still be importing
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def warm_unpickler() -> Iterator[Run]:
     with warm(pickled.pickle_sandbox.__file__, "safetensors.torch", "torch") as run:
         yield run
@@ -82,7 +82,7 @@ def fast(warm_unpickler, monkeypatch) -> None:
     monkeypatch.setattr(pickled, "run_alone", warm_unpickler)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def warm_trial() -> Iterator[Run]:
     with warm(trial.trial_program.__file__, "onnxruntime") as run:
         yield run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,14 +81,8 @@ SAFETENSORS: dict[str, tuple[Maker, str]] = {
     "a header of 2^63 bytes": (header({"a": A}, bytes(4), length=2**63), "a header of 9,223,372,036,854,775,808"),
     "a header cut short": (header({"a": A}, bytes(4), length=20), "header cannot be read"),
     "a name twice": (header(b'{"a":%b,"a":%b}' % ((json.dumps(A).encode(),) * 2), bytes(4)), "header cannot be read"),
-    "a million tensors": (
-        lambda folder: header(many(1_000_000))(folder),
-        "headers are limited to 16,777,216",
-    ),
-    "200,000 tensors": (
-        lambda folder: header(many(200_000))(folder),
-        "header cannot be read",
-    ),
+    "a million tensors": (lambda folder: header(many(1_000_000))(folder), "headers are limited to 16,777,216"),
+    "200,000 tensors": (lambda folder: header(many(200_000))(folder), "header cannot be read"),
     "15 MB of keys": (
         lambda folder: header(b"{" + b",".join(b'"%d":1' % n for n in range(1_300_000)) + b"}")(folder),
         "header cannot be read",
@@ -229,9 +224,19 @@ ARCHIVES: dict[str, tuple[Maker, str]] = {
     "one name twice": (npz({"a": npy(), "a.npy": npy()}), "two arrays of the same name"),
     "10,001 members": (lambda folder: npz({str(n): b"" for n in range(10_001)})(folder), "holds 10,001 arrays"),
     "100 MB of zeros, squeezed": (
-        lambda folder: npz({"a": npy((25_000_000,), data=bytes(100_000_000))}, squeezed=True)(folder),
+        lambda folder: npz({"a": npy((25_000_000,), data=bytes(100_000_000))}, packing=zipfile.ZIP_DEFLATED)(folder),
         "expands to",
     ),
+    "no archive": (file("x.npz", npy()), "is not a valid .npz file"),
+    "no array": (google(cls=b"hello"), "not a valid .npz"),
+    "a header of another kind": (google(cls=b"\x93NUMPY\x01\x00\x08\x00{{}: 1}\n"), "not a valid .npz"),
+    "a packing that is not known": (zip_bytes({"cls.npy": bytes(99)}, "x.npz", packing=zipfile.ZIP_LZMA), "x.npz"),
+    "a stack of blocks of nothing": (
+        npz({"embedding/kernel.npy": npy((1, 1, 1, 2)), "Transformer/encoderblock/x.npy": npy((0,), data=b"")}),
+        "cannot be built",
+    ),
+    "another model": (npz({"weights.npy": npy()}), "x.npz is not a ViT"),
+    "no blocks": (npz({"embedding/kernel.npy": npy((1, 1, 1, 2))}), "x.npz"),
     "sizes that are not those of the members": (
         lambda folder: lying_sizes(npz({"a": npy((2**28,), data=bytes(10))})(folder)),
         "expands to 4,2",

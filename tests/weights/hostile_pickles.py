@@ -6,6 +6,7 @@ import builtins
 import os
 import pickle
 import subprocess
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,10 @@ PICKLES: dict[str, tuple[Maker, str]] = {
     "a name of a megabyte": (torch_zip(lambda f: {"n" * 2**20: torch.zeros(3)}), "not a plain ViT"),
     "a name that moves the cursor": (torch_zip(lambda f: {"\x1b[2J\r\n": torch.zeros(3)}), "it contains ?[2J"),
     "10,001 tensors": (torch_zip(lambda f: {str(n): torch.zeros(()) for n in range(10_001)}), "holds 10,001 tensors"),
-    "a squeezed archive": (lambda folder: zip_bytes(BOMB, squeezed=True)(folder), "and expands to 50,000,00"),
+    "a squeezed archive": (
+        lambda folder: zip_bytes(BOMB, packing=zipfile.ZIP_DEFLATED)(folder),
+        "and expands to 50,000,00",
+    ),
     "an archive without a pickle": (zip_bytes({"x/version": b"3\n"}), "is not a valid checkpoint"),
     "an archive of TorchScript": (
         zip_bytes({"x/data.pkl": b"N.", "x/constants.pkl": b"N.", "x/version": b"3\n"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import pickle
@@ -31,6 +32,11 @@ MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of torch's older format (torch
 
 def sound(**changes: Any) -> dict[str, Tensor]:
     """The tensors of a small ViT, in timm's layout and as vitrail has them."""
+    return dict(_drawn(**changes))
+
+
+@functools.cache
+def _drawn(**changes: Any) -> dict[str, Tensor]:
     backbone = create_backbone("vit-ti16", **{**SMALL, "classes": 3, **changes})
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(each.shape, generator=generator) * 0.2 for name, each in backbone.state_dict().items()}
@@ -169,10 +175,10 @@ def legacy_bytes(program: bytes, name: str = "x.pth") -> Maker:
     return file(name, start + program + pickle.dumps([], protocol=2))
 
 
-def zip_bytes(members: Mapping[str, bytes], name: str = "x.pt", *, squeezed: bool = False) -> Maker:
+def zip_bytes(members: Mapping[str, bytes], name: str = "x.pt", *, packing: int = zipfile.ZIP_STORED) -> Maker:
     """An archive like torch's, with any members."""
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED if squeezed else zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(content, "w", packing) as archive:
         for member, each in members.items():
             archive.writestr(member, each)
     return file(name, content.getvalue())
@@ -187,8 +193,8 @@ def npy(shape: object = (2,), descr: object = "<f4", data: bytes = bytes(8), *, 
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(told)) + told + data
 
 
-def npz(members: Mapping[str, bytes], *, squeezed: bool = False) -> Maker:
-    return zip_bytes(members, "x.npz", squeezed=squeezed)
+def npz(members: Mapping[str, bytes], *, packing: int = zipfile.ZIP_STORED) -> Maker:
+    return zip_bytes(members, "x.npz", packing=packing)
 
 
 def google(of: Mapping[str, Any] | None = None, /, **changes: np.ndarray | bytes | None) -> Maker:

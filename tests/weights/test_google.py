@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import scipy
 import torch
 
+from tests.each_row import each_row
 from vitrail.errors import CheckpointError
 from vitrail.models import configure, create_backbone
 from vitrail.weights import load
@@ -174,7 +173,7 @@ def image() -> np.ndarray:
     return np.random.default_rng(1).normal(size=(2, PATCH * SIDE, PATCH * SIDE, 3)).astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", FILES)
+@each_row("kind", FILES)
 def test_the_converted_model_answers_as_flax_does(kind):
     arrays, plain, pool = FILES[kind]
     config, state = from_google(arrays, WHERE)
@@ -197,7 +196,7 @@ def test_without_a_table_positions_are_computed():
     np.testing.assert_allclose(found, forward(arrays, image()), rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("kind", ["the paper", "AugReg", "big_vision, mean", "big_vision, one of two towers"])
+@each_row("kind", ["the paper", "AugReg", "big_vision, mean", "big_vision, one of two towers"])
 def test_there_and_back_changes_no_bit(kind):
     arrays, _, _ = FILES[kind]
     config, state = from_google(arrays, WHERE)
@@ -213,7 +212,7 @@ def test_there_and_back_changes_no_bit(kind):
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in state.items())
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
     [
         {"registers": 2},
@@ -223,10 +222,11 @@ def test_there_and_back_changes_no_bit(kind):
         {"pool": "gap"},
         {"positions": "relative"},
         {"positions_at": "every"},
+        {"window": 2, "global_blocks": 1, "depth": 2},
     ],
 )
 def test_what_google_has_no_place_for_is_refused(changes):
-    config = configure("vit-ti16", depth=1, **changes)
+    config = configure("vit-ti16", **{"depth": 1, **changes})
     with pytest.raises(CheckpointError, match="no counterpart"):
         to_google(config, create_backbone(config).state_dict())
 
@@ -247,67 +247,6 @@ def test_bf16_arrays_are_widened(tmp_path):
     exact = torch.randn(3, 5).bfloat16()
     np.savez(tmp_path / "half.npz", x=exact.view(torch.int16).numpy().view("V2"))
     np.testing.assert_array_equal(read_npz(tmp_path / "half.npz")["x"], exact.float().numpy())
-
-
-def saved(**arrays: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-def member(content: bytes, *, squeezed: int = zipfile.ZIP_STORED) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", squeezed) as archive:
-        archive.writestr("embedding/kernel.npy", content)
-    return file.getvalue()
-
-
-def header(text: str) -> bytes:
-    words = text.encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(words).to_bytes(2, "little") + words
-
-
-HOSTILE = {
-    "nothing": b"",
-    "no archive": b"\x93NUMPY\x01\x00",
-    "objects": saved(x=np.array([{"run": "me"}], object)),
-    "a shape beyond all memory": member(
-        header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000)}")
-    ),
-    "a negative shape": member(header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4)}") + bytes(16)),
-    "a program for a header": member(header("__import__('os').abort()")),
-    "a swelling member": member(bytes(10**7), squeezed=zipfile.ZIP_DEFLATED),
-    "no array": member(b"hello"),
-    "a torn header": member(b"\x93NUMPY\x01\x00\x10\x00{'descr': ('<f4'"),
-    "a header of another kind": member(header("{{}: 1}")),
-    "a packer that we do not know": member(b"\x93NUMPY\x01\x00" + bytes(99), squeezed=zipfile.ZIP_LZMA)[:-30],
-    "a block far away": saved(
-        **{"embedding/kernel": np.ones((4, 4, 3, 8)), "Transformer/encoderblock_99999999999/x": np.ones(1)},
-        **{"Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel": np.ones((8, 2, 4))},
-    ),
-    "a stack of nothing": saved(
-        **{"embedding/kernel": np.ones((4, 4, 3, 8)), "Transformer/encoderblock/x": np.zeros(10**6, np.uint8)}
-    ),
-    "another model": saved(weights=np.ones(3)),
-    "no blocks": saved(**{"embedding/kernel": np.ones((4, 4, 3, 8), np.float32)}),
-}
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_file_is_refused_in_words(kind, tmp_path):
-    path = tmp_path / "evil.npz"
-    path.write_bytes(HOSTILE[kind])
-    with pytest.raises(CheckpointError, match=r"evil\.npz"):
-        load(path)
-
-
-@pytest.mark.parametrize("part", range(1, 16))
-def test_a_torn_file_is_refused_in_words(part, tmp_path):
-    content = saved(**FILES["AugReg"][0])
-    path = tmp_path / "torn.npz"
-    path.write_bytes(content[: part * len(content) // 16])
-    with pytest.raises(CheckpointError, match=r"torn\.npz"):
-        load(path)
 
 
 def test_wrong_shapes_and_foreign_arrays_are_named(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.slow import slow_except
+from tests.each_row import each_row
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, ViTConfig, create_backbone
 from vitrail.models.resnet_config import ResNetConfig
@@ -61,7 +61,7 @@ def pictures(config: Config) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@each_row("kind", MODELS)
 def test_there_and_back_changes_no_bit_and_no_answer(kind, tmp_path):
     model = drawn(MODELS[kind])
     arrays = to_google(model.config, model.state_dict())
@@ -103,7 +103,7 @@ BIT_SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("config", "shapes"), [(HYBRID, HYBRID_SHAPES), (BIT, BIT_SHAPES)], ids=["hybrid", "bit"])
+@each_row("config, shapes", [(HYBRID, HYBRID_SHAPES), (BIT, BIT_SHAPES)])
 def test_names_and_shapes_are_googles(config, shapes):
     arrays = written(config)
     assert {name: arrays[name].shape for name in shapes} == shapes
@@ -195,9 +195,11 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("names", LATER)
-@pytest.mark.parametrize("kind", slow_except(BITS, {"two stages", "no head"}))
-def test_bit_is_read_by_all_its_names(names, kind):
+@each_row(
+    "kind, names",
+    [*(("two stages", names) for names in LATER), *((kind, "big_vision") for kind in BITS if kind != "two stages")],
+)
+def test_bit_is_read_by_all_its_names(kind, names):
     arrays = written(BITS[kind])
     theirs = LATER[names](arrays)
     assert theirs.keys() != arrays.keys()
@@ -261,7 +263,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("kind", WRONG)
+@each_row("kind", WRONG)
 def test_what_is_wrong_is_named(kind):
     make, words = WRONG[kind]
     with pytest.raises(CheckpointError, match=words):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub import constants
 
+from tests.each_row import each_row
 from tests.weights.strangers import sharded, sound, timm_folder
+from vitrail.cli import run
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.weights import load
 
@@ -57,9 +57,7 @@ def test_no_code_is_fetched_and_a_pickle_only_where_there_is_nothing_else(asked,
     assert first["ignore_patterns"] == second["ignore_patterns"] == ["*/*"]
 
 
-@pytest.mark.parametrize(
-    "name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c", "hf:a/b@"]
-)
+@each_row("name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c", "hf:a/b@"])
 def test_what_is_no_name_of_the_hub_is_refused_before_it_is_asked(asked, name):
     with pytest.raises(ConfigError, match="is not the name of a model on the hub"):
         load(name)
@@ -82,13 +80,12 @@ def test_a_model_that_the_hub_has_not_is_a_mistake_of_the_command(monkeypatch):
     assert "and more" not in str(caught.value)
 
 
-@pytest.mark.slow
-def test_offline_and_not_fetched_before_is_one_message(tmp_path):
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "vitrail", "predict", "hf:owner/name", str(Path(__file__))]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert found.returncode == 4, found.stderr
-    assert found.stderr.startswith("error: hf:owner/name is not in the local cache of the hub and cannot be downloaded")
-    assert "HF_HUB_OFFLINE" in found.stderr
-    assert "Traceback" not in found.stderr
-    assert len(found.stderr.splitlines()) <= 3
+def test_offline_and_not_fetched_before_is_one_message(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert run(["predict", "hf:owner/name", __file__]) == 4
+    said = capsys.readouterr().err
+    assert said.startswith("error: hf:owner/name is not in the local cache of the hub and cannot be downloaded")
+    assert "HF_HUB_OFFLINE" in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) <= 3

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.each_row import each_row
 from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
@@ -68,7 +69,7 @@ def model(preprocessing: Preprocessing) -> Classifier:
     )
 
 
-@pytest.mark.parametrize("kind", STATED)
+@each_row("kind", STATED)
 def test_pixels_are_those_of_transformers(kind):
     preprocessing, assumed = from_processor(STATED[kind], "ViT", CONFIG, WHERE)
     assert assumed == []
@@ -77,7 +78,7 @@ def test_pixels_are_those_of_transformers(kind):
         np.testing.assert_allclose(ours, other, atol=3e-6 * max(1.0, np.abs(other).max()))
 
 
-@pytest.mark.parametrize("kind", OURS)
+@each_row("kind", OURS)
 def test_transformers_makes_the_pixels_of_what_is_written(kind):
     stated, notes = to_processor(OURS[kind])
     assert len(notes) == (kind == "timm's")  # whose crop of an odd rest lies elsewhere
@@ -94,7 +95,7 @@ def test_transformers_makes_the_pixels_of_what_is_written(kind):
         assert again.to_dict() | {"crop_rounding": ""} == OURS[kind].to_dict() | {"crop_rounding": ""}
 
 
-@pytest.mark.parametrize("kind", PROCESSORS)
+@each_row("kind", PROCESSORS)
 def test_what_a_processor_does_unasked_is_what_transformers_does(kind):
     transformers = pytest.importorskip("transformers")
     stated = getattr(transformers, f"{kind}ImageProcessorPil")().to_dict()
@@ -102,7 +103,7 @@ def test_what_a_processor_does_unasked_is_what_transformers_does(kind):
     assert silent == from_processor(stated, "ViT", CONFIG, WHERE)[0]
 
 
-@pytest.mark.parametrize("kind", PROCESSORS)
+@each_row("kind", PROCESSORS)
 def test_without_a_file_it_is_assumed_at_the_size_of_the_model(kind):
     preprocessing, assumed = from_processor({}, kind, CONFIG, WHERE)
     assert preprocessing.size == (32, 32)
@@ -114,9 +115,7 @@ def test_without_a_file_it_is_assumed_at_the_size_of_the_model(kind):
     to_processor(other)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"size": 40, "do_center_crop": False}, {"do_resize": False, "do_center_crop": False}]
-)
+@each_row("changes", [{"size": 40, "do_center_crop": False}, {"do_resize": False, "do_center_crop": False}])
 def test_a_crop_that_transformers_would_not_make_is_said_to_be_assumed(changes):
     stated = {"image_processor_type": "BitImageProcessor", **changes}
     preprocessing, assumed = from_processor(stated, "ViT", CONFIG, WHERE)
@@ -125,8 +124,8 @@ def test_a_crop_that_transformers_would_not_make_is_said_to_be_assumed(changes):
     assert preprocessing.size == (side, side)
 
 
-@pytest.mark.parametrize(
-    ("stated", "words"),
+@each_row(
+    "stated, words",
     [
         ({"image_processor_type": "CLIPImageProcessor"}, "unsupported image processor 'CLIPImageProcessor'"),
         ({"image_processor_type": 7}, "unsupported image processor 7"),

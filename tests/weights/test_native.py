@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.each_row import each_row
 from vitrail.checksums import seal
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
@@ -49,7 +50,7 @@ def images() -> torch.Tensor:
     return torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", ["model", "deep/er/model", "model.safetensors"])
+@each_row("name", ["model", "deep/er/model", "model.safetensors"])
 def test_what_is_loaded_is_what_was_saved(tmp_path, model, images, name):
     path = save_model(tmp_path / name, model, metrics={"top1": 0.5, "map": math.nan}, provenance={"data": "dögs"})
     again = load_model(path)
@@ -107,14 +108,15 @@ def test_a_folder_with_other_things_in_it_is_never_replaced(tmp_path, model):
         save_model(tmp_path / "thesis.tex", model)
 
 
-@pytest.mark.parametrize(
-    ("name", "step"),
+@each_row(
+    "name, step",
     [
         *(("model", step) for step in ("files.write_bytes", "files.os.rename", "files.sync_folder")),
         *(("model.safetensors", step) for step in ("files.write_bytes", "files.os.replace", "files.sync_folder")),
     ],
 )
 def test_a_disk_that_fails_at_any_step_leaves_what_was_there(tmp_path, model, monkeypatch, name, step):
+    model.temperature = 1.75
     path = save_model(tmp_path / name, model)
     model.temperature = 9.0
 
@@ -129,7 +131,7 @@ def test_a_disk_that_fails_at_any_step_leaves_what_was_there(tmp_path, model, mo
     assert load_model(path).temperature in ((1.75, 9.0) if step.endswith("sync_folder") else (1.75,))
 
 
-@pytest.mark.parametrize("name", ["model", "model.safetensors"])
+@each_row("name", ["model", "model.safetensors"])
 def test_a_temperature_is_stored_and_nothing_else_changes(tmp_path, model, images, name):
     path = save_model(tmp_path / name, model, metrics={"top1": 0.5}, provenance={"data": "x"})
     written = set_temperature(path, 3.5)
@@ -165,8 +167,8 @@ def changed(folder: Path, **changes: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
+@each_row(
+    "changes, words",
     [
         ({"format_version": 3}, "format version 3; this version of vitrail reads 1 and 2"),
         ({"task": "divination"}, "the task .divination.; this version of vitrail supports classification"),
@@ -224,7 +226,7 @@ def test_the_tensors_of_a_folder_alone_say_what_is_missing(tmp_path, model):
         load_model(lone)
 
 
-@pytest.mark.parametrize("version", sorted(path.name for path in OLD.iterdir()))
+@each_row("version", sorted(path.name for path in OLD.iterdir()))
 def test_every_released_format_is_still_read(version):
     model = load_model(OLD / version / "model")
     expected = load_file(OLD / version / "expected.safetensors")

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.each_row import each_row
 from tests.weights.graphs import DYNAMIC, a_graph, head_of, write_graph
 from tests.weights.kinds import a_model
 from vitrail.errors import CheckpointError, ConfigError
@@ -130,7 +131,7 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@each_row("verb", VERBS)
 def test_what_needs_more_than_answers_is_refused_with_a_remedy(tmp_path, verb):
     model = vitrail.load(write_graph(tmp_path / "a.onnx"))
     with pytest.raises(ConfigError, match="outputs and features") as error:
@@ -149,7 +150,7 @@ def test_it_is_not_saved_converted_or_calibrated(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize(("asked", "words"), [({"precision": "bf16"}, "--precision"), ({"device": "cuda"}, "--device")])
+@each_row("asked, words", [({"precision": "bf16"}, "--precision"), ({"device": "cuda"}, "--device")])
 def test_another_precision_or_device_is_refused(tmp_path, asked, words):
     path = write_graph(tmp_path / "a.onnx")
     with pytest.raises(ConfigError) as error:
@@ -228,7 +229,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("make", BROKEN, ids=lambda make: make.__name__)
+@each_row("make", BROKEN)
 def test_a_damaged_or_foreign_file_is_refused_with_a_remedy(tmp_path, make):
     make(tmp_path / "a.onnx")
     with pytest.raises(CheckpointError, match=BROKEN[make]) as error:

@@ -12,15 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.each_row import each_row
 from tests.weights.hostile_pickles import WIDE
-from tests.weights.strangers import (
-    CANARY,
-    Call,
-    sound,
-    torch_legacy,
-    torch_zip,
-    touch,
-)
+from tests.weights.strangers import CANARY, Call, sound, torch_legacy, torch_zip, touch
 from tests.weights.test_hostile import refused
 from vitrail.weights import load, pickled
 
@@ -45,11 +39,10 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("legacy", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["zip", "older"])
-@pytest.mark.parametrize("name", WRAPPED)
-def test_a_state_dict_is_found_wherever_it_lies(name, legacy, tmp_path, fast):
+@each_row("name, write", [*((name, torch_zip) for name in WRAPPED), ("under model", torch_legacy)])
+def test_a_state_dict_is_found_wherever_it_lies(name, write, tmp_path, fast):
     wrap, words = WRAPPED[name]
-    path = (torch_legacy if legacy else torch_zip)(lambda folder: wrap(WIDE), "x.pth.tar")(tmp_path)
+    path = write(lambda folder: wrap(WIDE), "x.pth.tar")(tmp_path)
     lines: list[str] = []
     model = load(path, log=lines.append)
     assert lines[0] == f"read     x.pth.tar: {words}"
@@ -76,6 +69,7 @@ def test_tensors_come_as_they_are_whatever_their_type_and_memory(tmp_path, fast)
         assert torch.equal(found[name], tensor)
 
 
+@pytest.mark.slow
 def test_a_payload_is_refused_by_the_program_that_opens_pickles(tmp_path):
     path = torch_zip(lambda folder: {"model": {**sound(), "z": Call(os.system, touch(folder))}})(tmp_path)
     assert "would call 'posix.system'" in refused(path, tmp_path)
@@ -83,6 +77,8 @@ def test_a_payload_is_refused_by_the_program_that_opens_pickles(tmp_path):
 
 def test_what_takes_too_long_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(pickled, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(pickled.pickle_sandbox, "__file__", str(tmp_path / "waits.py"))
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)")
     path = torch_zip(lambda folder: sound())(tmp_path)
     assert "x.pt could not be read in 0.05 s" in refused(path, tmp_path)
 

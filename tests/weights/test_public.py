@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import vitrail
+from tests.each_row import each_row
 from tests.weights.hub_mirror import COMMIT, serve_mirror
 from tests.weights.strangers import sound, timm_folder
 from vitrail import weights
@@ -35,11 +36,7 @@ def test_every_repository_is_one_of_its_model_and_every_tag_is_unique():
 
 
 def test_tags_name_the_training_and_the_size_where_it_is_another():
-    assert list(list_public("vit-ti16")) == [
-        "augreg-in21k-ft-in1k",
-        "augreg-in21k-ft-in1k-384",
-        "augreg-in21k",
-    ]
+    assert list(list_public("vit-ti16")) == ["augreg-in21k-ft-in1k", "augreg-in21k-ft-in1k-384", "augreg-in21k"]
     assert list(list_public("vit-l32")) == ["orig-in21k-ft-in1k-384", "google-384", "google-in21k"]
     assert list(list_public("cait-xs24")) == ["fb-dist-in1k"]  # 384 is its own size
     assert find_public("vit-b14", "dinov2-registers").repository == "facebook/dinov2-with-registers-base"
@@ -47,8 +44,8 @@ def test_tags_name_the_training_and_the_size_where_it_is_another():
     assert licences == {"MIT", "CC-BY-NC-4.0", "Apache-2.0"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
+@each_row(
+    "arguments, words",
     [
         ({"name": "vit-b16", "pretrained": "augreg"}, "did you mean 'augreg-in1k'"),
         ({"name": "pvt-tiny", "pretrained": True}, "no public weights of pvt-tiny are known"),
@@ -77,43 +74,58 @@ def mirror(tmp_path: Path) -> Path:
 
 
 PROGRAM = """
-import json, sys, torch, vitrail
-model = vitrail.create_model("vit-ti16", pretrained=True, **json.loads(sys.argv[1]))
-weight = model.backbone.state_dict()["norm.weight"]
-print(json.dumps({"norm": weight.tolist(), "outputs": len(model.classes), "training": model.training,
-                  "head": float(model.backbone.state_dict()["head.weight"].abs().max())}))
+import json, sys, vitrail
+from vitrail.errors import VitrailError
+for line in sys.stdin:
+    try:
+        model = vitrail.create_model(pretrained=True, **json.loads(line))
+    except VitrailError as error:
+        told = {"error": str(error)}
+    else:
+        state = model.backbone.state_dict()
+        told = {"norm": state["norm.weight"].tolist(), "outputs": len(model.classes), "training": model.training,
+                "head": float(state["head.weight"].abs().max())}
+    print(json.dumps(told), flush=True)
 """
-
-
-def run_program(address: str, home: Path, **changes: object) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-c", PROGRAM, json.dumps(changes)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.slow
 def test_weights_come_from_a_mirror_once_and_are_verified_afterwards(mirror, tmp_path):
     home = tmp_path / "home"
-    with serve_mirror(mirror) as (address, asked):
-        first = run_program(address, home)
-        assert first.returncode == 0, first.stderr
-        told = json.loads(first.stdout)
-        assert told["norm"] == pytest.approx(sound()["norm.weight"].tolist())
-        assert (told["outputs"], told["training"]) == (3, True)
-        assert f"hf:{REPOSITORY}, licence Apache-2.0" in first.stderr
-        (blob,) = [path for path in home.rglob("model*.safetensors") if COMMIT in str(path)]
-        assert f"SHA-256  {blob.resolve().name}" in first.stderr
+
+    def ask(**arguments: object) -> dict:
+        process.stdin.write(json.dumps(arguments) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    with serve_mirror(mirror) as (address, asked), open(tmp_path / "said", "w+") as said:
+        environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        )
+        first = ask(name="vit-ti16")
+        assert "error" not in first, first
+    with process:
+        assert first["norm"] == pytest.approx(sound()["norm.weight"].tolist())
+        assert (first["outputs"], first["training"]) == (3, True)
         assert any("model.safetensors" in path for path in asked)
-    nowhere = "http://127.0.0.1:9"
-    offline = json.loads(run_program(nowhere, home, classes=["ant", "bee"]).stdout)
-    assert (offline["outputs"], offline["head"], offline["norm"]) == (2, 0.0, told["norm"])
-    content = bytearray(blob.read_bytes())
-    content[-1] ^= 1
-    blob.resolve().write_bytes(content)
-    damaged = run_program(nowhere, home)
-    assert "does not match the SHA-256 of the hub" in damaged.stderr and damaged.returncode
-    missing = run_program(nowhere, tmp_path / "empty")
-    assert "is not in the local cache of the hub and cannot be downloaded" in missing.stderr
+        (blob,) = [path for path in home.rglob("model*.safetensors") if COMMIT in str(path)]
+        told = (tmp_path / "said").read_text()
+        assert f"hf:{REPOSITORY}, licence Apache-2.0" in told
+        assert f"SHA-256  {blob.resolve().name}" in told
+        offline = ask(name="vit-ti16", classes=["ant", "bee"])
+        assert (offline["outputs"], offline["head"], offline["norm"]) == (2, 0.0, first["norm"])
+        content = bytearray(blob.read_bytes())
+        content[-1] ^= 1
+        blob.resolve().write_bytes(content)
+        assert "does not match the SHA-256 of the hub" in ask(name="vit-ti16")["error"]
+        missing = ask(name="vit-s16")["error"]
+        assert "is not in the local cache of the hub and cannot be downloaded" in missing
 
 
 def test_a_damaged_file_of_the_cache_is_named(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from tests.each_row import each_row
 from vitrail.errors import CheckpointError
 from vitrail.weights import tensors
 from vitrail.weights.tensors import check_fit, parse_json, read_json, read_tensors
@@ -61,8 +62,8 @@ def test_every_flipped_bit_of_a_hashed_file_is_found(sound):
             read_tensors(sound, sha256=digest)
 
 
-@pytest.mark.parametrize(
-    ("header", "words"),
+@each_row(
+    "header, words",
     [
         (b"[1, 2]", "header cannot be read"),
         (b"{", "header cannot be read"),
@@ -79,7 +80,6 @@ def test_every_flipped_bit_of_a_hashed_file_is_found(sound):
         ({"__metadata__": {"k": 1}}, "holds 0 tensors"),
         ({str(n): {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(10_001)}, "10,001 tensors"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_header_that_lies_is_refused(tmp_path, header, words):
     with pytest.raises(CheckpointError, match=words):
@@ -122,7 +122,7 @@ def test_a_long_list_is_cut_at_twelve():
     assert caught.value.value.endswith("and 38 more")
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"[" * 100_000, b'"text"', b"\xff"])
+@each_row("content", [b"", b"[]", b"{", b"[" * 100_000, b'"text"', b"\xff"])
 def test_json_that_is_no_object_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.each_row import each_row
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError
@@ -115,7 +116,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 def test_the_converted_model_answers_as_timm_does(kind):
     state = a_state(**KINDS[kind])
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
@@ -127,7 +128,7 @@ def test_the_converted_model_answers_as_timm_does(kind):
     assert (config.width, config.depth, config.heads, config.mlp_width, config.classes) == (192, 2, 3, 100, 5)
 
 
-@pytest.mark.parametrize("cls", [True, False])
+@each_row("cls", [True, False])
 def test_without_a_class_token_or_where_asked_the_patches_are_averaged(cls):
     state = a_state(cls=cls)
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
@@ -137,7 +138,7 @@ def test_without_a_class_token_or_where_asked_the_patches_are_averaged(cls):
     torch.testing.assert_close(backbone.eval()(images), forward(state, images, pool="avg"), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"distilled with registers"}))  # which timm itself has not
+@each_row("kind", sorted(KINDS.keys() - {"distilled with registers"}))  # which timm itself has not
 def test_the_way_back_gives_the_same_answers(kind):
     state = a_state(**KINDS[kind])
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
@@ -162,20 +163,20 @@ def test_the_given_state_is_left_as_it_was():
     assert all(torch.equal(state[name], before[name]) for name in state)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
     [
         {"pre_logits": True},
         {"positions": "sincos2d"},
         {"positions": "relative"},
         {"positions_at": "every"},
+        {"window": 2, "global_blocks": 1, "depth": 2},
         {"pool": "cls+gap"},
         {"skips": False},
         {"prefix": ("cls", "dist"), "registers": 2},
         {"prefix": ("cls", "dist"), "pool": "gap"},
         {"pad": True, "image_size": 40},
     ],
-    ids=str,
 )
 def test_what_timm_has_no_counterpart_for_is_not_written(changes):
     backbone = create_backbone("vit-ti16", **{"depth": 1, "image_size": 32, **changes})
@@ -183,8 +184,8 @@ def test_what_timm_has_no_counterpart_for_is_not_written(changes):
         to_timm(backbone.config, backbone.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor", "words"),
+@each_row(
+    "name, tensor, words",
     [
         ("patch_embed.proj.weight", None, "not a plain ViT in timm's layout: it has no 'patch_embed.proj.weight'"),
         ("blocks.0.attn.qkv.weight", torch.zeros(3), "'blocks.0.attn.qkv.weight' of 2 axes"),

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.each_row import each_row
 from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, Config, ViTConfig, create_backbone
 from vitrail.models.resnet_config import ResNetConfig
@@ -38,11 +39,7 @@ def a_state(config: Config) -> dict[str, Tensor]:
     return family_of(config).write(config, state) if isinstance(config, ResNetConfig) else state
 
 
-@pytest.mark.parametrize(
-    "config",
-    [BIT, replace(BIT, depths=(1, 10), classes=0), replace(BIT, stem_width=96), HYBRID, ROOT],
-    ids=["bit", "bit of ten blocks, no head", "bit, 96 wide", "hybrid", "root"],
-)
+@each_row("config", [BIT, replace(BIT, depths=(1, 10), classes=0), replace(BIT, stem_width=96), HYBRID, ROOT])
 def test_every_size_is_read_from_names_and_shapes(config):
     state = a_state(config)
     said = {"pretrained_cfg": {"input_size": [3, *config.image_size]}}
@@ -104,7 +101,7 @@ STRANGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", STRANGE)
+@each_row("kind", STRANGE)
 def test_what_is_no_such_model_is_refused_in_words(kind, tmp_path):
     config, changes, words = STRANGE[kind]
     changed = {name: None if shape is None else torch.zeros(shape) for name, shape in changes.items()}
@@ -115,8 +112,8 @@ def test_what_is_no_such_model_is_refused_in_words(kind, tmp_path):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
+@each_row(
+    "config, words",
     [
         (MODELS["bit-r200x3"], "stages of 3, 24, 36, 3 blocks"),
         (replace(BIT, stem="small"), "the stem 'small'"),
@@ -126,22 +123,13 @@ def test_what_is_no_such_model_is_refused_in_words(kind, tmp_path):
         (replace(ROOT, stem_width=32), r"a stem of \(\) blocks, 32 wide"),
         (replace(ROOT, prefix=("cls", "dist")), "a second token behind a stem"),
     ],
-    ids=[
-        "R200",
-        "a small stem",
-        "other blocks",
-        "a fifth stage",
-        "a stem of other blocks",
-        "a narrow stem",
-        "two heads",
-    ],
 )
 def test_what_timm_makes_no_model_of_is_not_written(config, words):
     with pytest.raises(CheckpointError, match=f"no counterpart of {words}"):
         family_of(config).check(config)
 
 
-@pytest.mark.parametrize("config", [BIT, ROOT], ids=["bit", "hybrid"])
+@each_row("config", [BIT, ROOT])
 def test_numerics_of_the_stem_that_timm_has_no_words_for_are_refused_and_forced(config, tmp_path):
     model = create_classifier(replace(config, standardise="vit", group_norm_eps=1.0), classes=["a", "b"])
     state = read_timm(a_state(replace(config, classes=2)), {}, WHERE).tensors

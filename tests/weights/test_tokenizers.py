@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.each_row import each_row
 from tests.models.conftest import shaken
 from tests.weights.kinds import a_model
 from vitrail.checksums import seal
@@ -62,7 +63,7 @@ def test_a_tokenizer_comes_back_as_it_was(folder):
     assert all(parameter.requires_grad for parameter in again.parameters())
 
 
-@pytest.mark.parametrize("inside", ["", "model.safetensors"])
+@each_row("inside", ["", "model.safetensors"])
 def test_a_run_directory_and_a_file_of_the_folder_stand_for_it(tmp_path, inside):
     save_tokenizer(tmp_path / "run" / "model", small(), PREPROCESSING)
     (tmp_path / "run" / "config.yaml").write_text("{}")
@@ -114,8 +115,8 @@ def test_weights_that_were_changed_do_not_match(folder):
         load_tokenizer(folder, silent)
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
+@each_row(
+    "edit, message",
     [
         (lambda it: it.update(format_version=3), "format version 3"),
         (lambda it: it.pop("sha256"), "does not match its SHA-256"),
@@ -132,7 +133,8 @@ def test_weights_that_were_changed_do_not_match(folder):
         (lambda it: it["preprocessing"].update(mean=[0.5], std=[0.5]), "but its preprocessing 1"),
     ],
 )
-def test_a_description_that_cannot_be_meant_is_refused(folder, edit, message):
+def test_a_description_that_cannot_be_meant_is_refused(tmp_path, edit, message):
+    folder = save_tokenizer(tmp_path / "tokenizer", small(), PREPROCESSING)
     described(folder, edit)
     with pytest.raises(CheckpointError, match=message):
         load_tokenizer(folder, silent)

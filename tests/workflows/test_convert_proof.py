@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.each_row import each_row
 from tests.weights.kinds import a_model
 from vitrail.checksums import seal
 from vitrail.errors import CheckpointError
@@ -32,18 +33,16 @@ def corrupted(tensor: str, by: float) -> Callable[[Classifier, Path], EncodedMod
     return write
 
 
-@pytest.mark.parametrize(
-    ("tensor", "by"),
+@each_row(
+    "tensor, by",
     [("head.bias", 1.0), ("blocks.1.mlp.fc1.weight", 0.5), ("norm.bias", float("nan")), ("norm.bias", 1e-7)],
 )
-def test_a_copy_that_is_not_the_source_is_refused_with_the_figure_and_leaves_nothing(
-    tmp_path, saved, monkeypatch, tensor, by
-):
+def test_a_copy_that_is_not_the_source_is_refused_with_the_figure_and_leaves_nothing(tmp_path, monkeypatch, tensor, by):
     monkeypatch.setitem(encode.ENCODERS, "native", corrupted(tensor, by))
     with pytest.raises(
         CheckpointError, match=r"outputs differ by (nan|[\d.e-]+) of the largest, 1e-05 is allowed"
     ) as caught:
-        convert(saved(), tmp_path / "copy", "native")
+        convert(save_model(tmp_path / "source", a_model()), tmp_path / "copy", "native")
     assert caught.value.value == f"1 of its parts differ: {tensor}"
     assert [each.name for each in tmp_path.iterdir()] == ["source"]
 
