@@ -95,8 +95,7 @@ def test_fused_layers_are_taken_by_wish_else_where_they_were_faster(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("gelu", [None, "tanh", "exact"])
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("biased", "gelu"), [(True, None), (False, "tanh"), (True, "exact")])
 def test_a_fused_dense_layer_is_the_public_one(dtype, gelu, biased):
     fused(dtype)
     x, weight = seeded(2, 5, 24, dtype=dtype), seeded(12, 24, seed=1, dtype=dtype) / 5
@@ -109,8 +108,9 @@ def test_a_fused_dense_layer_is_the_public_one(dtype, gelu, biased):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("gelu", ["tanh", "exact"])
-@pytest.mark.parametrize("window", [(1, 1, 1, 1), (2, 1, 1, 1), (1, 0, 2, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("gelu", "window"), [("tanh", (1, 1, 1, 1)), ("exact", (2, 1, 1, 1)), ("tanh", (1, 0, 2, 4))], ids=str
+)
 def test_a_fused_convolution_is_the_public_one(dtype, gelu, window):
     fused(dtype)
     stride, padding, dilation, groups = window

@@ -9,32 +9,30 @@ import torch
 from torch import Tensor
 
 from tests.models.conftest import shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import SHALLOW, TINY, TWO_STAGES
 from vitrail.models import Config
 from vitrail.tasks.classification import Classifier, create_classifier
 
-VIT = TINY["vit"]
-# what TINY leaves out: each kind of position and pooling, DeiT's two heads, BEiT's other biases
-VARIANTS: dict[str, Config] = {
-    "vit, one block": replace(VIT, depth=1),
-    "vit, gap, learned2d": replace(VIT, pool="gap", positions="learned2d"),
-    "vit, map, sincos2d": replace(VIT, pool="map", prefix=(), positions="sincos2d"),
-    "vit, relative": replace(VIT, positions="relative"),
-    "vit, shared relative": replace(VIT, positions="relative", positions_at="shared", registers=1),
-    "vit, no positions, pad": replace(VIT, positions="none", pad=True),
-    "vit, positions at every block": replace(
-        VIT, positions_at="every", registers=2, position_resize="bicubic-antialias"
+VIT = SHALLOW["vit"]
+CONFIGS: dict[str, Config] = {
+    **SHALLOW,
+    "swin": replace(TINY["swin"], depths=(2, 1)),
+    # what has code of its own in a graph: windows, averages, a stem, each kind of position and pooling, two heads
+    "vit, windows": replace(TINY["vit, windows"], depth=2),
+    "vit, stem": replace(TINY["vit, stem"], stem=(1,), patch_size=8, depth=1),
+    "vit, sincos2d, gap": replace(VIT, prefix=(), positions="sincos2d", pool="gap"),
+    "vit, learned2d at every block, map": replace(
+        VIT, positions="learned2d", positions_at="every", pool="map", pad=True
     ),
-    "deit": replace(VIT, prefix=("cls", "dist"), layer_scale=0.1),
-    "beit, no bias": replace(TINY["beit"], relative_bias="none"),
-    "beit, cubic": replace(TINY["beit"], bias_resize="geometric-cubic"),
-    "encoder": replace(VIT, classes=0),
+    "deit": replace(VIT, prefix=("cls", "dist"), layer_scale=0.1, registers=2, position_resize="bicubic-antialias"),
+    "encoder, relative": replace(VIT, classes=0, positions="relative", registers=1),
+    "beit, one cubic table": replace(TINY["beit, one table"], depth=1, bias_resize="geometric-cubic"),
+    "pvt v2, linear": replace(TINY["pvt v2, linear"], **TWO_STAGES),
 }
-ALL = {**TINY, **VARIANTS}
 
 
 def classifier_of(name: str) -> Classifier:
-    config = ALL[name]
+    config = CONFIGS[name]
     model = create_classifier(config, classes=config.classes)
     shaken(model)
     return model.eval()

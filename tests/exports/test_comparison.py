@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.models.tiny import QUICK, TINY
-from tests.slow import slow_except
 from vitrail.errors import CheckpointError
 from vitrail.exports.comparison import (
     BATCHES,
@@ -48,8 +47,7 @@ def test_the_answers_of_both_to_every_batch_are_given():
     assert [largest_difference(*pair) for pair in pairs] == pytest.approx([0.01, 0.1, 0.001], rel=1e-4)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("output", ["logits", "features"])
+@pytest.mark.parametrize(("value", "output"), [(math.nan, "logits"), (math.inf, "features")])
 def test_an_output_that_is_no_finite_number_fails_whose_ever_it_is(output, value):
     broken = {"logits": LOGITS.clone(), "features": FEATURES.clone()}
     broken[output][1, 1] = value
@@ -83,16 +81,26 @@ def test_agreement_is_of_best_classes_or_of_each_yes_and_no_or_of_features():
     assert task.agreement({"features": FEATURES}, turned) == pytest.approx((0.5**0.5 + 1) / 2)
 
 
-@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
+def test_three_sizes_are_tried_of_which_one_is_oblong():
+    for name, config in TINY.items():
+        sizes = choose_sizes(config)
+        assert sizes[0] == config.image_size, name
+        assert len(set(sizes)) == 3, name
+        assert any(height != width for height, width in sizes), name
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", [*QUICK, "vit, stem", "swin, odd map"])
 def test_every_architecture_takes_the_sizes_that_are_tried(name):
-    sizes = choose_sizes(TINY[name])
-    assert sizes[0] == TINY[name].image_size
-    assert len(set(sizes)) == 3
-    assert any(height != width for height, width in sizes)
     backbone = create_backbone(TINY[name]).eval()
-    with torch.inference_mode():
-        for images in scale_pictures(generate_pictures(max(BATCHES), 3, (32, 32)), sizes):
-            assert backbone(images.float() / 255).shape == (len(images), 7)
+    for images in scale_pictures(generate_pictures(1, 3, (32, 32)), choose_sizes(TINY[name])):
+        assert backbone(images.float() / 255).shape == (1, 7)
+
+
+def test_pictures_are_scaled_to_every_size_in_batches():
+    pictures = generate_pictures(max(BATCHES), 3, (32, 32))
+    found = [images.shape for images in scale_pictures(pictures, [(16, 16), (24, 40)])]
+    assert found == [(count, 3, *size) for size in ((16, 16), (24, 40)) for count in BATCHES]
 
 
 def test_generated_pictures_are_the_same_for_a_seed_and_no_two_alike():

@@ -20,6 +20,12 @@ def shaken(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return model
 
 
+@pytest.fixture(autouse=True)
+def one_seed() -> None:
+    """What a test draws does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def make() -> Callable[..., ViT]:
     """Builds a small ViT in evaluation mode, in fp64 unless ``dtype`` says otherwise."""

@@ -49,15 +49,13 @@ def test_the_progression_is_read_with_a_spline_or_straight_lines(old, new):
         np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("rule", BIAS_RESIZES)
-def test_the_rows_of_the_class_token_stay_and_a_constant_stays_constant(rule):
-    table = table_for((4, 4))
-    resized = resize_bias(table[None], (4, 4), (3, 9), rule)
-    assert resized.shape == (1, count_rows((3, 9)), 2)
-    assert torch.equal(resized[0, -3:], table[-3:])
-    torch.testing.assert_close(
-        resize_bias(torch.ones(1, 52, 2), (4, 4), (3, 9), rule), torch.ones(1, count_rows((3, 9)), 2)
-    )
+def test_the_rows_of_the_class_token_stay_and_a_constant_stays_constant():
+    table, ones = table_for((4, 4)), torch.ones(1, 52, 2)
+    for rule in BIAS_RESIZES:
+        resized = resize_bias(table[None], (4, 4), (3, 9), rule)
+        assert resized.shape == (1, count_rows((3, 9)), 2), rule
+        assert torch.equal(resized[0, -3:], table[-3:]), rule
+        torch.testing.assert_close(resize_bias(ones, (4, 4), (3, 9), rule), torch.ones(1, count_rows((3, 9)), 2))
 
 
 @pytest.mark.parametrize("rule", ["geometric", "geometric-cubic"])
@@ -77,7 +75,7 @@ def test_the_powers_of_the_progression_sum_to_the_last_offset():
     )  # fewer offsets: nearly a patch apart
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 27])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 27])
 def test_lines_are_numpys_and_splines_scipys(count):
     generator = np.random.default_rng(0)
     places = np.sort(generator.normal(size=count)) * 3

@@ -11,7 +11,6 @@ import torch
 
 from tests.models.conftest import gradients, shaken
 from tests.models.equal_blocks import cost_by_two_blocks
-from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig, mix_heads
@@ -143,12 +142,6 @@ def test_mixing_heads_is_a_dense_layer_over_heads_gradients_included():
         torch.testing.assert_close(ours, slow)
 
 
-def test_every_parameter_matters():
-    model = make()
-    for name, gradient in gradients(model, model(pictures()).square().sum()).items():
-        assert gradient.abs().max() > 0, name
-
-
 def test_patches_never_see_the_class_token():
     model, images = make(), pictures()
     before = model.forward_features(images).x
@@ -170,7 +163,7 @@ def test_grids_say_what_rows_and_columns_are():
         torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:-1]))
 
 
-@pytest.mark.parametrize("size", [(32, 32), (24, 40), (17, 9)])
+@pytest.mark.parametrize("size", [(24, 40), (17, 9)])
 def test_any_size_any_channels_and_no_head(size):
     model = make(in_channels=5, classes=0, pad=True)
     images = pictures(2, 5, *size)
@@ -206,21 +199,14 @@ def test_a_subset_of_the_patches_is_the_whole_with_the_others_left_out():
     torch.testing.assert_close(again[:, 1:].flip(1), model.encode(kept).x[:, 1:])
 
 
-def test_patches_are_dropped_in_training_only():
-    model, images = make(patch_dropout=0.75), pictures()
-    assert model.forward_features(images).x.shape[1] == 17
-    assert model.train().forward_features(images).x.shape[1] == 1 + 4
-
-
-@pytest.mark.parametrize("samples", [2, 16])
-def test_depth_is_dropped_evenly_and_checkpointing_changes_nothing(samples):
+def test_depth_is_dropped_evenly_and_checkpointing_changes_nothing():
     found = []
     for again in (False, True):
         model = make(drop_path=0.4, checkpoint=again).train()
         assert [block.drop_path for block in model.blocks] == [0.4] * 3
         assert [block.drop_path for block in model.blocks_token_only] == [0, 0]
         torch.manual_seed(3)
-        loss = model(pictures(samples)).square().sum()
+        loss = model(pictures(16)).square().sum()
         found.append((loss, gradients(model, loss)))
     (loss, kept), (loss_again, recomputed) = found
     assert torch.equal(loss, loss_again)
@@ -228,49 +214,18 @@ def test_depth_is_dropped_evenly_and_checkpointing_changes_nothing(samples):
         torch.testing.assert_close(kept[name], recomputed[name])
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_and_half_weights_stay_near_fp32(kind):
+def test_autocast_and_half_weights_stay_near_fp32():
     model, images = make(torch.float32), pictures().float()
     exact = model(images)
-    with torch.autocast("cpu", kind):
-        logits = model(images)
-    assert logits.dtype == torch.float32
-    assert (logits - exact).abs().max() < 0.05 * exact.abs().max()
-    logits.square().sum().backward()
+    for kind in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", kind):
+            logits = model(images)
+        assert logits.dtype == torch.float32
+        assert (logits - exact).abs().max() < 0.05 * exact.abs().max()
+        logits.square().sum().backward()
     halved = make(torch.bfloat16)(images)
     assert halved.dtype == torch.bfloat16
     assert (halved.float() - exact).abs().max() < 0.06 * exact.abs().max()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_two_graphs_serve_ten_sizes():
-    torch.compiler.reset()
-    model, graphs = make(torch.float32, depth=1), []
-
-    def count(graph, given):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=count)
-    with torch.no_grad():
-        for height, width in [(32, 32), (32, 48), (48, 32), *((24 + 8 * step, 72 - 8 * step) for step in range(7))]:
-            images = pictures(2, 3, height, width).float()
-            torch.testing.assert_close(compiled(images), model(images), atol=1e-4, rtol=1e-4)
-    assert len(graphs) <= 2
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_one_exported_program_serves_any_batch_and_size():
-    model = make(torch.float32, depth=1)
-    batch, rows, columns = (torch.export.Dim(name, min=1, max=9) for name in ("batch", "rows", "columns"))
-    shapes = ({0: batch, 2: 8 * rows, 3: 8 * columns},)
-    program = torch.export.export(model, (pictures(2, 3, 40, 48).float(),), dynamic_shapes=shapes).module()
-    for size in ((3, 3, 32, 32), (1, 3, 24, 64), (8, 3, 72, 32)):
-        torch.testing.assert_close(
-            program(pictures(*size).float()), model(pictures(*size).float()), atol=1e-4, rtol=1e-4
-        )
 
 
 def test_parameters_lie_in_layers_by_depth():
@@ -314,17 +269,21 @@ SIZES = {
 
 
 def test_two_blocks_tell_the_cost_of_all():
-    config = configure("cait-xxs24", depth=5, image_size=96)
+    config = configure("cait-xxs24", depth=3, width=24, heads=2, mlp_width=32, image_size=96)
     assert cost_by_two_blocks(config) == cost_of(config)
 
 
-@pytest.mark.parametrize("name", slow_except(CAITS, {"cait-xxs24"}))
-def test_every_model_costs_what_is_published(name):
-    config = configure(name)
-    assert next(iter(SIZES[name])) == config.image_size[0]
-    for size, expected in SIZES[name].items():
-        cost = cost_by_two_blocks(configure(config, image_size=size))
-        assert (cost.parameters, round(cost.multiply_adds / 1e9, 3)) == expected
+@pytest.mark.parametrize("names", [["cait-xxs24"], pytest.param(CAITS, marks=pytest.mark.slow)], ids=["one", "all"])
+def test_every_model_costs_what_is_published(names):
+    assert SIZES.keys() == CAITS.keys()
+    assert {name: next(iter(SIZES[name])) for name in names} == {name: configure(name).image_size[0] for name in names}
+    found = {name: {size: figures(configure(name, image_size=size)) for size in SIZES[name]} for name in names}
+    assert found == {name: SIZES[name] for name in names}
+
+
+def figures(config):
+    cost = cost_by_two_blocks(config)
+    return cost.parameters, round(cost.multiply_adds / 1e9, 3)
 
 
 def test_attention_costs_products_and_mixing():

@@ -1,6 +1,7 @@
 """Every architecture times everything that a backbone promises, on the small configs of `tests.models.tiny`.
 
 A new name there is tried without an edit here: sizes follow from the config and from the model's own feature maps.
+Variants of an architecture are tried where they have code of their own.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from vitrail.models.config import grid_of
 from vitrail.tasks.classification import create_classifier
 from vitrail.weights.native import load_model, save_model
 
-FIRST_OF_EACH = {config.architecture: name for name, config in reversed(TINY.items())}.values()
-LOADS_A_COMPILER = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
+FIRST_OF_EACH = [*{config.architecture: name for name, config in reversed(TINY.items())}.values()]
+of_every_variant = pytest.mark.parametrize("config", slow_except(TINY, FIRST_OF_EACH), indirect=True)
 
 
-@pytest.fixture(params=slow_except(TINY, FIRST_OF_EACH))
+@pytest.fixture(params=FIRST_OF_EACH)
 def config(request):
     """A small config without chance: no dropout, no dropped branches or patches."""
     tiny = TINY[request.param]
@@ -65,6 +66,7 @@ def distance(found, expected):
     return (found.float() - expected.float()).abs().max() / expected.abs().max()
 
 
+@of_every_variant
 def test_square_and_oblong_images_of_any_batch_get_an_answer_each_of_its_own(model):
     for size in sizes(model, (0, 0), (0, 1), (2, 1)):
         images = draw(model.config, batch=3, size=size)
@@ -95,6 +97,7 @@ def test_images_have_any_number_of_channels_and_another_one_is_refused(config):
             verb(torch.cat([images, images[:, :1]], 1))
 
 
+@of_every_variant
 def test_the_verbs_one_after_another_are_the_model(model):
     for size in sizes(model, (0, 0), (1, 0)):
         images = draw(model.config, size=size)
@@ -112,6 +115,7 @@ def test_the_verbs_one_after_another_are_the_model(model):
         torch.testing.assert_close(mean, model(images))
 
 
+@of_every_variant
 def test_feature_maps_are_images_that_keep_the_shape_of_the_image(model):
     height, width = model.config.image_size
     square, wide = (
@@ -128,6 +132,7 @@ def test_feature_maps_are_images_that_keep_the_shape_of_the_image(model):
     assert len(model.config.cells) == len(square)
 
 
+@of_every_variant
 def test_dense_maps_are_feature_maps_of_which_the_last_is_normed_as_the_tokens_are(model):
     config, images = model.config, draw(model.config)
     maps, dense = model.feature_maps(images), model.dense_maps(images)
@@ -143,6 +148,7 @@ def test_dense_maps_are_feature_maps_of_which_the_last_is_normed_as_the_tokens_a
     assert torch.equal(model.dense_maps(images, [0, -1])[1], dense[-1])
 
 
+@of_every_variant
 def test_attention_comes_with_the_same_logits_and_its_grids_say_where_each_number_belongs(model):
     for size in sizes(model, (0, 0), (0, 1)):
         images = draw(model.config, size=size)
@@ -176,6 +182,7 @@ def check_attention(matrix, grid):
     assert not ((ordered.diff(dim=1) == 0) & (ordered[:, 1:] >= 0)).any()  # and no place answers it twice
 
 
+@of_every_variant
 def test_layers_hold_every_parameter_once_in_the_order_of_depth(model):
     layers = model.layers()
     assert len(layers) == model.config.blocks + 2
@@ -228,6 +235,7 @@ def test_a_model_on_the_meta_device_takes_weights_by_assignment(model):
     assert torch.equal(empty.eval()(images), model(images))
 
 
+@of_every_variant
 def test_a_model_resized_to_another_image_answers_there_as_before(model):
     (size,) = sizes(model, (1, 2))
     new = configure(model.config, image_size=size)
@@ -237,6 +245,7 @@ def test_a_model_resized_to_another_image_answers_there_as_before(model):
     torch.testing.assert_close(other(images), model(images), atol=1e-6, rtol=1e-6)
 
 
+@of_every_variant
 def test_a_subset_of_the_patches_is_encoded_or_refused(model):
     config = model.config
     patches = model.patchify(draw(config))
@@ -289,24 +298,24 @@ def test_every_parameter_gets_a_gradient(model):
         assert gradient.any(), name
 
 
-@pytest.mark.parametrize("dense", [False, True], ids=["logits", "maps"])
-def test_checkpointing_computes_again_what_gives_the_same_loss_and_gradients(config, dense):
+def test_checkpointing_computes_again_what_gives_the_same_loss_and_gradients(config):
     images, calls, found = draw(config), [], []
     count = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, given: calls.append(module))
     for again in (False, True):
         model = build(config, checkpoint=again).train()
-        calls.clear()
-        loss = sum(each.square().sum() for each in (model.dense_maps(images) if dense else [model(images)]))
-        found.append((loss, gradients(model, loss), len(calls)))
+        for outputs in ([model(images)], model.dense_maps(images)):
+            calls.clear()
+            loss = sum(each.square().sum() for each in outputs)
+            found.append((loss, gradients(model, loss), len(calls)))
     count.remove()
-    (loss, kept, once), (loss_again, recomputed, twice) = found
-    assert twice > once
-    torch.testing.assert_close(loss, loss_again)
-    for name in kept:
-        torch.testing.assert_close(kept[name], recomputed[name], msg=lambda text, name=name: f"{name}: {text}")
+    for (loss, kept, once), (loss_again, recomputed, twice) in zip(found[:2], found[2:]):
+        assert twice > once
+        torch.testing.assert_close(loss, loss_again)
+        for name in kept:
+            torch.testing.assert_close(kept[name], recomputed[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("name", slow_except(TINY, FIRST_OF_EACH))
+@pytest.mark.parametrize("name", FIRST_OF_EACH)
 def test_all_chance_together_still_trains_and_is_off_in_evaluation(name):
     tiny = TINY[name]
     torch.manual_seed(0)
@@ -314,7 +323,10 @@ def test_all_chance_together_still_trains_and_is_off_in_evaluation(name):
     model = build(tiny, torch.float32, **dict.fromkeys(shares, 0.2))
     images = draw(tiny, batch=4, dtype=torch.float32)
     assert torch.equal(model(images), model(images))
+    patches = model.patchify(images)
+    count = patches.x.shape[1]
     model.train()
+    assert model.place(patches).x.shape[1] == round(count * (0.8 if "patch_dropout" in shares else 1))
     assert not torch.equal(model(images), model(images))
     model(images).square().sum().backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -334,53 +346,6 @@ def test_two_steps_on_a_batch_lower_its_loss(config):
     assert losses[2] < losses[1] < losses[0]
 
 
-GROWTHS = [(0, 0), (1, 1), (0, 1), (1, 0), (2, 2), (2, 1), (1, 2), (0, 2), (2, 0), (3, 0)]  # as a user would go on
-
-
-def check_two_graphs(config):
-    """A third graph is an error of torch's. Floats are constants here: as inputs they have the first graph traced twice."""
-    model = build(config, torch.float32)
-    torch.compiler.reset()
-    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=2, specialize_float=True):
-        compiled = torch.compile(model, dynamic=True, fullgraph=True, backend="aot_eager")
-        for size in sizes(model, *GROWTHS):
-            images = draw(config, size=size, dtype=torch.float32)
-            assert distance(compiled(images), model(images)) < 1e-4, size
-
-
-@pytest.mark.slow
-@LOADS_A_COMPILER
-@pytest.mark.parametrize("name", SHALLOW)
-def test_a_compiled_model_answers_ten_sizes_with_two_graphs(name):
-    check_two_graphs(SHALLOW[name])
-
-
-# odd maps are among the ten sizes of every architecture
-VARIANTS = [name for name in TINY if name not in SHALLOW and not name.endswith("odd map")]
-
-
-@pytest.mark.slow
-@LOADS_A_COMPILER
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_needs_no_more(name):
-    check_two_graphs(TINY[name])
-
-
 def test_every_architecture_is_here():
     assert {config.architecture for config in TINY.values()} == set(ARCHITECTURES)
     assert {config.architecture for config in SHALLOW.values()} == set(ARCHITECTURES)
-
-
-@pytest.mark.slow
-@LOADS_A_COMPILER
-@pytest.mark.parametrize("name", SHALLOW)
-def test_a_compiled_model_is_the_model_gradients_included(name):
-    torch.compiler.reset()
-    model = build(SHALLOW[name], torch.float32)
-    images = draw(model.config, dtype=torch.float32)
-    logits = torch.compile(model)(images)
-    assert distance(logits, model(images)) < 1e-4
-    compiled, plain = (gradients(model, each.square().sum()) for each in (logits, model(images)))
-    largest = max(each.abs().max() for each in plain.values())  # some are zero but for rounding
-    for name, expected in plain.items():
-        assert (compiled[name] - expected).abs().max() < 1e-3 * expected.abs().max() + 1e-6 * largest, name

@@ -37,22 +37,15 @@ def test_upscaling_is_a_transposed_convolution_and_a_depthwise_one():
     torch.testing.assert_close(layer(x), y)
 
 
-@pytest.mark.parametrize(
-    ("patch", "strides"),
-    [
-        (16, ["4", "8", "16", "32"]),
-        (14, ["7/2", "7", "14", "28"]),
-        (8, ["4", "8", "16", "32"]),
-        (32, ["4", "8", "16", "32"]),
-    ],
-)
-def test_levels_of_a_plain_network_are_powers_of_two_of_its_patch(patch, strides):
-    neck = SimplePyramid(12, (patch, patch), (4, 8, 16, 32), 5)
-    assert neck.strides == [(Fraction(stride),) * 2 for stride in strides]
-    found = neck([torch.randn(1, 12, 4, 8)])
-    assert [tuple(each.shape) for each in found] == [
-        (1, 5, 4 * patch / Fraction(stride), 8 * patch / Fraction(stride)) for stride in strides
-    ]
+def test_levels_of_a_plain_network_are_powers_of_two_of_its_patch():
+    powers = ["4", "8", "16", "32"]
+    for patch, strides in {16: powers, 14: ["7/2", "7", "14", "28"], 8: powers, 32: powers}.items():
+        neck = SimplePyramid(12, (patch, patch), (4, 8, 16, 32), 5)
+        assert neck.strides == [(Fraction(stride),) * 2 for stride in strides], patch
+        found = neck([torch.randn(1, 12, 4, 8)])
+        assert [tuple(each.shape) for each in found] == [
+            (1, 5, 4 * patch / Fraction(stride), 8 * patch / Fraction(stride)) for stride in strides
+        ]
 
 
 def test_a_feature_pyramid_adds_coarse_maps_to_the_cells_of_finer_ones_that_they_cover():
@@ -108,7 +101,7 @@ def test_the_fused_head_is_segformers():
         torch.testing.assert_close(mine, their)
 
 
-@pytest.mark.parametrize("size", [(64, 96), (60, 90), (33, 47)])
+@pytest.mark.parametrize("size", [(64, 96), (33, 47)])
 def test_projecting_before_enlarging_is_enlarging_before_projecting(size):
     head, maps = shaken(FusedHead(WIDTHS, to_strides(CELLS), 16, 5)).double().eval(), maps_of(*size)
     height, width = maps[0].shape[2:]

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
 from tests.models.swins import TINY, make, pictures
-from vitrail.errors import ConfigError
-from vitrail.models import Patches, create_backbone
+from vitrail.models import create_backbone
 from vitrail.models.swin import PatchMerging, Swin
 
 
@@ -62,14 +61,6 @@ def test_attention_comes_with_the_same_logits():
         assert matrix.shape[2:] == grid.columns.shape
         assert matrix.dtype == torch.float32
         torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:3]))
-
-
-def test_a_subset_of_the_patches_is_refused():
-    model = make()
-    kept = Patches(torch.zeros(1, 3, 8).double(), (12, 12), torch.tensor([[0, 1, 2]]))
-    for verb in (model.place, model.encode):
-        with pytest.raises(ConfigError, match=r"a Swin Transformer requires the whole grid .* 3.*\n.*vit"):
-            verb(kept)
 
 
 def test_an_image_is_filled_up_with_zeros_to_whole_patches():
@@ -181,25 +172,6 @@ def test_autocast_and_rough_weights_stay_near_fp32(kind):
         assert (each - exact).abs().max() < 0.05 * exact.abs().max()
     logits.square().sum().backward()
     assert all(parameter.grad.any() for parameter in model.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, as it loads its compiler
-def test_one_graph_takes_maps_of_whole_windows_and_others_and_maps_below_a_window_need_a_second():
-    torch.compiler.reset()
-    model, graphs = make(dtype=torch.float32, depths=(2, 1)), []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, backend=count, dynamic=True, fullgraph=True)
-    sizes = [(48, 64), (40, 33), (64, 32), (56, 56), (29, 41), (45, 90), (64, 80), (33, 57), (80, 47), (16, 40)]
-    for size in sizes:
-        images = pictures(*size).float()
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-4)
-        assert len(graphs) == (2 if size == sizes[-1] else 1)
 
 
 # another window

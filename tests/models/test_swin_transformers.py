@@ -71,8 +71,8 @@ def with_transformers(**changes) -> tuple[Swin, torch.nn.Module]:
     return ours, theirs.double().eval()
 
 
-# square; oblong; filled up to whole windows; to whole patches, and odd maps; a map of just one window's height, unshifted
-SIZES = [(48, 48), (48, 72), (64, 80), (57, 75), (24, 48)]
+# oblong; filled up to whole windows and patches, and odd maps; a map of just one window's height, unshifted
+SIZES = [(48, 72), (57, 75), (24, 48)]
 OPTIONS = {
     "three stages": {"depths": (2, 1, 2), "heads": (1, 2, 4)},
     "even window": {"window": 2},
@@ -110,6 +110,6 @@ def test_blocks_attention_logits_and_gradients_are_transformers(size):
 
 
 @pytest.mark.parametrize("changes", OPTIONS.values(), ids=OPTIONS)
-def test_so_are_those_with_other_options(changes):
+def test_other_options_are_transformers(changes):
     ours, theirs = with_transformers(**changes)
     assert_is_theirs(ours, theirs, pictures(56, 64, channels=ours.config.in_channels))

@@ -53,12 +53,11 @@ def over_the_whole_map(block: Block, x: torch.Tensor) -> tuple[torch.Tensor, tor
     return answer[:, real].unflatten(1, (height, width)), weights[:, :, real][:, :, :, real]
 
 
-# whole windows; filled up; one row of windows; narrower than a window; a line; one place
-MAPS = [(6, 9), (7, 8), (3, 7), (5, 2), (1, 4), (1, 1)]
+# whole windows; filled up; one row of windows, narrower than one; one place
+MAPS = [(6, 9), (7, 8), (3, 7), (1, 1)]
 
 
-@pytest.mark.parametrize("shifted", [False, True])
-@pytest.mark.parametrize("window", [3, 4])
+@pytest.mark.parametrize(("window", "shifted"), [(3, True), (4, False), (4, True)])
 @pytest.mark.parametrize("size", MAPS, ids=str)
 def test_windows_are_attention_over_the_whole_map_with_a_mask_gradients_included(size, window, shifted):
     config = replace(TINY, window=window)

@@ -83,7 +83,7 @@ CASES = {
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_logits_are_those_of_equations_1_to_4(make, pictures, changes):
-    model = make(**changes)
+    model = make(depth=2, **changes)
     config, w = model.config, model.state_dict()
     images = pictures(2, config.in_channels, *config.image_size)
     expected = torch.stack([encoder(image, w, config) for image in images])  # (B, T, D)

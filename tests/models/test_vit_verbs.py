@@ -9,21 +9,17 @@ import torch
 
 from tests.models.conftest import gradients, outputs_of
 from vitrail.errors import ConfigError
-from vitrail.models import AttentionGrid, Patches, create_backbone
+from vitrail.models import AttentionGrid, create_backbone
 
 POSITIONS = ("learned", "learned2d", "sincos2d", "relative", "none")
 POOLS = {"cls": ("cls",), "gap": (), "cls+gap": ("cls",), "map": ("cls",)}
 SHAPES = {"oblong grey": (1, 24, 40), "five channels": (5, 32, 16)}
 
 
-PAIRWISE = [
-    ([*SHAPES][(row + column) % 2], pool, positions)
-    for row, pool in enumerate(POOLS)
-    for column, positions in enumerate(POSITIONS)
-]
+SOME = [([*SHAPES][case // 2 % 2], [*POOLS][case % 4], POSITIONS[case % 5]) for case in range(8)]
 
 
-@pytest.mark.parametrize(("shape", "pool", "positions"), PAIRWISE)
+@pytest.mark.parametrize(("shape", "pool", "positions"), SOME)
 def test_shapes_pools_and_positions_go_together(make, pictures, shape, pool, positions):
     channels, height, width = SHAPES[shape]
     at = {"learned": "every", "relative": "shared"}.get(positions, "stem")
@@ -59,14 +55,6 @@ def test_the_verbs_one_after_another_are_the_model(make, pictures):
     torch.testing.assert_close(model.forward_features(images).x, tokens.x)
     assert list(model.heads(features)) == ["cls"]
     torch.testing.assert_close(model.heads(features)["cls"], model(images))
-
-
-def test_half_of_the_patches_can_be_encoded(make, pictures):
-    model = make(positions_at="every")
-    patches = model.patchify(pictures())
-    ids = torch.tensor([[3, 1, 7], [0, 15, 8]])
-    kept = Patches(patches.x.gather(1, ids[..., None].expand(-1, -1, 16)), patches.grid, ids)
-    assert model.encode(model.place(kept)).x.shape == (2, 4, 16)
 
 
 def test_state_dict_names_are_timms():
@@ -124,11 +112,10 @@ def test_attention_comes_with_the_logits_and_is_what_the_model_used(make, pictur
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("pool", POOLS)
-def test_recording_changes_no_bit_of_the_logits(make, pictures, pool):
-    model = make(torch.float32, pool=pool, prefix=POOLS[pool])
-    images = pictures(3, dtype=torch.float32)
-    assert torch.equal(model.forward_with_attention(images)[0], model(images))
+def test_recording_changes_no_bit_of_the_logits(make, pictures):
+    for pool, prefix in POOLS.items():
+        model, images = make(torch.float32, pool=pool, prefix=prefix), pictures(3, dtype=torch.float32)
+        assert torch.equal(model.forward_with_attention(images)[0], model(images)), pool
 
 
 def test_layers_hold_every_parameter_once_in_order_of_depth(make):
@@ -171,10 +158,9 @@ def test_a_new_head_is_linear_and_zero_and_the_config_follows(make, pictures, pr
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_no_classes_give_features(make, pictures):
-    for prefix in (("cls",), ("cls", "dist")):
-        model = make(classes=0, prefix=prefix)
-        torch.testing.assert_close(model(pictures()), model.pool(model.forward_features(pictures())))
+def test_two_tokens_and_no_classes_give_features(make, pictures):
+    model = make(classes=0, prefix=("cls", "dist"))
+    torch.testing.assert_close(model(pictures()), model.pool(model.forward_features(pictures())))
 
 
 def test_an_image_that_does_not_divide_is_refused_or_padded_with_zeros(make, pictures):
@@ -188,20 +174,6 @@ def test_an_image_that_does_not_divide_is_refused_or_padded_with_zeros(make, pic
     assert filling.patchify(images).grid == (4, 6)
     torch.testing.assert_close(filling(images), model(padded))
     torch.testing.assert_close(filling(padded), model(padded))
-
-
-def test_another_number_of_channels_is_refused(make, pictures):
-    with pytest.raises(ConfigError, match=r"\(2, 1, 32, 32\) for a model of 3 channels\n.*in_channels"):
-        make()(pictures(2, 1))
-
-
-def test_a_model_on_the_meta_device_takes_weights_by_assignment(make, pictures):
-    model = make()
-    with torch.device("meta"):
-        empty = create_backbone(model.config)
-    assert all(parameter.is_meta for parameter in empty.parameters())
-    empty.load_state_dict(model.state_dict(), assign=True)
-    torch.testing.assert_close(empty.eval()(pictures()), model(pictures()))
 
 
 def test_images_can_lie_in_memory_any_way(make, pictures):

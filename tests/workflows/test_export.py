@@ -79,6 +79,8 @@ def writer(sabotage: Sabotage = lambda weight, bias: None, *, size: tuple = DYNA
 
 @pytest.fixture(autouse=True)
 def honest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are read without a process that tries them first, of which `tests.weights` has the proof."""
+    monkeypatch.setattr("vitrail.weights.onnx.try_out", lambda *given: None)
     monkeypatch.setattr(export, "to_onnx", writer())
     monkeypatch.setattr("vitrail.exports.comparison.SECONDS", 0.01)
 
@@ -183,9 +185,8 @@ LESS = {"images": 300, "difference": 0.2}
 TOP1 = {**LESS, "metric": "top1", "top1_before": 218 / 300}
 
 
-@pytest.mark.parametrize(
-    ("limits", "figures", "allowed"),
-    [
+def test_what_is_allowed():
+    for limits, figures, allowed in (
         (Tolerances(exact=True), {"difference": 1e-4, "agreement": 0.5}, True),
         (Tolerances(exact=True), {"difference": 1.1e-4, "agreement": 1.0}, False),
         (Tolerances(exact=False), {**LESS, "agreement": 0.95}, True),
@@ -194,15 +195,13 @@ TOP1 = {**LESS, "metric": "top1", "top1_before": 218 / 300}
         (Tolerances(exact=False), {**TOP1, "agreement": 1.0, "top1_after": 211 / 300}, False),
         (Tolerances(exact=False), {**LESS, "metric": "map", "map_before": 0.5, "map_after": 0.6}, True),
         (Tolerances(exact=False, tolerance=0.1), {**LESS, "agreement": 0.9}, True),
-    ],
-)
-def test_what_is_allowed(limits, figures, allowed):
-    if allowed:
-        limits.check(figures)
-        return
-    with pytest.raises(CheckpointError, match="is allowed") as error:
-        limits.check(figures)
-    assert "--tolerance" in error.value.remedy
+    ):
+        if allowed:
+            limits.check(figures)
+            continue
+        with pytest.raises(CheckpointError, match="is allowed") as error:
+            limits.check(figures)
+        assert "--tolerance" in error.value.remedy, figures
 
 
 def test_accuracy_that_is_no_number_is_not_allowed():
@@ -210,16 +209,17 @@ def test_accuracy_that_is_no_number_is_not_allowed():
         Tolerances(exact=False).check({**LESS, "metric": "map", "map_before": 0.5, "map_after": float("nan")})
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=str)
 @pytest.mark.parametrize("place", ["to_onnx", "Proof", "_add_figures"])
-def test_ctrl_c_and_a_full_disk_leave_nothing(model, tmp_path, monkeypatch, error, place):
-    def stopped(*given: Any, **named: Any) -> None:
-        raise error
+def test_ctrl_c_and_a_full_disk_leave_nothing(model, tmp_path, monkeypatch, place):
+    for error, raised in ((KeyboardInterrupt(), KeyboardInterrupt), (OSError(errno.ENOSPC, "no space"), DiskError)):
 
-    monkeypatch.setattr(export, place, stopped)
-    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else DiskError):
-        made(model, tmp_path / "a.onnx")
-    assert not list(tmp_path.iterdir())
+        def stopped(*given: Any, error: BaseException = error, **named: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(export, place, stopped)
+        with pytest.raises(raised):
+            made(model, tmp_path / "a.onnx")
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_without_room_is_known_before(model, tmp_path, monkeypatch):
@@ -249,9 +249,8 @@ def test_only_an_export_is_written_over_unless_by_force(model, tmp_path):
         made(model, tmp_path / "b.onnx", force=True)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
+def test_what_cannot_be_meant_is_refused_with_a_remedy(model, tmp_path):
+    for asked, words in (
         ({"to": "onxx"}, "did you mean 'onnx'"),
         ({"to": "program", "int8": True}, "leave --int8 out"),
         ({"to": "timm", "pictures": True}, "leave --pictures out"),
@@ -260,13 +259,11 @@ def test_only_an_export_is_written_over_unless_by_force(model, tmp_path):
         ({"images": 0}, "one image at least"),
         ({"out": None}, "give out, a path"),
         ({"to": "timm"}, "save it first"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_with_a_remedy(model, tmp_path, asked, words):
-    with pytest.raises(ConfigError) as error:
-        export_model(model, **{"out": tmp_path / "a.onnx", "inference": QUIET, "say": silent, **asked})
-    assert words in error.value.remedy
-    assert not list(tmp_path.iterdir())
+    ):
+        with pytest.raises(ConfigError) as error:
+            export_model(model, **{"out": tmp_path / "a.onnx", "inference": QUIET, "say": silent, **asked})
+        assert words in error.value.remedy
+        assert not list(tmp_path.iterdir())
 
 
 def test_an_export_is_not_exported_again(model, tmp_path):
@@ -284,21 +281,18 @@ def test_a_layout_of_weights_is_converted_with_its_own_proof(tmp_path, monkeypat
         export_model(source.parent, to="google", tolerance=0.1, say=silent)
 
 
-@pytest.mark.parametrize(
-    ("given", "how", "name"),
-    [
+def test_without_a_path_the_file_has_the_models_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_model(tmp_path / "bees" / "model", a_model(depth=1))
+    save_model(tmp_path / "one.safetensors", a_model(depth=1))
+    for given, how, name in (
         ("bees", {}, "bees.onnx"),
         ("bees/model", {"int8": True}, "bees-int8.onnx"),
         ("bees/model", {"to": "program"}, "bees.pt2"),
         ("one.safetensors", {"pictures": True}, "one-pictures.onnx"),
         ("hf:google/vit-base@main", {"to": "google"}, "vit-base.npz"),
-    ],
-)
-def test_without_a_path_the_file_has_the_models_name(tmp_path, monkeypatch, given, how, name):
-    monkeypatch.chdir(tmp_path)
-    save_model(tmp_path / "bees" / "model", a_model(depth=1))
-    save_model(tmp_path / "one.safetensors", a_model(depth=1))
-    assert export.ExportOptions(**how).default_path(given) == Path(name)
+    ):
+        assert export.ExportOptions(**how).default_path(given) == Path(name)
 
 
 def test_images_of_other_classes_are_compared_without_labels_and_it_is_said(tmp_path):
