@@ -1,18 +1,26 @@
-"""A small model behind its routes, without a socket."""
+"""A small model behind its routes, without a socket; and a server as a process, one for each module that asks for it."""
 
 from __future__ import annotations
 
+import asyncio
 import io
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 from starlette.testclient import TestClient
 
 from tests.looked_at import picture, shaken
+from tests.serving.load import Question, closed_loop
+from tests.serving.process import PATIENT, Process, serve
+from tests.serving.questions import model, photographs, questions
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.loaded_model import LoadedModel
 from vitrail.serving.service import Service
+from vitrail.weights.native import save_model
+
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (INFO|WARNING) |listening on http")  # and no traceback
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +46,7 @@ def start() -> Iterator[Callable[..., TestClient]]:
     services: list[Service] = []
 
     def begin(load: Callable[[], LoadedModel] | None, *, token: str | None = None, runs=None, **limits) -> TestClient:
-        services.append(Service(load, ServerLimits(**limits)))
+        services.append(Service(load, ServerLimits(**{"deadline": 600.0, **limits})))
         app = create_app(services[-1], token=token, hosts=None, runs=runs)
         client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
         client.service = services[-1]
@@ -52,3 +60,23 @@ def start() -> Iterator[Callable[..., TestClient]]:
 @pytest.fixture
 def client(start, served) -> TestClient:
     return start(lambda: served)
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Question]:
+    """Twenty images for the model of `server`, with the answers that it gave offline."""
+    return questions(model(), photographs(20))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, asked: list[Question]) -> Iterator[Process]:
+    """After all tests of a module it must still answer, end well and have said nothing bad."""
+    folder = tmp_path_factory.mktemp("server")
+    path = save_model(folder / "model.safetensors", model())
+    with serve(path, folder / "stderr.txt", *PATIENT) as started:
+        started.address()
+        yield started
+        tally = asyncio.run(closed_loop(started.address(), iter(asked), clients=4))
+        assert (tally.statuses, tally.wrong) == ({200: 20}, 0)
+        assert started.end() == 0
+    assert [line for line in started.stderr.splitlines() if not LOGGED.match(line)] == []

@@ -97,9 +97,8 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 def png(side: int, *more: bytes) -> bytes:
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-    return (
-        b"\x89PNG\r\n\x1a\n" + head + b"".join(more) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
-    )
+    body = chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(more) + body
 
 
 def jpeg(side: int) -> bytes:
@@ -110,13 +109,8 @@ def jpeg(side: int) -> bytes:
 
 
 def gif(side: int) -> bytes:
-    return (
-        b"GIF89a"
-        + struct.pack("<HH", side, side)
-        + b"\0\0\0,"
-        + struct.pack("<HHHHB", 0, 0, side, side, 0)
-        + b"\2\1L\0;"
-    )
+    sizes = struct.pack("<HHB", side, side, 0)
+    return b"GIF89a" + sizes[:4] + b"\0\0\0," + bytes(4) + sizes + b"\2\1L\0;"
 
 
 def bmp(side: int) -> bytes:
@@ -126,19 +120,9 @@ def bmp(side: int) -> bytes:
 
 def tiff(side: int) -> bytes:
     """One strip of raw grey bytes which is not there."""
-    tags = (
-        (256, side),
-        (257, side),
-        (258, 8),
-        (259, 1),
-        (262, 1),
-        (273, 200),
-        (277, 1),
-        (278, side),
-        (279, side * side),
-    )
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
-    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4)
+    values = {256: side, 257: side, 258: 8, 259: 1, 262: 1, 273: 200, 277: 1, 278: side, 279: side * side}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values.items())
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(values)) + entries + bytes(4)
 
 
 def webp(side: int) -> bytes:

@@ -83,41 +83,34 @@ def chopped_form(chance: Random) -> Hostile:
     return Hostile("form: chopped", request("POST", chance.choice(ROUTES), body, Content_Type=kind), READ)
 
 
-def utf8_less(image: bytes) -> bytes:
-    return form(
-        [(b'Content-Disposition: form-data; name="\xff\xfe"; filename="\xc3\x28\xed\xa0\x80"', image)], "border"
-    )[0]
+def sole(image: bytes, boundary: str = "border", more: bytes = b"") -> tuple[bytes, str]:
+    """A sound form of one file."""
+    return form([(part("a", "b") + more, image)], boundary)
 
 
+KIND = "multipart/form-data"
+NO_UTF8 = b'Content-Disposition: form-data; name="\xff\xfe"; filename="\xc3\x28\xed\xa0\x80"'
 FORMS: dict[str, Callable[[Random, bytes], tuple[bytes, str]]] = {
-    "no boundary": lambda chance, image: (form([(part("a", "b"), image)], "x")[0], "multipart/form-data"),
-    "empty boundary": lambda chance, image: (form([(part("a", "b"), image)], "x")[0], "multipart/form-data; boundary="),
-    "another boundary": lambda chance, image: (
-        form([(part("a", "b"), image)], "x")[0],
-        "multipart/form-data; boundary=y",
-    ),
-    "boundary of 257": lambda chance, image: form([(part("a", "b"), image)], "b" * 257),
-    "boundary in latin-1": lambda chance, image: form([(part("a", "b"), image)], "\xe9\xff"),
-    "10,000 parts": lambda chance, image: (many_parts(), "multipart/form-data; boundary=border"),
+    "no boundary": lambda chance, image: (sole(image)[0], KIND),
+    "empty boundary": lambda chance, image: (sole(image)[0], f"{KIND}; boundary="),
+    "another boundary": lambda chance, image: (sole(image)[0], f"{KIND}; boundary=y"),
+    "boundary of 257": lambda chance, image: sole(image, "b" * 257),
+    "boundary in latin-1": lambda chance, image: sole(image, "\xe9\xff"),
+    "10,000 parts": lambda chance, image: (many_parts(), f"{KIND}; boundary=border"),
     "no part": lambda chance, image: form([], "border"),
-    "no end": lambda chance, image: (
-        form([(part("a", "b"), image)], "border")[0][:-12],
-        "multipart/form-data; boundary=border",
-    ),
+    "no end": lambda chance, image: (sole(image)[0][:-12], f"{KIND}; boundary=border"),
     "no file": lambda chance, image: form([(part("file"), b"words")], "border"),
     "text as file": lambda chance, image: form([(part("file", "a.jpg"), b"these are words" * 50)], "border"),
     "empty file": lambda chance, image: form([(part("file", "a.jpg"), b"")], "border"),
-    "names that are no UTF-8": lambda chance, image: (utf8_less(image), "multipart/form-data; boundary=border"),
+    "names that are no UTF-8": lambda chance, image: form([(NO_UTF8, image)], "border"),
     "name*": lambda chance, image: form([(part("f", "a", "; filename*=UTF-8''%ff%00%e2%82"), image)], "border"),
     "name of a path": lambda chance, image: form([(part("file", "../../../etc/passwd"), image)], "border"),
     "name with line ends": lambda chance, image: form([(part("file", "a\r\nX-Other: b\r\n\r\n"), image)], "border"),
     "name of 100,000": lambda chance, image: form([(part("file", "n" * 100_000), image)], "border"),
     "no disposition": lambda chance, image: form([(b"Content-Type: image/jpeg", image)], "border"),
-    "1,000 headers": lambda chance, image: form([(part("a", "b") + b"\r\nX-More: 1" * 1000, image)], "border"),
-    "encoded": lambda chance, image: form(
-        [(part("a", "b") + b"\r\nContent-Transfer-Encoding: base64", b64encode(image))], "border"
-    ),
-    "part in a part": lambda chance, image: form([(part("a", "b"), form([(part("c", "d"), image)], "x")[0])], "border"),
+    "1,000 headers": lambda chance, image: sole(image, more=b"\r\nX-More: 1" * 1000),
+    "encoded": lambda chance, image: sole(b64encode(image), more=b"\r\nContent-Transfer-Encoding: base64"),
+    "part in a part": lambda chance, image: sole(sole(image, "x")[0]),
 }
 
 

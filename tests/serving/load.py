@@ -54,6 +54,7 @@ class Connection:
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self.written = 0.0  # by time.monotonic: when the last request was on its way, at the latest
         self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, content: bytes) -> Reply:
@@ -62,6 +63,7 @@ class Connection:
         try:
             async with asyncio.timeout(PATIENCE):
                 writer.write(content)
+                self.written = time.monotonic()
                 reply = await read_reply(reader)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             self.close()

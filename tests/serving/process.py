@@ -14,7 +14,9 @@ from pathlib import Path
 
 LISTENING = re.compile(r"http://127\.0\.0\.1:(\d+)")
 PAGE = os.sysconf("SC_PAGE_SIZE")
-START = 120.0  # seconds that a start may take on a busy machine
+START = 300.0  # seconds that a start may take on a busy machine
+# for tests of what is answered, not of when: nothing is measured, and no request is late
+PATIENT = ("--no-tune", "--deadline", "600")
 
 
 class Process:
@@ -63,7 +65,7 @@ class Process:
             time.sleep(0.02)
         raise RuntimeError(f"the server did not start: {self.stderr}")
 
-    def end(self, *, within: float = 30.0) -> int:
+    def end(self, *, within: float = 120.0) -> int:
         """The exit code after SIGTERM. Raises `subprocess.TimeoutExpired` where it takes longer."""
         self.child.send_signal(signal.SIGTERM)
         return self.child.wait(within)

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.serving.load import request
-from tests.serving.test_protocol import serving
+from tests.serving.test_protocol import serving, until_free
 from vitrail.serving.early import refuse_early
 from vitrail.serving.gate import Admission
 from vitrail.serving.limits import ServerLimits
@@ -51,24 +51,24 @@ class Counted(Admission):
 
 
 def admission(*, full: bool = True, draining: bool = False) -> Counted:
-    service = Service(None, ServerLimits())
+    service = Service(None, ServerLimits(deadline=600))
     service.close()
     service.batcher.taken, service.draining = service.batcher.room if full else 0, draining
     return Counted(App(), service, token=TOKEN, hosts=["127.0.0.1"])
 
 
 async def exchange(door: Counted, parts: list[bytes], *, early: bool = True, **limits: float) -> bytes:
-    """All that a client gets that sends these parts one after another, in 0.1 seconds each, and waits."""
+    """All that a client gets that sends these parts one after another and waits."""
     refuse = functools.partial(refuse_early, door) if early else lambda data, state: None
-    async with serving(door, refuse=refuse, **limits) as (address, state), asyncio.timeout(20):
+    async with serving(door, refuse=refuse, **limits) as (address, state), asyncio.timeout(120):
         reader, writer = await asyncio.open_connection(*address)
         for part in parts:
             writer.write(part)
-            await asyncio.sleep(0.1)
+            for _ in range(20):  # turns of the loop, in which the server takes in what has come
+                await asyncio.sleep(0)
         received = await reader.read()
         writer.close()
-        while state.connections or state.tasks:
-            await asyncio.sleep(0.01)
+        await until_free(state)
     return received
 
 
@@ -84,15 +84,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("draining", [False, True], ids=["serving", "draining"])
-@pytest.mark.parametrize("content", REFUSED.values(), ids=REFUSED)
-def test_a_refusal_by_the_head_is_that_of_the_application(content, draining):
-    doors = [admission(draining=draining) for _ in range(2)]
-    late, early = (asyncio.run(exchange(door, [content + BEHIND], early=door is doors[1])) for door in doors)
-    assert OWN.sub(b"", early) == OWN.sub(b"", late)
-    assert early.count(b"HTTP/1.1 ") == (1 if draining else 2)
-    assert [door.count for door in doors] == ([1, 0] if draining else [2, 1])  # the one behind is no refusal
-    text = [door.service.metrics.text().partition(b"vitrail_requests_total{")[2].split(b"\n")[0] for door in doors]
-    assert text[0] == text[1] != b""
+def test_a_refusal_by_the_head_is_that_of_the_application(draining):
+    for name, content in REFUSED.items():
+        doors = [admission(draining=draining) for _ in range(2)]
+        late, early = (asyncio.run(exchange(door, [content + BEHIND], early=door is doors[1])) for door in doors)
+        assert OWN.sub(b"", early) == OWN.sub(b"", late), name
+        assert early.count(b"HTTP/1.1 ") == (1 if draining else 2), name
+        # the one behind is no refusal
+        assert [door.count for door in doors] == ([1, 0] if draining else [2, 1]), name
+        told = [door.service.metrics.text().partition(b"vitrail_requests_total{")[2].split(b"\n")[0] for door in doors]
+        assert told[0] == told[1] != b"", name
 
 
 PLAIN = REFUSED["full"]
@@ -116,10 +117,11 @@ USUAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "full"), USUAL.values(), ids=USUAL)
-def test_all_others_go_through_h11(content, full):
-    door = admission(full=full)
-    assert refuse_early(door, content, {}) is None
+def test_all_others_go_through_h11():
+    taken = {
+        name: refuse_early(admission(full=full), content, {}) is not None for name, (content, full) in USUAL.items()
+    }
+    assert taken == dict.fromkeys(USUAL, False)
     assert refuse_early(admission(), PLAIN, {}) is not None
 
 
@@ -142,7 +144,8 @@ def test_a_server_that_shuts_down_waits_for_the_reply():
         async with serving(door, refuse=functools.partial(refuse_early, door)) as (address, state):
             reader, writer = await asyncio.open_connection(*address)
             writer.write(PLAIN[:300])
-            await asyncio.sleep(0.1)
+            while not any(connection._refusal for connection in state.connections):
+                await asyncio.sleep(0.01)
             for connection in state.connections:
                 connection.shutdown()
             writer.write(PLAIN[300:])
@@ -158,9 +161,10 @@ def test_the_deadline_includes_the_time_in_the_queue_of_the_socket():
     async def ask_while_busy(milliseconds: int) -> bytes:
         door = admission(full=False)
         content = request("POST", "/", b"x", **HEADERS, X_Deadline_Ms=str(milliseconds), Connection="close")
-        async with serving(door, refuse=functools.partial(refuse_early, door)) as (address, _):
+        async with serving(door, refuse=functools.partial(refuse_early, door)) as (address, state):
             reader, writer = await asyncio.open_connection(*address)
-            await asyncio.sleep(0.05)
+            while not state.connections:
+                await asyncio.sleep(0.01)
             writer.write(content)
             time.sleep(0.3)  # the server is busy
             received = await reader.read()
@@ -168,7 +172,7 @@ def test_the_deadline_includes_the_time_in_the_queue_of_the_socket():
         return received
 
     assert asyncio.run(ask_while_busy(200)).startswith(b"HTTP/1.1 503 ")
-    assert asyncio.run(ask_while_busy(5000)).startswith(b"HTTP/1.1 200 ")
+    assert asyncio.run(ask_while_busy(600_000)).startswith(b"HTTP/1.1 200 ")
 
 
 def test_the_age_of_data_is_unknown_for_other_sockets():

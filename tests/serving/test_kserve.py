@@ -25,11 +25,8 @@ def test_its_paths_are_all_there(client, path, served):
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}
     told = client.get(path).json()
-    assert told["versions"] == [served.version] and [each["name"] for each in told["inputs"]] == [
-        "image",
-        "pixels",
-        "images",
-    ]
+    assert told["versions"] == [served.version]
+    assert [each["name"] for each in told["inputs"]] == ["image", "pixels", "images"]
     assert client.get(f"{path}/versions/{served.version}").json() == told
     assert client.get(f"{path}/ready").json() == {"name": "tiny", "ready": True}
     assert client.get(f"{path}/versions/{served.version}/ready").status_code == 200
@@ -52,52 +49,50 @@ def test_files_pixels_and_normalised_images_get_the_same_answer(client, path, se
         assert told["label"]["data"] == [served.model.classes[at] for at in logits.argmax(1)]
 
 
-def test_outputs_may_be_chosen(client, path, png):
+def test_outputs_may_be_chosen_once_each(client, path, png):
     image = b64encode(png()).decode()
     told = ask(client, path, "image", "BYTES", [image], outputs=[{"name": "label"}]).json()
     assert [each["name"] for each in told["outputs"]] == ["label"]
-    assert ask(client, path, "image", "BYTES", [image], outputs=[{"name": "boxes"}]).status_code == 400
-    assert ask(client, path, "image", "BYTES", [image], outputs="label").status_code == 400
+    for outputs in ([{"name": "boxes"}], "label", [{"name": "label"}] * 2):
+        assert ask(client, path, "image", "BYTES", [image], outputs=outputs).status_code == 400, outputs
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "shape", "data", "status"),
-    [
-        ("image", "BYTES", [1], ["no base64!"], 400),
-        ("image", "BYTES", [2], ["YQ=="], 400),
-        ("image", "BYTES", [1], [3], 422),
-        ("image", "BYTES", [1], ["YQ=="], 422),
-        ("image", "FP32", [1], [1.0], 400),
-        ("video", "BYTES", [1], ["YQ=="], 400),
-        ("pixels", "UINT8", [1, 32, 32, 3], [0] * 10, 400),
-        ("pixels", "UINT8", [1, 32, 32, 3], [256] * 3072, 400),
-        ("pixels", "UINT8", [1, 32, 32, 3], [0.5] * 3072, 400),
-        ("pixels", "UINT8", [1, 3, 32, 32], [0] * 3072, 400),
-        ("images", "FP32", [1, 3, 32, 32], ["one"] * 3072, 400),
-        ("images", "FP32", [1, 3, 32, 32], [[1], [1, 2]], 400),
-        ("images", "FP32", [1, 3, 32, 32], [None] * 3072, 400),
-        ("images", "FP32", [17, 3, 32, 32], [0.0], 413),
-        ("images", "FP32", [], [], 400),
-        ("images", "FP32", [True], [0.0], 400),
-        ("images", "FP32", [-1, 3, 32, 32], [], 400),
-    ],
-)
-def test_what_is_no_input_is_refused_in_the_protocols_words(client, path, name, kind, shape, data, status):
-    reply = ask(client, path, name, kind, data, shape)
-    assert reply.status_code == status and list(reply.json()) == ["error"] and isinstance(reply.json()["error"], str)
+NO_INPUTS = [
+    ("image", "BYTES", [1], ["no base64!"], 400),
+    ("image", "BYTES", [2], ["YQ=="], 400),
+    ("image", "BYTES", [1], [3], 422),
+    ("image", "BYTES", [1], ["YQ=="], 422),
+    ("image", "FP32", [1], [1.0], 400),
+    ("video", "BYTES", [1], ["YQ=="], 400),
+    ("pixels", "UINT8", [1, 32, 32, 3], [0] * 10, 400),
+    ("pixels", "UINT8", [1, 32, 32, 3], [256] * 3072, 400),
+    ("pixels", "UINT8", [1, 32, 32, 3], [0.5] * 3072, 400),
+    ("pixels", "UINT8", [1, 3, 32, 32], [0] * 3072, 400),
+    ("images", "FP32", [1, 3, 32, 32], ["one"] * 3072, 400),
+    ("images", "FP32", [1, 3, 32, 32], [[1], [1, 2]], 400),
+    ("images", "FP32", [1, 3, 32, 32], [None] * 3072, 400),
+    ("images", "FP32", [17, 3, 32, 32], [0.0], 413),
+    ("images", "FP32", [], [], 400),
+    ("images", "FP32", [True], [0.0], 400),
+    ("images", "FP32", [-1, 3, 32, 32], [], 400),
+]
 
 
-@pytest.mark.parametrize("path", ["/v2/models/other", "/v2/models/tiny/versions/1", "/v2/models/other/ready"])
-def test_another_model_or_version_is_not_there(client, path):
-    reply = client.get(path)
-    assert reply.status_code == 404 and isinstance(reply.json()["error"], str)
+def test_what_is_no_input_is_refused_in_the_protocols_words(client, path):
+    wrong = []
+    for name, kind, shape, data, status in NO_INPUTS:
+        reply = ask(client, path, name, kind, data, shape)
+        if reply.status_code != status or list(reply.json()) != ["error"] or not isinstance(reply.json()["error"], str):
+            wrong.append((name, kind, shape, data[:3], reply.status_code, reply.text[:200]))
+    assert not wrong
+
+
+def test_another_model_or_version_is_not_there(client):
+    for path in ("/v2/models/other", "/v2/models/tiny/versions/1", "/v2/models/other/ready"):
+        reply = client.get(path)
+        assert reply.status_code == 404 and isinstance(reply.json()["error"], str), path
 
 
 def test_numbers_too_large_for_json_or_fp32_are_refused(client, path):
     body = b'{"inputs": [{"name": "images", "datatype": "FP32", "shape": [1, 3, 32, 32], "data": [1e999]}]}'
     assert client.post(f"{path}/infer", content=body).status_code == 400
-
-
-def test_an_output_is_told_once(client, path, png):
-    answer = ask(client, path, "image", "BYTES", [b64encode(png()).decode()], outputs=[{"name": "label"}] * 2)
-    assert answer.status_code == 400

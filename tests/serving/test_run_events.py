@@ -70,7 +70,7 @@ def test_rows_come_while_a_run_trains_and_the_stream_ends_with_it(tmp_path, monk
             elif len(found) == 2:
                 folder.write_status("finished", steps=2)
 
-    asyncio.run(asyncio.wait_for(on_attention(), 20))
+    asyncio.run(asyncio.wait_for(on_attention(), 300))
     assert ["state" in found[0], "row" in found[1], '"finished"' in found[2], len(found)] == [True, True, True, 3]
     assert json.loads(found[1].splitlines()[2].removeprefix("data: ")) == {"step": 2, "loss": 0.5}
 

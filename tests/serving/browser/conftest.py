@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.browser.page import CHROMIUM, DESK, model
+from tests.serving.browser.page import CHROMIUM, DESK, PATIENCE, model
 from tests.serving.written_runs import train
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import ServerLimits
@@ -35,7 +35,7 @@ def serve() -> Iterator[Serve]:
     def begin(
         load: Callable[[], LoadedModel] | None, *, token: str | None = None, runs: Path | None = None, **limits
     ) -> str:
-        service = Service(load, ServerLimits(**{"deadline": 60.0, **limits}))
+        service = Service(load, ServerLimits(**{"deadline": 600.0, **limits}))
         app = create_app(service, token=token, hosts=("127.0.0.1",), runs=runs)
         listening = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
@@ -103,7 +103,7 @@ def visit(browser) -> Iterator[Callable]:
     def begin(address: str, *, size=DESK, scheme: str = "light", expected: tuple[int, ...] = (), **more):
         contexts.append(browser.new_context(viewport=size, color_scheme=scheme, **more))
         page = contexts[-1].new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE)
         hear(page, address, expected)
         page.goto(address)
         return page

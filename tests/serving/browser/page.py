@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,19 +31,17 @@ ATTACK = '<img src=x onerror="alert(1)"><script>alert(2)</script>'
 CLASSES = ["tabby", "crane", ATTACK, *(f"class {number}" for number in range(8))]
 CARD = f"# A card\n\nIt *says* `code` and **{ATTACK}**.\n\n| figure | value |\n| --- | ---: |\n| {ATTACK} | 1 |\n\n- {ATTACK}\n"
 TOKEN = "sesame-sesame-sesame"
+PATIENCE = 120_000  # milliseconds until what does not come, on a busy machine, fails a test
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 
 def model(**changes) -> LoadedModel:
     """A small model with numbers in every tensor."""
     torch.manual_seed(7)
-    name = changes.pop("name", "vit-ti16")
-    small = (
-        {"image_size": 64, "classes": CLASSES, "depth": 3, "width": 48, "heads": 3, "mlp_width": 64}
-        if name == "vit-ti16"
-        else {}
-    )
-    classifier = vitrail.create_model(name, **{**small, **changes})
+    if "name" not in changes:
+        small = {"image_size": 64, "classes": CLASSES, "depth": 3, "width": 48, "heads": 3, "mlp_width": 64}
+        changes = {"name": "vit-ti16", **small, **changes}
+    classifier = vitrail.create_model(**changes)
     with torch.no_grad():
         for parameter in classifier.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -65,17 +64,27 @@ def expect(thing: Any) -> Any:
     """Playwright's own, which waits until what follows is so; importing it takes a second."""
     from playwright.sync_api import expect
 
+    expect.set_options(timeout=PATIENCE)
     return expect(thing)
 
 
-def wait_for(page, expression: str, seconds: float = 20.0) -> None:
+def settle(page) -> None:
+    """Waits until all that was changed is drawn: the page draws in the next frame."""
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))")
+
+
+def wait_for(page, expression: str) -> None:
     """Waits until a JavaScript expression is true.
 
     `page.wait_for_function` asks again from inside the page, where the content security policy of the page refuses to evaluate.
     """
-    until = time.monotonic() + seconds
-    while not page.evaluate(expression):
-        assert time.monotonic() < until, f"not so after {seconds} s: {expression}"
+    wait_until(page, lambda: page.evaluate(expression), expression)
+
+
+def wait_until(page, holds: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE / 1000
+    while not holds():
+        assert time.monotonic() < until, f"not so after {PATIENCE / 1000} s: {what}"
         page.wait_for_timeout(20)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
-from tests.serving.browser.page import BROWSER, expect, file, give, model, photograph, see
+from tests.serving.browser.page import BROWSER, expect, file, give, model, photograph, see, settle, wait_until
 
 pytestmark = BROWSER
 
@@ -20,13 +18,13 @@ DROP = """([bytes, name, kind]) => {
 }"""
 
 
-@pytest.mark.parametrize("kind", ["drop", "paste"])
-def test_a_picture_is_dropped_or_pasted_anywhere(visit, address, kind):
+def test_a_picture_is_dropped_or_pasted_anywhere(visit, address):
     page = visit(address)
     page.locator("#invitation button").first.wait_for()
-    page.evaluate(DROP, [list(photograph()), f"{kind}.png", kind])
-    page.locator(".bars").wait_for()
-    assert page.locator(".stage .key").inner_text() == f"{kind}.png"
+    for kind in ("drop", "paste"):
+        page.evaluate(DROP, [list(photograph()), f"{kind}.png", kind])
+        expect(page.locator(".stage .key")).to_have_text(f"{kind}.png")
+        page.locator(".bars").wait_for()
 
 
 def test_a_photograph_is_taken_at_the_desk(visit, address):
@@ -69,7 +67,7 @@ def test_a_file_that_is_no_picture_leaves_nothing_of_the_one_before(visit, addre
     expect(page.locator("#status")).to_have_text("")
     for gone in (".stage", ".controls", "#heads", "#commands", ".tools .top"):
         assert not page.locator(gone).is_visible(), gone
-    page.wait_for_timeout(300)
+    settle(page)
     assert alarm.count() == 1
     see(page, file("cat.png"))
     expect(alarm).to_have_count(0)
@@ -101,16 +99,16 @@ def test_a_busy_server_is_asked_again(visit, address):
     page, tries = visit(address, expected=(503,)), []
 
     def busy(route) -> None:
-        tries.append(route.request.url)
+        tries.append(route)
         if len(tries) == 1:
             body = {"error": {"code": "queue_full", "message": "full", "remedy": "later"}, "request_id": "x"}
             route.fulfill(status=503, headers={"Retry-After": "1"}, json=body)
-        else:
-            route.continue_()
 
     page.route("**/v1/predict*", busy)
     give(page, file())
+    wait_until(page, lambda: len(tries) == 2, "the page asks again")
     expect(page.locator("#status")).to_have_text("The server is busy; trying again in 1 s.")
+    tries[1].continue_()
     page.locator(".bars").wait_for()
     assert len(tries) == 2
 

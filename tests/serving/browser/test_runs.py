@@ -73,7 +73,7 @@ def test_a_run_that_begins_is_followed_until_one_is_chosen(visit, serve, tmp_pat
     expect(chart).to_have_attribute("aria-label", re.compile("0.25 at step 1"))
     page.get_by_label("Curves of old").check()
     train(tmp_path / "third", 1, state="running")
-    expect(page.locator("#runs-rows tr")).to_have_count(3, timeout=20_000)
+    expect(page.locator("#runs-rows tr")).to_have_count(3)
     assert not page.get_by_label("Curves of third").is_checked()
 
 
