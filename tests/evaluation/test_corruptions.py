@@ -36,41 +36,37 @@ def error(damaged: torch.Tensor, clean: torch.Tensor) -> float:
     return float((damaged.double() - clean).square().mean())
 
 
-@pytest.mark.parametrize("kind", CORRUPTIONS)
-def test_every_level_is_further_from_the_clean_picture_than_the_last(kind, photographs):
-    for place, picture in enumerate(photographs):
+def test_every_level_is_further_from_the_clean_picture_than_the_last(photographs):
+    for kind, (place, picture) in itertools.product(CORRUPTIONS, enumerate(photographs)):
         errors = [error(corrupt(picture, kind, level, samples=place), picture) for level in LEVELS]
-        assert errors[0] > 5
-        assert all(later > 1.15 * earlier for earlier, later in itertools.pairwise(errors)), errors
+        assert errors[0] > 5, kind
+        assert all(later > 1.15 * earlier for earlier, later in itertools.pairwise(errors)), (kind, errors)
 
 
-@pytest.mark.parametrize("kind", CORRUPTIONS)
-def test_a_picture_is_damaged_alike_alone_in_a_batch_and_in_another_process(kind, photographs):
-    together = corrupt(photographs, kind, 3, samples=[7, 8])
-    alone = corrupt(photographs[1], kind, 3, samples=8)
-    assert together.dtype == torch.uint8
-    assert together.shape == photographs.shape
-    assert torch.equal(together[1], alone)
-    assert torch.equal(corrupt(photographs[1:], kind, 3, samples=np.array([8]))[0], alone)
+def test_a_picture_is_damaged_alike_alone_and_in_a_batch(photographs):
+    for kind in CORRUPTIONS:
+        together = corrupt(photographs, kind, 3, samples=[7, 8])
+        alone = corrupt(photographs[1], kind, 3, samples=8)
+        assert (together.dtype, together.shape) == (torch.uint8, photographs.shape), kind
+        assert torch.equal(together[1], alone), kind
+        assert torch.equal(corrupt(photographs[1:], kind, 3, samples=np.array([8]))[0], alone), kind
 
 
-@pytest.mark.parametrize("kind", ["gaussian_noise", "shot_noise", "motion_blur"])
-def test_random_kinds_differ_by_image_and_by_seed(kind, photographs):
-    one, other, seeded = (
-        corrupt(photographs[0], kind, 3, samples=sample, seed=seed) for sample, seed in ((0, 0), (1, 0), (0, 1))
-    )
-    assert not torch.equal(one, other)
-    assert not torch.equal(one, seeded)
+def test_random_kinds_differ_by_image_and_by_seed(photographs):
+    for kind in ("gaussian_noise", "shot_noise", "motion_blur"):
+        one, other, seeded = (
+            corrupt(photographs[0], kind, 3, samples=sample, seed=seed) for sample, seed in ((0, 0), (1, 0), (0, 1))
+        )
+        assert not torch.equal(one, other), kind
+        assert not torch.equal(one, seeded), kind
 
 
-@pytest.mark.parametrize("kind", CORRUPTIONS)
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 1, 1), (5, 9, 30), (4, 40, 7)], ids=str)
-def test_pictures_of_any_size_and_number_of_channels_are_taken(kind, shape):
-    picture = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
-    for level in (1, 5):
-        damaged = corrupt(picture, kind, level)
-        assert damaged.shape == shape
-        assert damaged.dtype == torch.uint8
+def test_pictures_of_any_size_and_number_of_channels_are_taken():
+    for shape, kind in itertools.product([(1, 8, 8), (3, 1, 1), (5, 9, 30), (4, 40, 7)], CORRUPTIONS):
+        picture = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+        for level in (1, 5):
+            damaged = corrupt(picture, kind, level)
+            assert (damaged.shape, damaged.dtype) == (shape, torch.uint8), (kind, shape)
 
 
 def test_the_clean_picture_is_left_as_it_was(photographs):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy
 
+from tests.slow import few_or_nightly
 from vitrail.evaluation.intervals import (
     bootstrap,
     bound_proportion,
@@ -16,8 +17,8 @@ from vitrail.evaluation.intervals import (
 )
 
 
-@pytest.mark.parametrize("count", [10, 100, 1000, 10_000])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("count", [10, 100, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
 def test_the_interval_of_a_proportion_contains_it_as_often_as_it_says(share, count):
     outcome = scipy.stats.binom(count, share)
     likely = range(int(outcome.ppf(1e-9)), int(outcome.ppf(1 - 1e-9)) + 1)
@@ -98,11 +99,13 @@ def two_way(seed: int, draws: int, images: int) -> np.ndarray:
     return 0.7 + of_draws + of_images + generator.normal(size=(draws, images)) * 0.1
 
 
-def test_the_interval_over_draws_and_images_holds_the_true_mean_about_as_often_as_it_says():
+@pytest.mark.parametrize("studies", few_or_nightly(100, 600))
+def test_the_interval_over_draws_and_images_holds_the_true_mean_about_as_often_as_it_says(studies):
     held = np.mean(
-        [low <= 0.7 <= high for low, high in (crossed_bootstrap(two_way(seed, 5, 60)) for seed in range(600))]
+        [low <= 0.7 <= high for low, high in (crossed_bootstrap(two_way(seed, 5, 60)) for seed in range(studies))]
     )
-    assert 0.92 < held < 0.98
+    low, high = scipy.stats.binom(studies, 0.95).ppf([0.001, 0.999])  # 552 to 585 of 600
+    assert low <= held * studies <= high
 
 
 def test_draws_that_agree_leave_the_interval_of_the_images():

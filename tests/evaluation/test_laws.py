@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy
 
+from tests.slow import few_or_nightly
 from vitrail.evaluation.laws import (
     FARTHEST,
     LogitLine,
@@ -25,7 +26,7 @@ def draw_law(rng):
     return PowerLaw(limit=limit, scale=scale, exponent=exponent, middle=5000.0)
 
 
-@pytest.mark.parametrize("studies", [12, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("studies", few_or_nightly(12, 500))
 def test_a_power_law_is_recovered_from_noisy_errors(studies):
     rng = np.random.default_rng(0)
     recovered = 0

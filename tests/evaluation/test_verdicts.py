@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import scipy
 
+from tests.slow import few_or_nightly
 from vitrail.errors import ConfigError
 from vitrail.evaluation.contrasts import contrast
 from vitrail.evaluation.estimates import Part, Student
@@ -37,9 +39,8 @@ def normal(value, error):
     return Student(value=value, seeds=(Part(error**2, 1e9),))
 
 
-@pytest.mark.parametrize(
-    ("rule", "figure", "kind", "why"),
-    [
+def test_each_rule_has_three_outcomes():
+    outcomes = [
         (Greater(by=0.01), (0.02, 0.005, 0.035), "held", "greater than 0, and 2.0 points is at least 1.0 points"),
         (Greater(by=0.01), (0.004, -0.001, 0.009), "did not hold", "less than 1.0 points"),
         (Greater(by=0.01), (0.006, 0.003, 0.009), "did not hold", "greater than 0, but less than 1.0 points"),
@@ -65,26 +66,29 @@ def normal(value, error):
         (Ratio(low=0.25, high=0.5), (0.3, 0.26, 0.4), "held", "less than 1, and inside"),
         (Ratio(low=0.25, high=0.5), (1.3, 1.1, 1.7), "did not hold", "greater than 1"),
         (Greater(by=0.01), (0.02, np.nan, np.nan), "cannot tell", "two seeds or more"),
-    ],
-)
-def test_each_rule_has_three_outcomes(rule, figure, kind, why):
-    verdict = judge(rule, [Figure(*figure)])
-    assert verdict.kind == kind and why in verdict.why
-    np.testing.assert_equal((verdict.effect, verdict.low, verdict.high), figure)
+    ]
+    wrong = []
+    for rule, figure, kind, why in outcomes:
+        verdict = judge(rule, [Figure(*figure)])
+        np.testing.assert_equal((verdict.effect, verdict.low, verdict.high), figure)
+        if verdict.kind != kind or why not in verdict.why:
+            wrong.append(f"{rule} of {figure} is {verdict.kind}, {verdict.why}")
+    assert not wrong
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_a_narrower_interval_never_changes_a_decision(rule):
+@pytest.mark.parametrize("figures", few_or_nightly(1000, 10_000))
+def test_a_narrower_interval_never_changes_a_decision(figures):
     rng = np.random.default_rng(0)
-    scale = 1.0 if isinstance(rule, Ratio) else 0.01
-    for _ in range(2000):
+    for number in range(figures):
+        rule = RULES[number % len(RULES)]
+        scale = 1.0 if isinstance(rule, Ratio) else 0.01
         value = (1 if isinstance(rule, Ratio) else 0) + scale * rng.normal(0, 2)
         outcomes = []
         below, above = scale * rng.exponential(2, 2)
         for share in np.sort(rng.random(6))[::-1]:
             outcomes.append(judge(rule, [Figure(value, value - share * below, value + share * above)]).kind)
         decided = [outcome for outcome in outcomes if outcome != "cannot tell"]
-        assert len(set(decided)) <= 1 and outcomes[len(outcomes) - len(decided) :] == decided
+        assert len(set(decided)) <= 1 and outcomes[len(outcomes) - len(decided) :] == decided, rule
 
 
 def test_several_figures_hold_only_together():
@@ -129,7 +133,7 @@ def test_holm_stops_at_the_first_claim_that_cannot_be_told():
     )
 
 
-@pytest.mark.parametrize("studies", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("studies", few_or_nightly(400, 1000))
 def test_at_most_five_percent_of_null_studies_say_that_something_held(studies):
     rng = np.random.default_rng(0)
     held = told = 0
@@ -139,15 +143,18 @@ def test_at_most_five_percent_of_null_studies_say_that_something_held(studies):
         verdicts = judge_all(claims)
         held += any(verdict.kind == "held" for verdict in verdicts.values())
         told += judge(Greater(by=0.0), [contrast([cells[1], cells[0]], [1, -1])]).kind == "held"
-    assert (
-        held <= 0.05 * studies and 0.005 <= told / studies <= 0.045
-    )  # a single contrast: half of 5 %, in one direction
+    low, high = scipy.stats.binom(studies, 0.025).ppf(
+        [0.001, 0.999]
+    )  # in one direction, so half of 5 %: 11 to 42 of 1000
+    assert held <= high and low <= told <= high
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: Greater(by=-0.01), lambda: Equal(within=0), lambda: Ratio(low=0.5, high=2), lambda: Ratio(low=4, high=2)],
-)
-def test_rules_that_make_no_sense_are_refused(make):
-    with pytest.raises(ConfigError, match="the rule"):
-        make()
+def test_rules_that_make_no_sense_are_refused():
+    for kind, bounds in (
+        (Greater, {"by": -0.01}),
+        (Equal, {"within": 0}),
+        (Ratio, {"low": 0.5, "high": 2}),
+        (Ratio, {"low": 4, "high": 2}),
+    ):
+        with pytest.raises(ConfigError, match="the rule"):
+            kind(**bounds)

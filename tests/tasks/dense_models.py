@@ -18,7 +18,7 @@ VIT = SHALLOW["vit"]
 BACKBONES = {
     "vit": VIT,
     "deit": replace(VIT, prefix=("cls", "dist")),
-    "vit, windows": replace(TINY["vit, windows"], image_size=(32, 32)),
+    "vit, windows": replace(TINY["vit, windows"], image_size=(32, 32), depth=2),
     "swin": TINY["swin"],
     **{name: SHALLOW[name] for name in ("pvt v2", "bit", "cait", "beit")},
 }

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from tests.slow import few_or_nightly
 from tests.tasks.coco_oracle import evaluate, jitter, random_set
 from vitrail.data.rle import Rle
 from vitrail.tasks.average_precision import (
@@ -44,7 +45,7 @@ def assert_equal(matches: Matches, theirs, classes: int) -> None:
             np.testing.assert_allclose(recall, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", few_or_nightly(8, 100))
 @pytest.mark.parametrize("masks", [False, True], ids=["boxes", "masks"])
 def test_every_figure_is_that_of_pycocotools_on_hostile_sets(masks, count):
     generator = np.random.default_rng(count)
@@ -122,7 +123,7 @@ def test_photographs_with_crowds_are_judged_as_pycocotools_does_by_boxes_and_by_
 def test_weights_judge_the_images_as_often_as_they_were_drawn():
     generator = np.random.default_rng(1)
     undefined = 0
-    for _ in range(30):
+    for _ in range(10):
         found, true, classes = random_set(generator)
         # where scores are equal, the result depends on the order of images and their copies
         found = [replace(each, scores=generator.random(len(each.scores))) for each in found]

@@ -80,9 +80,8 @@ def test_an_image_has_no_five_channels():
         model.preprocess(Image.new("RGB", (40, 40)))
 
 
-@pytest.mark.parametrize(
-    ("picture", "reason"),
-    [
+def test_what_is_no_picture_is_refused_by_its_place_and_reason(model, photograph):
+    for picture, reason in (
         ("cat.jpg", "cat.jpg: No such file or directory"),
         ("https://example.org/cat.jpg", "is a URL, which is not fetched"),
         (3.5, "it is a float"),
@@ -103,13 +102,11 @@ def test_an_image_has_no_five_channels():
         ([1, 2], "it is a list"),
         (None, "it is a NoneType"),
         (b"no image", "not a JPEG"),
-    ],
-)
-def test_what_is_no_picture_is_refused_by_its_place_and_reason(model, photograph, picture, reason):
-    with pytest.raises(DataError, match=f"picture 1 cannot be used: .*{reason}"):
-        model.preprocess([photograph, picture])
-    with pytest.raises(DataError, match="picture 0"):
-        model.predict(picture)
+    ):
+        with pytest.raises(DataError, match=f"picture 1 cannot be used: .*{reason}"):
+            model.preprocess([photograph, picture])
+        with pytest.raises(DataError, match="picture 0"):
+            model.predict(picture)
 
 
 def test_a_path_is_read_and_a_folder_is_all_of_its_images(model, photograph, tmp_path):
@@ -219,18 +216,15 @@ def test_a_model_by_name_takes_changes_and_a_number_or_names_of_classes():
     assert create_classifier("vit-s16", classes=["a", "b"], preprocessing=given, **SMALL).preprocessing is given
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_what_cannot_be_meant_is_refused():
+    for arguments, words in (
         ({"classes": ["a", "b", "a"]}, "class names repeat: a"),
         ({"classes": "names.txt"}, "classes is the text 'names.txt'"),
         ({"classes": 2, "preprocessing": Preprocessing.paper(32, channels=1)}, "1 channels, the model 3"),
         ({"classes": 2, "widht": 64}, "widht"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(arguments, words):
-    with pytest.raises(ConfigError, match=words):
-        create_classifier("vit-ti16", **SMALL, **arguments)
+    ):
+        with pytest.raises(ConfigError, match=words):
+            create_classifier("vit-ti16", **SMALL, **arguments)
 
 
 def test_names_must_be_as_many_as_outputs_and_a_temperature_positive(model):

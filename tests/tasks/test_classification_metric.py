@@ -28,8 +28,7 @@ def gathered(kind: type, pieces: list[slice], **options) -> ClassMetric | LabelM
     return metric
 
 
-@pytest.mark.parametrize("kind", [ClassMetric, LabelMetric])
-@pytest.mark.parametrize("size", [1, 7, IMAGES])
+@pytest.mark.parametrize(("kind", "size"), [(ClassMetric, 1), (LabelMetric, 7), (ClassMetric, IMAGES)])
 def test_the_figures_are_those_of_all_logits_whatever_the_batches(kind, size):
     logits, targets, keys = answers(kind)
     metric = gathered(kind, [slice(first, first + size) for first in range(0, IMAGES, size)], temperature=1.5)

@@ -69,9 +69,8 @@ def test_no_detections_are_a_list_without_entries(images, tmp_path):
 GOOD = {"image_id": 1, "file_name": "a", "category_id": 1, "category_name": "b", "bbox": [1, 2, 3, 4], "score": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_a_file_that_holds_no_detections_is_refused_with_the_entry(tmp_path):
+    for content, words in (
         ("[", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         ('{"images": []}', "holds no list of detections"),
@@ -81,12 +80,10 @@ GOOD = {"image_id": 1, "file_name": "a", "category_id": 1, "category_name": "b",
         (json.dumps([{**GOOD, "category_name": None}]), "name that is no text"),
         (json.dumps([{name: value for name, value in GOOD.items() if name != "file_name"}]), "KeyError 'file_name'"),
         (json.dumps([[1, 2]]), "entry 0"),
-    ],
-)
-def test_a_file_that_holds_no_detections_is_refused_with_the_entry(content, words, tmp_path):
-    (tmp_path / "bad.json").write_text(content)
-    with pytest.raises(DataError, match=words):
-        read_results(tmp_path / "bad.json")
+    ):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(DataError, match=words):
+            read_results(tmp_path / "bad.json")
 
 
 def test_a_file_that_is_not_there_is_a_data_error(tmp_path):

@@ -158,7 +158,7 @@ def detect_slowly(detector, outputs):
     return kept[: detector.most]
 
 
-@pytest.mark.parametrize("most", [5, 30, 100])
+@pytest.mark.parametrize("most", [5, 100])
 def test_detections_are_the_best_without_duplicates(most):
     detector = create(size=SIZE, most=most)
     outputs = answer(detector)
@@ -240,13 +240,10 @@ def test_boxes_are_computed_in_single_precision_from_weights_of_less():
     assert found[0, -1, 4] == 626.5  # which bfloat16 rounds to 628
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"head_width": 48}, "head_width is 48"), ({"classes": ()}, "a detector without classes")],
-)
-def test_what_cannot_be_meant_is_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        create(**arguments)
+def test_what_cannot_be_meant_is_refused():
+    for arguments, message in (({"head_width": 48}, "head_width is 48"), ({"classes": ()}, "without classes")):
+        with pytest.raises(ConfigError, match=message):
+            create(**arguments)
 
 
 # Training.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from importlib import import_module
@@ -91,8 +92,7 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("way", COPIES)
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(("name", "way"), list(zip(QUICK, itertools.cycle(COPIES))))
 def test_a_copy_answers_alike_and_shares_nothing(way, name):
     model = shaken(TINY[name])
     expected = model.predict(PICTURES)
@@ -105,8 +105,9 @@ def test_a_copy_answers_alike_and_shares_nothing(way, name):
     assert again.predict(PICTURES) == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    ("name", "dtype"), list(zip(QUICK, itertools.cycle([torch.float16, torch.bfloat16, torch.float64]))), ids=str
+)
 def test_predict_works_in_every_floating_type(dtype, name):
     model = create_classifier(TINY[name], classes=5)
     with torch.no_grad():

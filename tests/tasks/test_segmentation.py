@@ -164,18 +164,15 @@ def test_class_weights_are_saved_and_do_not_cost_the_head_where_they_change(tmp_
     assert not linear(images).any()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_cannot_be_meant_is_refused():
+    for arguments, message in (
         ({"classes": ("one",)}, "a segmenter with 1 classes"),
         ({"classes": tuple(map(str, range(256)))}, "a segmenter with 256 classes"),
         ({"head": "fusd"}, r"no head 'fusd'.*\n.*fused"),
         ({"class_weights": [1, 2]}, "2 class weights for 3 classes"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        create("segmentation", **arguments)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            create("segmentation", **arguments)
 
 
 # Training.

@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 
 from tests.looked_at import NAMES, QUIET, picture, shaken
-from tests.models.tiny import TINY
-from tests.slow import slow_except
+from tests.models.tiny import QUICK, TINY
 from vitrail.analysis.attention import attention_map
 from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions
 from vitrail.analysis.rollout import relevance, rollout
@@ -90,7 +89,7 @@ def test_another_class_than_the_answer_can_be_explained(photos, tmp_path):
         assert found.answer is not None and found.answer.target == target
 
 
-@pytest.mark.parametrize("name", slow_except(TINY, {"vit", "swin", "bit"}))
+@pytest.mark.parametrize("name", QUICK)
 def test_every_architecture_is_explained_by_every_method_that_it_has(name, photos, tmp_path):
     model = shaken(TINY[name])
     has_attention = bool(model.attention_grids(model.config.image_size))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.data.sources.layouts import write_masks, write_voc
 from tests.looked_at import QUIET, picture, shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
 from tests.slow import slow_except
 from tests.tasks.dense_models import create
 from vitrail.analysis.head_statistics import HeadStatistics
@@ -59,7 +59,7 @@ def test_the_numbers_are_those_of_the_images(photos, tmp_path):
     assert "<b>gnu</b>" not in report.read_text()
 
 
-@pytest.mark.parametrize("name", slow_except(TINY, {"vit", "swin", "bit"}))
+@pytest.mark.parametrize("name", slow_except(QUICK, {"vit", "bit"}))
 def test_every_architecture_can_be_inspected(name, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (4, 48, 40, 3), dtype=np.uint8)
     _, numbers = inspect(shaken(TINY[name]), tmp_path / "out", images, options=QUIET, say=silent)

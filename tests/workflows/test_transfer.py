@@ -152,23 +152,18 @@ def test_what_was_stopped_goes_on_where_it_was(place: Path, tmp_path: Path, monk
     assert ask(place, tmp_path, "photos", protocols=["knn", "finetune"]).code == 0
 
 
-OTHERS = {
-    "k": {"k": 4},
-    "shots": {"shots": (1,)},
-    "steps": {"tuning": replace(STEPS, steps=3)},
-    "size": {"options": replace(QUIET, size=(16, 16))},
-}
-
-
-@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-def test_a_folder_of_other_settings_is_refused(
-    change: dict[str, Any], done: tuple[Path, Transfer], place: Path
+def test_a_folder_of_other_settings_or_of_another_model_is_refused(
+    done: tuple[Path, Transfer], place: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="another --out"):
-        ask(place, done[0], "photos", **change)
-
-
-def test_a_folder_of_another_model_is_refused(done: tuple[Path, Transfer], place: Path, tmp_path: Path) -> None:
+    others: list[dict[str, Any]] = [
+        {"k": 4},
+        {"shots": (1,)},
+        {"tuning": replace(STEPS, steps=3)},
+        {"options": replace(QUIET, size=(16, 16))},
+    ]
+    for change in others:
+        with pytest.raises(ConfigError, match="another --out"):
+            ask(place, done[0], "photos", **change)
     save_model(tmp_path / "model", shaken())
     with pytest.raises(ConfigError, match="weights"):
         transfer(tmp_path / "model", [str(place / "photos")], done[0], k=3, shots=(1, 5), tuning=STEPS, say=silent)
@@ -209,22 +204,18 @@ def test_a_full_disk_ends_it(place: Path, tmp_path: Path) -> None:
         ask(place, tmp_path / "file" / "out", "photos")
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
+def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(place: Path, tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"protocols": ["knn", "tuned"]}, "there is no protocol 'tuned'"),
         ({"protocols": ["knn", "knn"]}, "name it once"),
         ({"protocols": []}, "choose some"),
         ({"tuning": replace(STEPS, settings=("optim.lrr=1",))}, "did you mean 'lr'"),
         ({"shots": (0,)}, "1,5,10,25"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(
-    how: dict[str, Any], words: str, place: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        ask(place, tmp_path / "out", "photos", **how)
-    assert not (tmp_path / "out").exists()
+    ]
+    for how, words in wrong:
+        with pytest.raises(ConfigError, match=words):
+            ask(place, tmp_path / "out", "photos", **how)
+        assert not (tmp_path / "out").exists(), how
 
 
 def test_data_sets_of_one_name_are_told_apart(place: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,12 +140,13 @@ def test_what_is_stated_of_the_preprocessing_counts_in_training_and_in_use(photo
     assert before != pytest.approx(after, abs=1e-5)
 
 
-def test_a_temperature_is_fitted_stored_and_lowers_the_nll(trained: Result, photos: Path) -> None:
+def test_a_temperature_is_fitted_stored_and_lowers_the_nll(trained: Result, photos: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained.folder, tmp_path / "run")  # which is given a temperature
     options = InferenceOptions(quiet=True, max_bad=1)
-    before = evaluate(trained.folder, photos, options=options, say=silent)
-    after = evaluate(trained.folder, photos, calibrate=True, options=options, say=silent)
+    before = evaluate(folder, photos, options=options, say=silent)
+    after = evaluate(folder, photos, calibrate=True, options=options, say=silent)
     assert after.figures["nll"] <= before.figures["nll"] + 1e-9
-    assert vitrail.load(trained.folder, log=silent).temperature == pytest.approx(after.metric.temperature)
+    assert vitrail.load(folder, log=silent).temperature == pytest.approx(after.metric.temperature)
 
 
 def test_predictions_are_those_of_the_model_in_every_table(trained: Result, photos: Path, tmp_path: Path) -> None:

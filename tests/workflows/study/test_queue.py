@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -63,23 +62,24 @@ def start(folder: Path, moment: float) -> subprocess.Popen:
 
 def test_two_workers_that_start_at_once_compute_every_key_once(tmp_path: Path) -> None:
     workers = [start(tmp_path, 0.02) for _ in range(2)]
-    assert [worker.wait(60) for worker in workers] == [0, 0]
+    assert [worker.wait(600) for worker in workers] == [0, 0]
     assert Counter((tmp_path / "computed.txt").read_text().split()) == dict.fromkeys(KEYS, 1)
     assert not list(tmp_path.glob("*.twice"))
     assert not list((tmp_path / "leases").glob("cell-*"))
 
 
 def test_workers_that_are_killed_at_any_moment_lose_no_key_and_share_none(tmp_path: Path) -> None:
-    draw = random.Random(0)
-    deadline, workers = time.monotonic() + 120, [start(tmp_path, 0.1) for _ in range(2)]
+    draw, workers = random.Random(0), [start(tmp_path, 0.1) for _ in range(2)]
     for _ in range(6):
-        time.sleep(draw.uniform(0.2, 0.5))
         victim = draw.randrange(2)
-        workers[victim].send_signal(signal.SIGKILL)
-        workers[victim].wait()
+        worker = workers[victim]
+        while worker.poll() is None and not list(tmp_path.glob(f"*.{worker.pid}.busy")):
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.1))
+        worker.kill()
+        worker.wait()
         workers[victim] = start(tmp_path, 0.1)
-    for worker in workers:
-        assert worker.wait(deadline - time.monotonic()) == 0
+    assert [worker.wait(600) for worker in workers] == [0, 0]
     assert all((tmp_path / f"{key}.done").read_text() == key for key in KEYS)
     assert not list(tmp_path.glob("*.twice"))
 
@@ -200,7 +200,7 @@ def test_a_lease_is_renewed_while_it_is_held_and_gone_after(tmp_path: Path, monk
     with queue.hold("cell") as held:
         assert held
         os.utime(queue.leases / "cell", (0, 0))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 600
         while (queue.leases / "cell").stat().st_mtime == 0:
             assert time.monotonic() < deadline, "there was no sign of life"
             time.sleep(0.01)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 import vitrail
+from tests.slow import few_or_nightly
 from tests.workflows.study.planned import POOL, make_study
 from vitrail.cli import run
 from vitrail.config.schema import Run
@@ -26,6 +32,7 @@ from vitrail.workflows.study.measuring import NetworkCost, keep_busy, name_netwo
 from vitrail.workflows.study.plan import make_plan, read_plan, write_plan
 from vitrail.workflows.study.pool import decode_pool, describe_pool, load_pool, open_pool, store_pool
 from vitrail.workflows.study.study import Pool
+from vitrail.workflows.study.workers import Crew, work_on
 
 TINY = {
     "name": "tiny",
@@ -63,7 +70,7 @@ def mine(tmp_path: Path) -> Path:
 def silent(line: str) -> None: ...
 
 
-def call(mine: Path, out: Path, **options: object) -> object:
+def call(mine: Path, out: Path, **options: object) -> Any:
     return vitrail.study(config=mine, out=out, quiet=True, log=silent, **options)
 
 
@@ -86,8 +93,8 @@ def test_neighbours_compute_while_something_is_measured_and_end_with_it() -> Non
         return listed.stdout.split()
 
     before = len(list_neighbours())
-    with keep_busy(2, "cpu"):
-        assert len(list_neighbours()) == before + 2
+    with keep_busy(1, "cpu"):
+        assert len(list_neighbours()) == before + 1
     assert len(list_neighbours()) == before
     with keep_busy(0, "cpu"):
         assert len(list_neighbours()) == before
@@ -171,82 +178,115 @@ def test_another_label_is_another_fingerprint() -> None:
     assert facts[0].fingerprint != facts[2].fingerprint
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The definition of a study, in a folder with all that one call made of it, and what the call returned."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "mine.yaml").write_text(yaml.safe_dump(TINY))
+    return folder, call(folder / "mine.yaml", folder / "out", budget="10m", jobs=1)
+
+
 @pytest.mark.slow
-def test_a_study_ends_with_its_page_and_the_same_call_again_trains_nothing(mine: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    studied = call(mine, out, budget="10m", jobs=2)
+def test_a_study_ends_with_its_page_and_its_figures(finished: tuple[Path, Any]) -> None:
+    folder, studied = finished
+    out = folder / "out"
     assert studied.report.read_text().startswith("<!doctype html>")
     assert [row["claim"] for row in studied.to_rows()] == ["smaller-patches"]
+    assert studied.to_rows()[0]["verdict"] != "not asked"
     numbers = json.loads((out / "numbers.json").read_text())
     assert {arm["limit"] for arm in numbers["arms"]} == {200, numbers["data"]["training"]}
     assert all(arm["seeds"] == 2 for arm in numbers["arms"])
     assert len((out / "cells.csv").read_text().splitlines()) > 1 + 8
+    assert len(json.loads((out / "costs.json").read_text())["cells"]) >= 8
     assert not (out / "runs").exists()
     progress = read_sealed(out / "progress.json")
     assert progress is not None and progress["state"] == "finished" and progress["done"] == progress["cells"] == 12
-    before = {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
-    call(mine, out, budget="10m", jobs=2)
-    assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before
-    assert read_plan(out)[1] == []
-    call(mine, out, budget="11m", jobs=2)  # which leaves out nothing more or less: the same plan
-    assert read_plan(out)[1] == []
-    assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before
 
 
 @pytest.mark.slow
-def test_a_call_that_stops_at_a_time_judges_what_is_there_and_the_next_one_goes_on(mine: Path, tmp_path: Path) -> None:
-    out, lines = tmp_path / "out", []
-    studied = vitrail.study(config=mine, out=out, jobs=1, until="0.1s", quiet=True, log=lines.append)
+def test_the_same_call_again_trains_nothing_and_keeps_the_plan(
+    finished: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, whole = finished[0] / "mine.yaml", finished[0] / "out"
+    out = shutil.copytree(whole, tmp_path / "out")
+    monkeypatch.setattr("vitrail.workflows.study.workers.Crew.start", lambda crew: pytest.fail("a worker starts"))
+    for budget in ("10m", "11m"):  # which leaves out nothing more or less: the same plan
+        call(mine, out, budget=budget, jobs=1)
+        assert read_plan(out)[1] == []
+        assert (out / "numbers.json").read_bytes() == (whole / "numbers.json").read_bytes()
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_call_that_stops_at_a_time_judges_what_is_there(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
+    monkeypatch.setattr("vitrail.workflows.study.run.Crew.of", lambda folder, count: Crew(folder, waiting, count))
+    lines: list[str] = []
+    studied = vitrail.study(config=mine, out=tmp_path / "out", jobs=1, until="0.1s", quiet=True, log=lines.append)
     assert [line for line in lines if line.startswith("stopped  with 0 of 8 cells")]
     assert studied.report.exists()
     assert not any(row["verdict"] in ("held", "did not hold") for row in studied.to_rows())
-    assert call(mine, out, jobs=1).to_rows()[0]["verdict"] != "not asked"
-    assert len(json.loads((out / "costs.json").read_text())["cells"]) >= 8
-    assert read_plan(out)[1] == []
 
 
-def start(out: Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "vitrail", "study", "work", str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
+def start(out: Path) -> ForkServerProcess:
+    """A worker of the study, forked from a process that has imported what it needs."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["vitrail.workflows.study.cell", "vitrail.workflows.study.workers"])
+    worker = context.Process(target=work_on, args=(out,))
+    worker.start()
+    return worker
 
 
-@pytest.mark.slow
-def test_workers_that_are_killed_at_random_give_the_same_figures_to_the_bit(mine: Path, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    call(mine, whole, jobs=1)
-    broken.mkdir()
-    for name in ("plan.json", "data"):
-        subprocess.run(["cp", "-r", str(whole / name), str(broken)], check=True)
-    draw, workers = random.Random(0), [start(broken) for _ in range(2)]
-    for _ in range(int(os.environ.get("VITRAIL_KILLS", 10))):
-        time.sleep(draw.uniform(0.5, 6))
-        victim = draw.randrange(2)
-        workers[victim].send_signal(signal.SIGKILL)
-        workers[victim].wait()
-        workers[victim] = start(broken)
-    assert [worker.wait(600) for worker in workers] == [0, 0]
-    call(mine, broken, jobs=1)
-    assert (broken / "numbers.json").read_bytes() == (whole / "numbers.json").read_bytes()
+def kill_at_work(worker: ForkServerProcess, out: Path, pause: float) -> None:
+    """Kills a worker so many seconds after it took a cell, unless it has ended because there is none left."""
+    taken = f'"process": {worker.pid}}}'
+    while worker.is_alive() and not any(taken in read_lease(path) for path in (out / "leases").glob("*")):
+        time.sleep(0.02)
+    time.sleep(pause)
+    worker.kill()
+    worker.join()
+
+
+def read_lease(path: Path) -> str:
+    with suppress(OSError):  # a directory, or given back
+        return path.read_text()
+    return ""
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_folder_that_the_same_command_continues(mine: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = [sys.executable, "-m", "vitrail", "study", "--config", str(mine), "--out", str(out), "--jobs", "1"]
-    stopped = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 300
+@pytest.mark.parametrize("kills", few_or_nightly(2, 30))
+def test_a_study_that_was_stopped_and_whose_workers_were_killed_has_the_same_figures_to_the_bit(
+    finished: tuple[Path, Any], tmp_path: Path, kills: int
+) -> None:
+    mine, whole, out = finished[0] / "mine.yaml", finished[0] / "out", tmp_path / "out"
+    out.mkdir()
+    for name in ("plan.json", "rates.json"):
+        shutil.copy(whole / name, out)
+    shutil.copytree(whole / "data", out / "data")
+
+    words = ["study", "--config", str(mine), "--out", str(out), "--budget", "10m", "--jobs", "1"]
+    stopped = subprocess.Popen([sys.executable, "-m", "vitrail", *words], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 600
     while not list(out.glob("cells/*.json")):
         assert time.monotonic() < deadline, "no cell was computed"
         assert stopped.poll() is None
         time.sleep(0.05)
     stopped.send_signal(signal.SIGINT)
-    said = stopped.communicate(timeout=120)[1]
+    said = stopped.communicate(timeout=600)[1]
     assert stopped.returncode == 130, said
     assert "run the same command to go on" in said
     done = {path.name for path in (out / "cells").iterdir()}
-    assert subprocess.run(words, check=False).returncode == 0
+
+    draw, workers = random.Random(0), [start(out) for _ in range(2)]
+    for _ in range(kills):
+        victim = draw.randrange(2)
+        kill_at_work(workers[victim], out, draw.uniform(0, 0.5))
+        workers[victim] = start(out)
+    for worker in workers:
+        worker.join(600)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+    assert run([*words, "--quiet"]) == 0
     assert {path.name for path in (out / "cells").iterdir()} > done
-    assert (out / "numbers.json").exists()
+    assert (out / "numbers.json").read_bytes() == (whole / "numbers.json").read_bytes()

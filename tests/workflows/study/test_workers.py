@@ -89,16 +89,14 @@ def crew(folder: Path, code: int) -> Crew:
 
 
 def test_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
-    working = crew(tmp_path, 0)
-    working.tend(lambda: None, every=0.01)
-    assert working.started == 3
+    working, seen = crew(tmp_path, 0), []
+    working.tend(lambda: seen.append(working.started), every=0.01)
+    assert working.started == seen[-1] == 3
 
 
 def test_workers_are_not_waited_for_beyond_the_time_at_which_a_call_ends(tmp_path: Path) -> None:
     working = Crew(tmp_path, (sys.executable, "-c", "import time; time.sleep(600)"), 1)
-    seen: list[int] = []
-    working.tend(lambda: seen.append(1), ends=time.monotonic() + 0.2, every=0.05)
-    assert seen
+    working.tend(lambda: None, ends=time.monotonic() + 0.2, every=0.05)
     assert [process.poll() for process in working.processes] == [None]
     working.stop()
 
