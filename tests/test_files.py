@@ -57,17 +57,14 @@ def model_of(temperature: float):
     return model
 
 
-PLACES = ("model", "model.safetensors", "model.npz", "timm", "timm.safetensors")
-
-
-# a folder, and a file with another beside it
-@pytest.mark.parametrize("name", slow_except(PLACES, {"model", "model.npz"}))
+# a folder, a file with another beside it, and a file alone
+@pytest.mark.parametrize("name", slow_except(("model", "model.npz", "model.safetensors"), {"model", "model.npz"}))
 def test_a_model_is_whole_whenever_its_writer_is_killed(tmp_path, name) -> None:
     old, new = (
         save_model(tmp_path / "sources" / word, model_of(value)) for word, value in (("old", 1.5), ("new", 2.5))
     )
     place = tmp_path / "here" / name
-    layout = "google" if name.endswith("npz") else "timm" if name.startswith("timm") else "native"
+    layout = "google" if name.endswith("npz") else "native"
     convert(old, place, layout)
     found, kills = [], 0
     while run_and_kill(lambda: convert(new, place, layout), kills + 1):
@@ -127,8 +124,12 @@ def test_reports_are_whole_whenever_their_writer_is_killed(tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["train", "pretrain"])
-def test_a_run_that_is_killed_at_any_change_to_the_disk_has_a_whole_model_and_ends_as_ever(tmp_path, verb) -> None:
+@pytest.mark.parametrize(
+    ("verb", "every"),
+    [("train", 9), *(pytest.param(verb, 1, marks=pytest.mark.nightly) for verb in ("train", "pretrain"))],
+)
+def test_a_run_that_is_killed_at_a_change_to_the_disk_has_a_whole_model_and_ends_as_ever(tmp_path, verb, every) -> None:
+    """At every ninth change to the disk, and in the nightly tests at each."""
     arrays = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 1), dtype=np.uint8), np.arange(30) % 3
     changes = "model.changes={width: 8, depth: 1, heads: 1, mlp_width: 8, patch_size: [4, 4]}"
     settings = ("model.name=vit-ti16", changes, "data.batch=8")
@@ -144,7 +145,7 @@ def test_a_run_that_is_killed_at_any_change_to_the_disk_has_a_whole_model_and_en
     found, kills = [], 0
     while True:
         place = shutil.copytree(tmp_path / "first", tmp_path / f"killed-{kills}")
-        if not run_and_kill(partial(train, place, 3), kills + 1):
+        if not run_and_kill(partial(train, place, 3), every * kills + 1):
             break
         kills += 1
         found.append(known[digest_of(load(place))])
@@ -154,5 +155,6 @@ def test_a_run_that_is_killed_at_any_change_to_the_disk_has_a_whole_model_and_en
         names = {path.name for path in place.rglob(".*")}
         assert names == {".lock"}
         shutil.rmtree(place)
-    assert kills > 50
+    assert kills * every > 50
+    assert set(found) == {"first", "whole"}
     assert found == sorted(found)

@@ -1,13 +1,8 @@
-"""A flipped bit in any file that vitrail wrote is refused, named, or changes nothing.
-
-Run as a program, `python -m tests.test_flipped_bits 10000`, it prints what became of so many flips in each kind of file.
-"""
+"""A flipped bit in any file that vitrail wrote is refused, named, or changes nothing."""
 
 from __future__ import annotations
 
 import random
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +14,7 @@ import pytest
 import torch
 
 import vitrail
+from tests.slow import few_or_nightly
 from tests.weights.graphs import write_graph
 from tests.weights.kinds import a_model
 from vitrail.data.preprocessing import Preprocessing
@@ -159,17 +155,9 @@ def count_outcomes(flips: int, place: Path, *, exports: bool) -> dict[str, Count
     return outcomes
 
 
-@pytest.mark.parametrize("flips", [130, pytest.param(2_600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", few_or_nightly(130, 10_000))
 def test_no_flipped_bit_is_silent(flips, tmp_path) -> None:
     outcomes = count_outcomes(flips, tmp_path, exports=flips > 1000)
     assert sum(counts.total() for counts in outcomes.values()) >= flips
     silent = {file: [word for word in counts if word.startswith("silent")] for file, counts in outcomes.items()}
     assert not {file: words for file, words in silent.items() if words}
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        table = count_outcomes(int(sys.argv[1]), Path(folder), exports=True)
-    for file, counts in table.items():
-        print(f"{file:40} {'  '.join(f'{counts[word]:6} {word}' for word in ('refused', 'named', 'harmless'))}", end="")
-        print("  ", *(word for word in counts if word.startswith("silent")))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,26 +111,20 @@ def test_a_format_from_the_future_is_refused(tmp_path) -> None:
         checkpoint.load_newest(tmp_path)
 
 
-CHILD = """
-import sys
-from pathlib import Path
-from tests.runs.test_checkpoint import write
-write(Path(sys.argv[1]), 1, 2, 3)
-"""
 WRITER = [point for point in fault_injection.POINTS if point.startswith("checkpoint.")]
 
 
-def run_child(folder: Path, fault: str) -> subprocess.CompletedProcess:
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, fault_injection.VARIABLE: fault, "PYTHONPATH": str(root)}
-    return subprocess.run([sys.executable, "-c", CHILD, str(folder)], env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked to be killed")
 @pytest.mark.parametrize("point", WRITER)
 def test_kill_9_at_every_point_of_the_writer_leaves_a_whole_checkpoint(tmp_path, point: str) -> None:
-    child = run_child(tmp_path, f"{point}:kill:{1 if point == 'checkpoint.while_retiring' else 3}")
-    assert child.returncode == -signal.SIGKILL, child.stderr
+    child = os.fork()
+    if child == 0:
+        os.environ[fault_injection.VARIABLE] = f"{point}:kill:{1 if point == 'checkpoint.while_retiring' else 3}"
+        try:
+            write(tmp_path, 1, 2, 3)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     found = checkpoint.load_newest(tmp_path)
     assert found is not None
     assert found.refused == ()

@@ -17,7 +17,7 @@ import torch
 
 import vitrail
 from tests.looked_at import picture
-from tests.models.tiny import TINY
+from tests.models.tiny import SHALLOW
 from tests.slow import slow_except
 from vitrail.errors import VitrailError
 from vitrail.runs.folder import RunFolder
@@ -27,11 +27,10 @@ from vitrail.training.dry_run import dry_run
 from vitrail.weights.native import save_model
 
 PACKAGE = Path(vitrail.__file__).parent
-THREADS = 3  # of the user; no verb would choose as many by itself, and a run is told to take two
+THREADS = 3  # of the user; no verb would choose as many by itself
 SETTINGS = (
     "model.name=vit-ti16",
     "model.changes={width: 16, depth: 2, heads: 2, mlp_width: 32, patch_size: [8, 8]}",
-    "compute.threads=2",
     "data.workers=0",
 )
 
@@ -40,10 +39,10 @@ def silent(line: str) -> None: ...
 
 
 def make_model() -> Classifier:
-    return create_classifier(TINY["vit"], classes=["0", "1"])
+    return create_classifier(SHALLOW["vit"], classes=["0", "1"])
 
 
-def images(count: int = 40) -> dict[str, np.ndarray]:
+def images(count: int = 16) -> dict[str, np.ndarray]:
     targets = np.arange(count) % 2
     pixels = np.random.default_rng(0).integers(0, 100, (count, 32, 32, 3)) + 100 * targets[:, None, None, None]
     return {"images": pixels.astype(np.uint8), "labels": targets}
@@ -64,16 +63,18 @@ def user_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def train(data: str, out: Path, **options: Any) -> Any:
-    return vitrail.train(data, out=out / "run", steps=2, batch=8, settings=SETTINGS, quiet=True, **options)
+def train(data: str, out: Path, *, threads: int = 1) -> Any:
+    settings = (*SETTINGS, f"compute.threads={threads}")
+    return vitrail.train(data, out=out / "run", steps=1, batch=4, settings=settings, quiet=True)
 
 
 def pretrain(data: str, out: Path) -> Any:
-    return vitrail.pretrain(data, objective="mae", out=out / "run", steps=2, batch=8, settings=SETTINGS, quiet=True)
+    settings = (*SETTINGS, "compute.threads=1")
+    return vitrail.pretrain(data, objective="mae", out=out / "run", steps=1, batch=4, settings=settings, quiet=True)
 
 
 def transfer(data: str, out: Path) -> Any:
-    tuning = {"steps": 2, "set": ("data.batch=8", "compute.threads=2")}
+    tuning = {"steps": 1, "set": ("data.batch=4", "compute.threads=1")}
     protocols = {"protocols": ["knn", "finetune"], "k": 3}
     save_model(out / "model", make_model())
     return vitrail.transfer(out / "model", [data], out=out / "table", **protocols, **tuning, **QUIET)
@@ -142,7 +143,7 @@ def test_a_run_computes_with_its_own_threads_and_gives_them_back_after_an_error(
 
     monkeypatch.setattr("vitrail.training.train.fit", fail)
     with pytest.raises(MemoryError):
-        train(data, tmp_path)
+        train(data, tmp_path, threads=2)
     assert (*seen, torch.get_num_threads()) == (2, THREADS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, SHALLOW, TINY
 from vitrail.models import sketch
 from vitrail.runtime import tuning
 from vitrail.runtime.tuning import Way, choose_way, find_blocks
@@ -114,10 +114,13 @@ def test_more_images_are_taken_where_one_is_too_quick(monkeypatch):
     assert max(asked) == 6
 
 
-@pytest.mark.parametrize("name", TINY)
+BLOCKS = {**SHALLOW, **{name: TINY[name] for name in (*QUICK, "vit, windows")}}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 def test_the_blocks_of_every_architecture_run_as_the_network_calls_them(name):
     """As many as it has, in fp32 and in bf16, with gradients; and so does the network."""
-    config = TINY[name]
+    config = BLOCKS[name]
     network = sketch(config)
     image = (config.in_channels, *config.image_size)
     blocks = find_blocks(network, image, 2)

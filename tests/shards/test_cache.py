@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -19,9 +20,10 @@ SHA = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENTS.i
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-    """A store in memory, an empty cache, and no waiting."""
+    """A store in memory, an empty cache on a disk with room, and no waiting."""
     monkeypatch.setenv("VITRAIL_SHARDS", str(tmp_path / "cache"))
     monkeypatch.delenv("VITRAIL_SHARDS_GB", raising=False)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda folder: SimpleNamespace(total=10**12, free=10**12))
     monkeypatch.setattr(cache, "BACK_OFF", 0.0)
     monkeypatch.setattr(cache, "_failed", {})
     store = fsspec.filesystem("memory")

@@ -1,12 +1,8 @@
-"""A world of 64 ranks in one process, without memory for tensors: what FSDP2 holds and sends for a small ViT, as JSON.
-
-python fake_world.py replicate|shard|hybrid
-"""
+"""A world of 64 ranks in one process, without memory for tensors: what FSDP2 holds and sends for a small ViT."""
 
 from __future__ import annotations
 
-import json
-import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +34,12 @@ def watch(name: str, choose: Callable[..., torch.Tensor], sent: Counter[str]) ->
     setattr(dist, name, call)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def measure(strategy: str) -> dict[str, Any]:
+    """The parameters that a rank holds, those of the model, and the bytes that are sent by each operation.
+
+    It changes torch for good, so it is called in a process of its own.
+    """
+    warnings.resetwarnings()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
     sent: Counter[str] = Counter()
     gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -51,15 +51,11 @@ def main() -> None:
     model = vitrail.create_model("vit-ti16", **CHANGES)
     objective = Supervised(model).train()
     ranks = Ranks(0, WORLD, LOCAL, dist.group.WORLD, dist.group.WORLD)
-    settings = ComputeSettings(parallel=sys.argv[1], precision="fp32")  # type: ignore[bad-argument-type]
+    settings = ComputeSettings(parallel=strategy, precision="fp32")  # type: ignore[bad-argument-type]
     spread = parallel.spread(objective, settings, ranks, torch.device("cpu"))
     local = sum(p.to_local().numel() for p in spread.parameters())  # type: ignore[missing-attribute]
     with FakeTensorMode(allow_non_fake_inputs=True):
         images, targets = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
         loss, _ = spread(images, targets)
         loss.backward()
-    print(json.dumps({"local": local, "parameters": sum(p.numel() for p in objective.parameters()), "sent": sent}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"local": local, "parameters": sum(p.numel() for p in objective.parameters()), "sent": dict(sent)}

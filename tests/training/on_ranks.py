@@ -110,7 +110,7 @@ def run_with_slow_disk(ranks: Ranks, out: Path, given: Sequence[str], data: Any)
         return loss
 
     def late(folder: Path) -> Any:
-        saved, until = int(folder.name.split("-")[1]), time.monotonic() + 20
+        saved, until = int(folder.name.split("-")[1]), time.monotonic() + 200
         while made <= saved and not made == last > 0:
             assert time.monotonic() < until, "the training waits for its checkpoint"
             time.sleep(0.01)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vitrail
 from tests.training import on_ranks
+from vitrail.config.compose import request
+from vitrail.config.schema import ComputeSettings
 from vitrail.files import read_sealed, write_sealed
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import tuning_cache
+from vitrail.runtime.progress import say_nothing
 from vitrail.runtime.tuning import Choice, Way
 from vitrail.training import auto
+from vitrail.training.prepare import prepare
 
 PRECISIONS = [Way("fp32", 1), Way("bf16", 1)]
 
@@ -38,63 +43,71 @@ def measured(monkeypatch, tmp_path) -> list[Sequence[Way]]:
     return asked
 
 
-def run(out, *settings: str, steps: int = 2) -> RunFolder:
-    given = on_ranks.settings("vit", f"schedule.steps={steps}", "data.batch=12", *settings)
-    given = tuple(each for each in given if each not in ("compute.threads=1", "compute.tune=false") or each in settings)
-    assert on_ranks.alone(out, given) == ""
+def given(*settings: str, steps: int = 1) -> tuple[str, ...]:
+    words = on_ranks.settings("vit", f"schedule.steps={steps}", "data.batch=12", *settings)
+    return tuple(word for word in words if word not in ("compute.threads=1", "compute.tune=false") or word in settings)
+
+
+def run(out: Path, steps: int) -> RunFolder:
+    assert on_ranks.alone(out, given(steps=steps)) == ""
     return RunFolder(out)
 
 
+def plan(out: Path, *settings: str) -> ComputeSettings:
+    """How a training would compute."""
+    asked, _ = request(flags={"data": {"source": "digits"}}, settings=given(*settings))
+    return prepare(asked, RunFolder(out), say=say_nothing).training.run.compute
+
+
 def test_a_choice_is_kept_for_the_run_and_for_the_machine(measured, tmp_path):
-    first = run(tmp_path / "first")
+    first = run(tmp_path / "first", steps=1)
     compute = first.read_config().compute
     assert (compute.precision, compute.threads) == ("bf16", 1)
     assert (
         "tuned    bf16; ms of an image, forward and backward: fp32 1e+03, bf16 2e+03 (measured in 0.5 s)"
         in (first.path / "log.txt").read_text()
     )
-    run(tmp_path / "first", steps=3)  # resumed
+    run(tmp_path / "first", steps=2)  # resumed
     assert measured == [PRECISIONS]
-    second = run(tmp_path / "second")
+    second = run(tmp_path / "second", steps=1)
     assert measured == [PRECISIONS]
     assert second.read_config().compute.precision == "bf16"
     assert "(measured before)" in (second.path / "log.txt").read_text()
     (name,), (words,) = zip(*vitrail.doctor(tune="show").items())
     assert name.startswith("vit-ti16, 32 x 32 x 1, batch 12, torch ") and words.startswith("bf16; ms")
     assert vitrail.doctor(tune="clear") == {"removed": 1}
-    run(tmp_path / "third")
+    plan(tmp_path / "third")
     assert measured == [PRECISIONS] * 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "cores", "ways"),
-    [
+def test_what_is_given_is_not_measured(measured, monkeypatch, tmp_path):
+    rows = (
         (("compute.precision=fp32",), 1, None),
         (("compute.tune=false",), 8, None),
         (("compute.threads=2",), 8, [Way("fp32", 2), Way("bf16", 2)]),
         (("compute.precision=bf16",), 4, [Way("bf16", 4), Way("bf16", 2)]),
         ((), 4, [Way("fp32", 4), Way("bf16", 4), Way("fp32", 2), Way("bf16", 2)]),
-    ],
-)
-def test_what_is_given_is_not_measured(measured, monkeypatch, tmp_path, settings, cores, ways):
-    monkeypatch.setattr(auto, "cores", lambda: cores)
-    compute = run(tmp_path / "run", *settings).read_config().compute
-    assert measured == ([] if ways is None else [ways])
-    taken = Way("fp32", cores) if ways is None else ways[1]
-    assert (compute.precision, compute.threads) == (taken.precision, taken.threads)
+    )
+    for number, (settings, cores, ways) in enumerate(rows):
+        measured.clear()
+        monkeypatch.setattr(auto, "cores", lambda cores=cores: cores)
+        compute = plan(tmp_path / f"run-{number}", *settings)
+        assert measured == ([] if ways is None else [ways]), settings
+        taken = Way("fp32", cores) if ways is None else ways[1]
+        assert (compute.precision, compute.threads) == (taken.precision, taken.threads), settings
 
 
 def test_a_damaged_choice_is_measured_again(measured, tmp_path):
-    run(tmp_path / "first")
+    plan(tmp_path / "first")
     (kept,) = (tmp_path / "cache" / "tuning").iterdir()
     kept.write_text(kept.read_text().replace("bf16", "bf61"))
-    run(tmp_path / "second")
+    plan(tmp_path / "second")
     assert measured == [PRECISIONS] * 2
     assert len(vitrail.doctor(tune="show")) == 1
 
 
 def test_a_choice_of_before_inference_was_measured_is_still_listed(measured, tmp_path):
-    run(tmp_path / "first")
+    plan(tmp_path / "first")
     (kept,) = (tmp_path / "cache" / "tuning").iterdir()
     content = read_sealed(kept)
     assert content is not None and content.pop("gradient")

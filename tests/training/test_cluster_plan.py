@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+import multiprocessing
 
 import pytest
 
+from tests.training import fake_world
 from vitrail.cli import run
 from vitrail.errors import ConfigError
 from vitrail.training.cluster_plan import DEVICES, Cluster, Workload, compare, estimate, sent_bytes, static_bytes
@@ -96,10 +95,8 @@ def test_a_plan_needs_a_network_and_enough_images(capsys):
 @pytest.mark.parametrize("parallel", ["replicate", "shard", "hybrid"])
 def test_the_plan_counts_what_fsdp_holds_and_sends(parallel):
     """In a world of 64 ranks without memory. Shards of a small network are padded by up to a tenth."""
-    path = Path(__file__).with_name("fake_world.py")
-    told = subprocess.run([sys.executable, str(path), parallel], capture_output=True, text=True, timeout=200)
-    assert told.returncode == 0, told.stderr
-    found = json.loads(told.stdout)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        found = pool.apply(fake_world.measure, (parallel,))
     parameters = found["parameters"]
     work = Workload(**{**SMALL.__dict__, "parameters": parameters, "block": 0, "state": 8})
     shards = {"replicate": 1, "shard": 64, "hybrid": 8}[parallel]

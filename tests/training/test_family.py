@@ -1,4 +1,4 @@
-"""Every architecture through a whole run: trained, judged, reported, loaded again; and weights for other channels."""
+"""Architectures of each kind through a whole run: trained, judged, reported, loaded again; and weights for other channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vitrail
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
 from tests.slow import slow_except
 from vitrail.models import MODELS
 from vitrail.weights import load
@@ -34,8 +34,8 @@ def run(tmp_path, name: str, **how):
     )
 
 
-@pytest.mark.parametrize("name", slow_except(TINY, {"pvt"}))
-def test_every_architecture_goes_through_a_run(tmp_path, name):
+@pytest.mark.parametrize("name", slow_except(QUICK, {"pvt"}))
+def test_an_architecture_of_each_kind_is_trained_judged_reported_and_loaded(tmp_path, name):
     result = run(tmp_path, name)
     model = load(result.folder)
     assert model.config.architecture == TINY[name].architecture

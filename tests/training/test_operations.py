@@ -11,18 +11,23 @@ import pytest
 import torch
 
 import vitrail
-from tests.slow import slow_except
 from vitrail.config.compose import request
 from vitrail.config.schema import Run
-from vitrail.models import cost_of
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models import ViTConfig, cost_of
 from vitrail.models.cost import count_operations, on_meta, step_operations
+from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.reports.wording import describe_compute, large
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.progress import say_nothing
+from vitrail.tasks.classification import create_classifier
 from vitrail.training.dry_run import dry_run
+from vitrail.training.objective import OBJECTIVES
 from vitrail.training.operations import run_operations
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
+from vitrail.weights.native import save_model
+from vitrail.weights.tokenizers import save_tokenizer
 
 # N tokens of P x P pixels in images of 8 x 8 with one channel, width D, L blocks, MLP of width M, K classes
 P, N, D, L, M, K = 4, 4, 24, 3, 40, 10
@@ -82,13 +87,13 @@ def test_the_token_that_alone_is_read_costs_less_than_all(tmp_path):
 
 
 def test_a_teacher_adds_a_forward_pass_of_its_own(tmp_path):
-    teacher = vitrail.train("digits", steps=1, batch=8, out=tmp_path / "teacher", set=(*NETWORK, *QUICK), quiet=True)
-    counted = count(tmp_path / "run", teacher=str(teacher.folder))
-    assert counted == SUPERVISED + 2 * cost_of(teacher.load().config).multiply_adds
-    assert cost_of(teacher.load().config).multiply_adds == EMBEDDING + BLOCKS + HEAD
+    sizes = {"patch_size": P, "width": D, "depth": L, "heads": 2, "mlp_width": M}
+    config = ViTConfig(**sizes, pool="gap", prefix=(), positions="sincos2d", image_size=8, in_channels=1, classes=K)
+    teacher = save_model(tmp_path / "teacher", create_classifier(config, classes=[str(digit) for digit in range(K)]))
+    assert count(tmp_path / "run", teacher=str(teacher)) == SUPERVISED + 2 * cost_of(config).multiply_adds
+    assert cost_of(config).multiply_adds == EMBEDDING + BLOCKS + HEAD
 
 
-@pytest.mark.slow
 def test_a_batch_that_is_compared_in_parts_computes_its_features_twice(tmp_path):
     given = (*NETWORK, *QUICK, f"data.batch={BATCH}", "schedule.steps=1")
     run, _ = request(flags={"data": {"source": "digits"}, "objective": {"name": "simclr"}}, settings=given)
@@ -100,22 +105,15 @@ def test_a_batch_that_is_compared_in_parts_computes_its_features_twice(tmp_path)
     assert views == 2 * 2 * (EMBEDDING + BLOCKS)
 
 
-@pytest.mark.parametrize(
-    "objective", slow_except(["masked-patch", "mae", "moco", "simclr", "tokenizer"], {"masked-patch", "mae"})
-)
-def test_every_objective_is_counted(objective, tmp_path):
-    counted = count(tmp_path / "run", objective=objective)
-    least = {"masked-patch": SUPERVISED - 6 * HEAD, "moco": 3 * SUPERVISED / 1.5, "simclr": 2 * (SUPERVISED - 6 * HEAD)}
-    assert counted > least.get(objective, 0)
-
-
-@pytest.mark.slow
-def test_the_codes_of_a_tokenizer_are_counted(tmp_path):
-    tokenizer = vitrail.pretrain(
-        "digits", objective="tokenizer", steps=1, batch=8, out=tmp_path / "codes", set=QUICK, quiet=True
-    )
-    counted = count(tmp_path / "run", objective="beit", tokenizer=str(tokenizer.folder))
-    assert counted > SUPERVISED - 6 * HEAD
+def test_every_objective_is_counted(tmp_path):
+    codes = Tokenizer(TokenizerConfig(in_channels=1, patch_size=(4, 4), width=8, depth=1, levels=(4, 4)))
+    tokenizer = save_tokenizer(tmp_path / "codes", codes, Preprocessing(size=(8, 8), mean=(0.5,), std=(0.5,)))
+    encoded = SUPERVISED - 6 * HEAD
+    least = {"masked-patch": encoded, "moco": 3 * SUPERVISED / 1.5, "simclr": 2 * encoded, "beit": encoded}
+    for objective in OBJECTIVES:
+        read = {"tokenizer": str(tokenizer)} if objective == "beit" else {}
+        counted = count(tmp_path / objective, objective=objective, **read)
+        assert counted > least.get(objective, 0), objective
 
 
 def test_an_objective_that_looks_at_values_is_not_counted_and_says_so():
@@ -152,7 +150,7 @@ def test_a_run_says_its_operations_before_the_first_step_and_everywhere_after(tm
     assert said and said[0] < next(row for row, line in enumerate(lines) if f"training {STEPS} steps" in line)
     status = RunFolder(run.folder).status()
     assert status["operations"] == total
-    assert 0 < status["device_hours"] < 0.1
+    assert status["device_hours"] > 0
     assert f"{words} in all training steps" in (run.folder / "card.md").read_text()
     assert f"{words} in all training steps" in (run.folder / "report.html").read_text()
     described = json.loads((run.folder / "model" / "config.json").read_text())

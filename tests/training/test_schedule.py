@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -45,18 +46,19 @@ def test_the_warm_up_of_a_recipe_shrinks_with_the_run_and_never_grows() -> None:
     assert said == ["warm-up  25 of 500 steps: the recipe's 500 of 10,000, scaled to the length of this run"]
 
 
-@pytest.mark.parametrize("length", [10, 500, None])
-@pytest.mark.parametrize("name", [*RECIPES, *(f"{name}/{row}" for name, each in RECIPES.items() for row in each.rows)])
-def test_every_recipe_reaches_its_peak_and_ends_at_its_final_rate(name: str, length: int | None) -> None:
-    run = find_recipe(name).run
-    schedule, peak = run.schedule, run.optim.lr
-    own = schedule.recipe_steps or schedule.steps or round((schedule.epochs or 0) * 1_281_167 / run.data.batch)
-    steps = length or own
-    check_warmup(schedule, steps, lambda line: None, begun=False)
-    assert learning_rate(schedule, peak, warmup_steps(schedule, steps), steps) == pytest.approx(peak)
-    assert learning_rate(schedule, peak, steps, steps) == pytest.approx(schedule.end, abs=1e-12)
-    # the last update is one step before the end
-    assert learning_rate(schedule, peak, steps - 1, steps) < schedule.end + peak * (0.15 if steps == 10 else 0.003)
+def test_every_recipe_reaches_its_peak_and_ends_at_its_final_rate() -> None:
+    names = [*RECIPES, *(f"{name}/{row}" for name, each in RECIPES.items() for row in each.rows)]
+    for name, length in itertools.product(names, (10, 500, None)):
+        run = find_recipe(name).run
+        schedule, peak = run.schedule, run.optim.lr
+        own = schedule.recipe_steps or schedule.steps or round((schedule.epochs or 0) * 1_281_167 / run.data.batch)
+        steps, row = length or own, f"{name} in {length or own} steps"
+        check_warmup(schedule, steps, lambda line: None, begun=False)
+        assert learning_rate(schedule, peak, warmup_steps(schedule, steps), steps) == pytest.approx(peak), row
+        assert learning_rate(schedule, peak, steps, steps) == pytest.approx(schedule.end, abs=1e-12), row
+        # the last update is one step before the end
+        last = learning_rate(schedule, peak, steps - 1, steps)
+        assert last < schedule.end + peak * (0.15 if steps == 10 else 0.003), row
 
 
 def test_a_warm_up_that_leaves_no_step_for_the_decay_is_refused_or_was_begun() -> None:

@@ -84,11 +84,9 @@ def test_four_micro_steps_give_the_gradient_of_the_whole_batch(tmp_path) -> None
     assert_equal_to(gradients(found, 128), gradients(found, 32), 1e-6)
 
 
-@pytest.mark.slow
 def test_the_t4_recipe_accumulates_the_gradient_of_128_images(tmp_path) -> None:
-    found = training(tmp_path, "compute.precision=fp32", "model.changes.depth=2", recipe="t4")
-    assert found.run.accumulate == 4
-    assert found.objective.encoder.config.image_size == (224, 224)
+    found = training(tmp_path, SMALL, "compute.precision=fp32", "model.size=[16, 16]", recipe="t4")
+    assert (found.run.data.batch, found.run.accumulate) == (128, 4)
     assert_equal_to(gradients(found, 128), gradients(found, 32), 1e-6)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -106,19 +103,6 @@ def test_a_dry_run_reads_few_of_many_small_images_and_gives_the_plan_first(tmp_p
     assert plan == "\n".join(lines)
     assert "102 train, 18 val" in plan
     assert "13 steps" in plan  # of all the images, not of those that were decoded
+    assert all(word in plan for word in ("speed", "takes", "slowest"))
     assert len(decoded) == 20  # ten of each split
     assert not list(tmp_path.glob("runs*"))
-
-
-@pytest.mark.slow
-def test_the_plan_of_a_large_network_on_a_cpu_takes_seconds(real_data):
-    """CPU time, which other load on the machine changes little: about 10 s on two cores, where a whole batch takes over 100 s."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    words = ["train", str(real_data / "hymenoptera"), "--recipe", "t4", "--dry-run", "--device", "cpu"]
-    told = subprocess.run(
-        [sys.executable, "-m", "vitrail", *words, "--set", "compute.threads=2"], capture_output=True, text=True
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert told.returncode == 0, told.stderr
-    assert all(word in told.stdout for word in ("length   50,000 steps", "speed", "takes", "slowest"))
-    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 20

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 import vitrail
 from tests.models.tiny import TINY
 from tests.training.on_ranks import write_photographs
-from tests.training.ranks import Pool, start_pool
+from tests.training.ranks import Pool, Starter, command, start_pool
 from tests.workflows.on_ranks import judge
 from vitrail.cli import run
 from vitrail.runtime.distributed import ALONE
@@ -121,21 +119,26 @@ def test_a_transfer(pool, photographs, model, tmp_path):
 def test_the_command_line(photographs, model, tmp_path):
     """Each of the verbs prints once, what one process prints."""
 
-    def call(*words: Any) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "vitrail", *map(str, words), "--quiet"]
-        return subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    def call(start: Starter, *words: Any, ranks: int = 1) -> tuple[int, str]:
+        act = command(*map(str, words), "--quiet")
+        ended = [each.finish() for each in (start.ranks(ranks, act) if ranks > 1 else [start(act)])]
+        return max(code for code, _ in ended), "".join(said for _, said in ended)
 
     shared = ("--batch", 4, "--max-bad", "50%")
-    for verb, *own in (("evaluate", "--json"), ("probe", "--protocol", "knn", "--k", 3, "--no-cache")):
-        ours, theirs = (call(verb, model, photographs, *own, *shared, *more) for more in ((), ("--devices", 2)))
-        assert (theirs.returncode, theirs.stdout, theirs.stderr) == (0, ours.stdout, ours.stderr), theirs.stderr
-    parts = tmp_path / "parts"
-    written = call("embed", model, photographs / "train", "--parts", parts, "--part-size", 5, "--devices", 2)
-    assert (written.returncode, written.stdout) == (0, f"{parts}\n"), written.stderr
-    assert len(list(parts.rglob("*.parquet"))) == 8 and vitrail.check_parts(parts, quiet=True).images == 36
-    missing = call("evaluate", model, tmp_path / "nowhere", "--devices", 2)
-    assert missing.returncode == 3
-    assert missing.stderr.count("error:") == 1
+    evaluate = ("evaluate", model, photographs, "--json", *shared)
+    probe = ("probe", model, photographs, "--protocol", "knn", "--k", 3, "--no-cache", *shared)
+    with Starter(tmp_path) as start:
+        figures, neighbours = call(start, *evaluate), call(start, *probe)
+        assert figures[0] == neighbours[0] == 0 and '"top1"' in figures[1] and neighbours[1]
+        assert call(start, *evaluate, "--devices", 2) == figures  # which starts the ranks
+        assert call(start, *probe, "--devices", 2, ranks=2) == neighbours
+        parts = tmp_path / "parts"
+        embed = ("embed", model, photographs / "train", "--parts", parts, "--part-size", 5, "--devices", 2)
+        code, said = call(start, *embed)
+        assert code == 0 and said.count("8 parts; 0 done before") == said.count(f"{parts}\n") == 1, said
+        assert len(list(parts.rglob("*.parquet"))) == 8 and vitrail.check_parts(parts, quiet=True).images == 36
+        code, said = call(start, "evaluate", model, tmp_path / "nowhere", "--devices", 2, ranks=2)
+        assert code == 3 and said.count("error:") == 1
 
 
 @pytest.mark.parametrize(
