@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import ConfigError
+from vitrail.runtime.onnx_runtime import import_onnxruntime
 
 ACTIVATIONS = {"Gelu", "Erf", "Tanh", "Relu", "Sigmoid"}
 ELEMENTWISE = {
@@ -55,6 +56,8 @@ def to_int8(source: Path, path: Path) -> int:
     """
     try:
         import onnx
+
+        import_onnxruntime()
         from onnxruntime.quantization import QuantType, quantize_dynamic
     except ImportError as missing:
         raise ConfigError("int8 needs the packages onnx and onnxruntime", "pip install 'vitrail[onnx]'") from missing

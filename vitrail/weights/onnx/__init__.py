@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
+from vitrail.runtime.onnx_runtime import import_onnxruntime
 from vitrail.tasks import Task
 from vitrail.weights.description import KEY, build_model_around, check_version
 from vitrail.weights.onnx.contents import DISTRUST, read_contents
@@ -66,10 +67,9 @@ def read_onnx(path: Path) -> Task:
 
 def _import_runtime() -> Any:
     try:
-        import onnxruntime
+        return import_onnxruntime()
     except ImportError as missing:
         raise ConfigError("running an .onnx file requires onnxruntime, which is not installed", INSTALL) from missing
-    return onnxruntime
 
 
 def open_session(path: Path) -> Any:

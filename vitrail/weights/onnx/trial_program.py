@@ -2,7 +2,7 @@
 
 onnxruntime computes parts of a graph when it opens it, and a small file can describe results of any size. Here that costs a
 process with limited memory and time. The program takes one JSON argument and prints why it failed, if it did. Of vitrail it
-imports only `vitrail.runtime.confined`.
+imports only `vitrail.runtime.confined` and `vitrail.runtime.onnx_runtime`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ MEMORY = "memory"
 def run_once(path: str, name: str, shape: list[int]) -> None:
     """Opens the graph as `vitrail.weights.onnx.open_session` does, and runs it on one black image if it takes such images."""
     import numpy
-    import onnxruntime
 
+    from vitrail.runtime.onnx_runtime import import_onnxruntime
+
+    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # the stacks of threads would count as memory
     options.log_severity_level = 4
@@ -33,12 +35,12 @@ def main() -> None:
     told: dict[str, Any] = json.loads(sys.argv[1])
     sys.path[:] = told["sys_path"]
     from vitrail.runtime.confined import limit, limit_memory
+    from vitrail.runtime.onnx_runtime import import_onnxruntime
 
     limit("RLIMIT_CORE", 0)
     limit("RLIMIT_FSIZE", 0)
     limit("RLIMIT_CPU", told["seconds"])
-    import onnxruntime  # noqa: F401  # its own memory does not count
-
+    import_onnxruntime()  # its own memory does not count
     limit_memory(told["spare_bytes"])
     try:
         run_once(told["path"], told["name"], told["shape"])
