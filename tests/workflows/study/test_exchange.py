@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from tests.workflows.study.planned import POOL, fake_result, make_study
+from vitrail.checksums import seal
 from vitrail.errors import ConfigError, DataError
+from vitrail.files import parse_sealed
 from vitrail.workflows.study.exchange import add, pack
 from vitrail.workflows.study.plan import make_plan, read_plan, write_plan
-from vitrail.workflows.study.results import write_result
+from vitrail.workflows.study.results import place_of, write_result
 
 
 def begin(folder: Path, cells: range, **changes: object) -> list[str]:
@@ -81,6 +84,26 @@ def test_a_file_that_is_no_pack_or_was_damaged_is_refused(tmp_path: Path) -> Non
             bad.writestr(name, packed.read(name).replace(b'"accuracy": 0.5', b'"accuracy": 0.9'))
     with pytest.raises(DataError, match="does not match its checksum"):
         add(tmp_path / "here", tmp_path / "bad.zip", print)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_key_that_is_a_path_is_refused_and_writes_nothing_outside(tmp_path: Path, absolute: bool) -> None:
+    begin(tmp_path / "here", range(2))
+    pack(tmp_path / "here", tmp_path / "cells.zip")
+    victim = tmp_path / "victim" / "config.json"
+    victim.parent.mkdir()
+    victim.write_text("untouched")
+    key = str(victim.with_suffix("")) if absolute else "../../victim/config"
+    with zipfile.ZipFile(tmp_path / "cells.zip") as packed, zipfile.ZipFile(tmp_path / "evil.zip", "w") as evil:
+        for name in packed.namelist():
+            content = packed.read(name)
+            evil.writestr(name, content)
+        evil.writestr("cells/evil.json", json.dumps(seal({**parse_sealed(content), "key": key})))
+    with pytest.raises(DataError, match="1 of its 3 cells are no results"):
+        add(tmp_path / "here", tmp_path / "evil.zip", print)
+    assert victim.read_text() == "untouched"
+    with pytest.raises(ValueError, match="is not the key of a cell"):
+        place_of(tmp_path / "here", key)
 
 
 def test_a_folder_that_holds_no_study_is_not_packed(tmp_path: Path) -> None:

@@ -66,8 +66,11 @@ def _read(file: Path) -> tuple[dict, dict[str, dict], list[CellResult]]:
         with zipfile.ZipFile(file) as packed:
             names = packed.namelist()
             described = {name: parse_sealed(packed.read(name)) for name in PLANNED if name in names}
-            cells = [parse_sealed(packed.read(name)) for name in names if name.startswith(f"{CELLS}/")]
-        return described["plan.json"], described, [result for cell in cells if (result := parse_result(cell))]
+            cells = [parse_result(parse_sealed(packed.read(name))) for name in names if name.startswith(f"{CELLS}/")]
+        results = [cell for cell in cells if cell is not None]
+        if len(results) < len(cells):
+            raise ValueError(f"{len(cells) - len(results)} of its {len(cells)} cells are no results of this format")
+        return described["plan.json"], described, results
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{file} cannot be read as results of a study: {error}", "pack it again: vitrail study pack"

@@ -6,6 +6,7 @@ N judged images.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,6 +20,7 @@ from vitrail.files import disk_errors, read_sealed, write_sealed
 FORMAT = 1
 CELLS = "cells"  # the folder of the results, inside that of a study
 State = Literal["done", "diverged", "failed"]
+KEY = re.compile(r"[0-9a-f]{64}")  # SHA-256 of what decides a cell; it becomes the name of a file
 
 
 class Place(NamedTuple):
@@ -91,8 +93,8 @@ def read_result(folder: Path, key: str) -> CellResult | None:
 
 
 def parse_result(tree: Mapping[str, Any] | None) -> CellResult | None:
-    """The result in a file that was read; None where it is not one of this format."""
-    if tree is None or tree.get("format") != FORMAT:
+    """Returns the result in a file that was read, or None if it is not one of this format."""
+    if tree is None or tree.get("format") != FORMAT or not KEY.fullmatch(str(tree.get("key"))):
         return None
     count, bits = tree["right"]
     right = np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8), count=count).astype(bool)
@@ -103,7 +105,9 @@ def parse_result(tree: Mapping[str, Any] | None) -> CellResult | None:
 
 
 def place_of(folder: Path, key: str) -> Path:
-    """The file of a cell."""
+    """Returns the file of a cell. Raises `ValueError` for a key that is no SHA-256, and so may be a path."""
+    if not KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is not the key of a cell")
     return folder / CELLS / f"{key}.json"
 
 
