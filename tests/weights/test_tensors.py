@@ -145,3 +145,18 @@ def test_a_file_that_does_not_fit_into_memory_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(tensors, "from_bytes", fail)
     with pytest.raises(CheckpointError, match=r"not enough memory to read .*large\.safetensors"):
         tensors.read_tensors(path)
+
+
+def test_the_same_tensors_and_metadata_are_the_same_bytes(tmp_path):
+    metadata = {name: f'dö"gs\n\t\x01/{name}' for name in "zyxwvut"}
+    given = {
+        "a": torch.arange(3.0),
+        "b": torch.ones(2, 2, dtype=torch.bfloat16),
+        "c": torch.zeros(1, dtype=torch.uint8),
+    }
+    written = {tensors.encode_tensors(given, metadata) for _ in range(8)}
+    assert len(written) == 1
+    (tmp_path / "file.safetensors").write_bytes(written.pop())
+    read, found = read_tensors(tmp_path / "file.safetensors")
+    assert found == metadata
+    assert all(torch.equal(read[name], tensor) for name, tensor in given.items())
