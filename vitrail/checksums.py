@@ -91,11 +91,26 @@ def parse_line(line: bytes) -> dict[str, Any]:
     content = line if found is None else found[1] + b"}"
     if found is not None and zlib.crc32(content) != int(found[2], 16):
         raise ValueError("a line does not match its CRC-32")
-    record = json.loads(content)
+    record = parse_unicode_json(content)
     # records are of numbers: a string at the end is a CRC-32 that lost its form
     if not isinstance(record, dict) or isinstance(next(reversed(record.values()), None), str):
         raise ValueError("a line is no record of numbers")
     return record
+
+
+def parse_unicode_json(content: bytes) -> Any:
+    r"""Parses JSON in UTF-8.
+
+    Raises:
+        ValueError: for anything else, and for a lone surrogate in a string, as in ``"\ud800"``: JSON can express it, but no
+            file name, HTTP reply or database accepts it.
+        RecursionError: nested too deeply.
+    """
+    text = content.decode("utf-8-sig")
+    value = json.loads(text)
+    if "\\ud" in text.lower():
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def onnx_checksum(digest: str) -> bytes:

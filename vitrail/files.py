@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitrail.checksums import FIELD, is_intact, seal
+from vitrail.checksums import FIELD, is_intact, parse_unicode_json, seal
 from vitrail.errors import ConfigError, DiskError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -224,7 +224,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
 def parse_sealed(content: bytes) -> dict[str, Any]:
     """Parses a JSON object that vitrail wrote, without its checksum. Raises `ValueError` if it is damaged."""
-    value = json.loads(content)
+    value = parse_unicode_json(content)
     if not isinstance(value, dict) or not is_intact(value):
         raise ValueError("it does not match its checksum")
     return {name: part for name, part in value.items() if name != FIELD}

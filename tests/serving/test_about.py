@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from tests.looked_at import shaken
 from tests.serving.test_gate import SHOWN, TOKEN
 from vitrail.errors import CheckpointError
@@ -18,6 +21,17 @@ def test_the_model_tells_all_that_a_page_needs(client, served):
     assert told["methods"] == ["attention", "rollout", "gradient", "occlusion"]
     assert told["parameters"] == sum(each.numel() for each in served.model.parameters())
     assert told["limits"]["images"] == client.service.limits.images
+
+
+def test_every_reference_of_the_description_leads_somewhere(client):
+    document = client.get("/openapi.json").json()
+    references = re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document))
+    assert references
+    for reference in set(references):
+        part = document
+        for name in reference.split("/"):
+            assert name in part, reference
+            part = part[name]
 
 
 def test_a_run_is_served_by_its_name_with_its_card_and_figures_and_no_path(tmp_path, capsys):

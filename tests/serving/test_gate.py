@@ -5,6 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
+from starlette.testclient import TestClient
+
+from vitrail.serving.app import create_app
+
 TOKEN = "a-token-of-some-length"
 SHOWN = {"authorization": f"Bearer {TOKEN}"}
 
@@ -125,6 +129,25 @@ def test_lengths_that_are_told_twice_or_not_at_all_are_refused(client, png):
 
 def test_an_origin_that_is_no_address_is_refused(client):
     assert client.get("/livez", headers={"Origin": "http://["}).status_code == 403
+
+
+def test_only_a_whole_host_header_is_an_allowed_name(start, served):
+    service = start(lambda: served).service
+    client = TestClient(create_app(service, token=None, hosts=["localhost", "[::1]"], runs=None))
+    allowed = ("localhost", "localhost:8000", "[::1]", "[::1]:8000")
+    refused = (
+        "[::1]x",
+        "[::1]:8000x",
+        "[::1].example.org",
+        "localhost:x",
+        "localhost:80:80",
+        "x[::1]",
+        "[::1",
+        "",
+        ":80",
+    )
+    statuses = {host: client.get("/v1/model", headers={"host": host}).status_code for host in (*allowed, *refused)}
+    assert statuses == dict.fromkeys(allowed, 200) | dict.fromkeys(refused, 403)
 
 
 def test_a_head_beyond_64_kilobytes_is_refused(client):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 
 import numpy as np
@@ -96,3 +97,19 @@ def test_another_model_or_version_is_not_there(client):
 def test_numbers_too_large_for_json_or_fp32_are_refused(client, path):
     body = b'{"inputs": [{"name": "images", "datatype": "FP32", "shape": [1, 3, 32, 32], "data": [1e999]}]}'
     assert client.post(f"{path}/infer", content=body).status_code == 400
+
+
+def test_finite_images_whose_outputs_are_not_finite_are_refused(client, path):
+    reply = ask(client, path, "images", "FP32", [3e38] * 3072, [1, 3, 32, 32])
+    assert reply.status_code == 400
+    assert "are not finite" in reply.json()["error"]
+
+
+def test_an_id_that_is_not_unicode_is_refused(client, path, png):
+    tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [b64encode(png()).decode()]}
+    replies = [
+        client.post(f"{path}/infer", content=json.dumps({"id": name, "inputs": [tensor]}))
+        for name in ("\U0001f600", "\ud800")
+    ]
+    assert [reply.status_code for reply in replies] == [200, 400]
+    assert replies[0].json()["id"] == "\U0001f600"

@@ -161,6 +161,27 @@ def test_a_broken_file_hides_no_other_run(place):
     assert runs.keys() == {"good", *(f"bad {number}" for number in range(len(broken)))}
     assert runs["good"]["state"] == "finished"
     assert {run["step"] for run in runs.values()} == {6}
+    states = [runs[f"bad {number}"]["state"] for number, (name, _) in enumerate(broken) if name == "status.json"]
+    assert states == ["damaged"] * len(states)
+
+
+def test_a_string_that_is_not_unicode_hides_no_run(place):
+    train(place / "good")
+    contents = {
+        "status.json": b'{"state": "\\ud800"}',
+        "config.yaml": b'model: {name: "\\ud800"}',
+        "metrics.jsonl": b'{"step": 1, "\\ud800": 1.0}\n{"step": 2, "a\xed\xa0\x80": 1.0}\n{"step": 3, "loss": 1.0}\n',
+    }
+    for name, content in contents.items():
+        shutil.copytree(place / "good", place / name)
+        (place / name / name).write_bytes(content)
+    runs = {run["name"]: run for run in client_of(place).get("/v1/runs").json()["runs"]}
+    assert runs.keys() == {"good", *contents}
+    assert (runs["status.json"]["state"], runs["config.yaml"]["model"], runs["metrics.jsonl"]["step"]) == (
+        "damaged",
+        None,
+        3,
+    )
 
 
 KILLED = """
@@ -295,4 +316,4 @@ def test_a_study_is_listed_with_its_cells_and_the_time_left(place):
     write_sealed(study / "progress.json", {**progress, "state": "finished", "done": 78})
     assert tell()[2:5] == ("finished", 78, 78)
     (study / "progress.json").write_text('{"state": 7, "done": "all"}')
-    assert tell()[2:] == ("starting", 0, None, None)
+    assert tell()[2:] == ("damaged", 0, None, None)

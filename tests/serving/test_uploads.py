@@ -59,6 +59,8 @@ BROKEN = [
     (b'{"image": "\\u00fc"}', "application/json", "bad_request"),
     (b'{"image": {"name": 3, "data": "YQ=="}}', "application/json", "bad_request"),
     (b"\xff\xfe", "application/json", "bad_request"),
+    (b'{"image": {"name": "\\ud800", "data": "YQ=="}}', "application/json", "bad_request"),
+    (b'{"image": {"name": "\xed\xa0\x80", "data": "YQ=="}}', "application/json", "bad_request"),
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 OPEN = ("/", "/docs", "/livez", "/readyz")  # routes without a token, in addition to the files of the page
 CLIENT_CLOSED = 499  # status in the metrics if the client disconnected before its reply
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]*)?")
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
@@ -288,4 +289,6 @@ def _content_length(headers: dict[bytes, bytes]) -> int:
 
 
 def _strip_port(host: str) -> str:
-    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    """Returns the name or address in a Host header; a malformed one as it is, which matches no allowed name."""
+    found = HOST.fullmatch(host)
+    return found[1] if found else host

@@ -49,10 +49,19 @@ class Inference(BaseModel):
 
 
 EXAMPLE = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [PIXEL]}]}
+
+
+def _inline_schema() -> dict[str, Any]:
+    """Returns the schema of `Inference` without references: they are relative to the document that it becomes a part of."""
+    schema = Inference.model_json_schema()
+    schema["properties"]["inputs"]["items"] = schema.pop("$defs")["Input"]
+    return schema
+
+
 BODY = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": Inference.model_json_schema(), "example": EXAMPLE}},
+        "content": {"application/json": {"schema": _inline_schema(), "example": EXAMPLE}},
     }
 }
 
@@ -189,7 +198,12 @@ async def _run_model(
     if not served.model.classes:
         raise Refused("no_head", "the model has no head", "send 'image', or use /v1/embed")
     pictures = await asyncio.to_thread(_parse_pictures, served, str(name), tensor)
-    return list(await asyncio.gather(*(service.batcher.run(work, item, deadline) for item in pictures)))
+    try:
+        return list(await asyncio.gather(*(service.batcher.run(work, item, deadline) for item in pictures)))
+    except ArithmeticError as error:
+        if name == "pixels":  # the network is at fault
+            raise
+        raise Refused("bad_request", "the outputs of an image are not finite", "send normalised images") from error
 
 
 def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> list[Picture] | list[np.ndarray]:

@@ -5,6 +5,7 @@ Links are not followed; broken, incomplete or too large files are ignored.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import stat
@@ -103,6 +104,7 @@ def parse_settings(file: Stamp) -> Mapping[str, Any]:
     try:
         content = read(Path(file.path)).decode()
         settings = yaml.load(content, Loader=NoAliasLoader) if is_text_intact(content) else {}
+        json.dumps(settings, ensure_ascii=False, default=str).encode()  # an escape in YAML can be a lone surrogate, too
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
     return settings if isinstance(settings, dict) else {}

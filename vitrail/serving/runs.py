@@ -63,7 +63,8 @@ class RunState(Schema):
 
     name: str
     state: str = Field(
-        examples=["running"], description="starting, running, stopped (its process was killed), or how the run ended"
+        examples=["running"],
+        description="starting, running, stopped (its process was killed), damaged, or how the run ended",
     )
     step: int
     steps: int | None = Field(description="total number of steps; of a study, of cells")
@@ -97,14 +98,14 @@ class Curves(RunState):
 
 def read_state(run: Path) -> dict[str, Any]:
     """Returns ``state``, ``step`` and ``steps`` of a run, and ``seconds_left`` of a study, whose steps are its cells. The state
-    is ``stopped`` if the process was killed.
+    is ``stopped`` if the process was killed, and ``damaged`` if the file that has it cannot be read.
     """
     if progress := stamp(run / PROGRESS):
         return _read_study(progress)
     file, (rows, _) = stamp(run / "status.json"), read_rows(run)
-    status = parse_status(file) if file else {}
+    status = parse_status(file) if file else {"state": "starting"}
     state, steps = status.get("state"), status.get("steps")
-    state = state if isinstance(state, str) else "starting"
+    state = state if isinstance(state, str) else "damaged"
     return {
         "state": "stopped" if state in GOING_ON and is_abandoned(run) else state,
         "step": rows[-1]["step"] if rows else 0,
@@ -115,7 +116,7 @@ def read_state(run: Path) -> dict[str, Any]:
 def _read_study(file: Stamp) -> dict[str, Any]:
     progress = parse_status(file)
     state, cells, done, left = (progress.get(name) for name in ("state", "cells", "done", "seconds_left"))
-    state = state if isinstance(state, str) else "starting"
+    state = state if isinstance(state, str) else "damaged"
     # the process may run on any machine that sees the folder: only that nothing is written tells that it is gone
     silent = state in GOING_ON and time.time() - file.changed / 1e9 > SILENCE
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import json
 from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from vitrail.checksums import parse_unicode_json
 from vitrail.serving.refusals import Refused
 
 MOST_NAME = 255  # maximum length of a file name; longer ones are truncated
@@ -134,9 +134,9 @@ def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
     if body.count(b",") > most:
         raise Refused("too_large", f"the JSON has over {most:,} values", "send fewer at a time")
     try:
-        content = json.loads(body)
+        content = parse_unicode_json(body)
     except (ValueError, RecursionError) as error:
-        raise Refused("bad_request", "the body is not JSON", FORMS) from error
+        raise Refused("bad_request", "the body is not JSON in UTF-8 with valid Unicode strings", FORMS) from error
     if not isinstance(content, dict):
         raise Refused("bad_request", "the body is not a JSON object", FORMS)
     return content
