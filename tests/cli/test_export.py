@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.models.conftest import shaken
 from tests.slow import few_or_nightly
 from vitrail import load
 from vitrail.cli import run
@@ -25,11 +26,7 @@ SMALL = {"image_size": 8, "patch_size": 2, "width": 16, "depth": 1, "heads": 2, 
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model of the digits that was trained on none."""
     folder = tmp_path_factory.mktemp("exports")
-    model = create_classifier("vit-ti16", classes=tuple("0123456789"), **SMALL)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model = shaken(create_classifier("vit-ti16", classes=tuple("0123456789"), **SMALL))
     save_model(folder / "digits" / "model", model)
     Image.new("L", (9, 12), 77).save(folder / "grey.png")
     return folder

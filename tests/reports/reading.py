@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
 
 PAYLOAD = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>&lt; var(--nothing) </style></title>"
 VOID = {"meta", "link", "img", "br"}
@@ -40,3 +42,11 @@ class Page(HTMLParser):
     @property
     def sections(self) -> list[str | None]:
         return [each["id"] for each in self.all("section")]
+
+
+def read_report(path: Path) -> Page:
+    """The page of a report whose drawings are whole XML."""
+    assert path.name == "report.html"
+    for drawing in (path.parent / "plots").iterdir():
+        ElementTree.parse(drawing)
+    return Page(path.read_text("utf-8"))

@@ -77,3 +77,14 @@ def micro_batches(model, outputs, targets, parts):
     """The sum over micro-batches of the share of each times its loss, as a training step adds them up."""
     chunks = zip(*(each.split(parts) for each in (outputs, *targets)))
     return sum(len(chunk[0]) / len(outputs) * model.loss(chunk[0], chunk[1:]) for chunk in chunks)
+
+
+def fit(model, images, targets, *, lr, steps=100):
+    """Trains on one batch and returns the loss of every step."""
+    optimiser, losses = torch.optim.AdamW(model.parameters(), lr=lr), []
+    for _ in range(steps):
+        losses.append(model.loss(model(images), targets))
+        optimiser.zero_grad()
+        losses[-1].backward()
+        optimiser.step()
+    return losses

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
+from tests.models.conftest import shaken
 from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
@@ -20,18 +21,9 @@ from vitrail.tasks.task import BACKBONE_VERBS
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 2, "mlp_width": 64}
 
 
-def shaken(model: Classifier, seed: int = 0) -> Classifier:
-    """The model with numbers of some size in every tensor, so that no part of it is idle."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 + (parameter.ndim == 1))
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def model() -> Classifier:
-    return shaken(create_classifier("vit-ti16", classes=["ant", "bee", "cat", "dog", "emu", "fox"], **SMALL))
+    return shaken(create_classifier("vit-ti16", classes=["ant", "bee", "cat", "dog", "emu", "fox"], **SMALL)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +161,7 @@ def test_predicting_uses_no_dropout_and_leaves_the_mode_as_it_was(photograph):
 
 
 def test_the_temperature_flattens_probabilities_and_leaves_logits(photograph):
-    model = shaken(create_classifier("vit-ti16", classes=4, **SMALL))
+    model = shaken(create_classifier("vit-ti16", classes=4, **SMALL)).eval()
     logits = model(model.preprocess(photograph)).detach()
     sharp = model.predict(photograph)[0]
     model.temperature = 4.0
@@ -179,7 +171,7 @@ def test_the_temperature_flattens_probabilities_and_leaves_logits(photograph):
 
 
 def test_with_several_labels_each_has_a_probability_of_its_own(photograph):
-    model = shaken(create_classifier("vit-ti16", classes=4, multi_label=True, **SMALL))
+    model = shaken(create_classifier("vit-ti16", classes=4, multi_label=True, **SMALL)).eval()
     scores = dict(model.predict(photograph, top=4)[0].top)
     expected = model(model.preprocess(photograph)).sigmoid()[0].tolist()
     assert [scores[name] for name in model.classes] == pytest.approx(expected)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tasks.dense_models import create, draw_images, draw_targets, micro_batches, objects_of, whole
+from tests.tasks.dense_models import create, draw_images, draw_targets, fit, micro_batches, objects_of, whole
 from tests.tasks.test_assignment import assign_slowly
 from tests.tasks.test_boxes import draw_boxes, giou_of
 from vitrail.data.augment.placement import UNKNOWN, Frames, place
@@ -265,13 +265,7 @@ def test_a_small_detector_learns_to_find_the_squares_on_four_images():
     detector = create(size=32, shake=False, classes=("dark", "light"), levels=(8,)).train()
     images, objects = draw_squares()
     targets = detector.move(detector.collate(objects), whole(4, (32, 32)))
-    optimiser, losses = torch.optim.AdamW(detector.parameters(), lr=5e-3), []
-    for _ in range(100):
-        loss = detector.loss(detector(images), targets)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
+    losses = fit(detector, images, targets, lr=5e-3)
     assert losses[-1] < 0.5 * losses[0]
     with torch.no_grad():
         answers = detector.eval().decode(detector(images))

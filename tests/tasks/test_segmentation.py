@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.tiny import TINY
-from tests.tasks.dense_models import create, draw_images, draw_targets, micro_batches, whole
+from tests.tasks.dense_models import create, draw_images, draw_targets, fit, micro_batches, whole
 from vitrail.data.augment.placement import UNKNOWN, Frames, place
 from vitrail.errors import ConfigError
 from vitrail.tasks.segmentation import IGNORED, Segmentation, weigh_classes
@@ -187,13 +187,7 @@ def test_a_small_segmenter_learns_the_squares_on_four_images():
     for image, (left, top, right, bottom) in enumerate(objects.boxes.astype(int).tolist()):
         maps[image, top:bottom, left:right] = int(objects.labels[image]) + 1
     targets = model.move(maps, whole(4, (32, 32)))
-    optimiser, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
-    for _ in range(100):
-        loss = model.loss(model(images), targets)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
+    losses = fit(model, images, targets, lr=1e-2)
     assert losses[-1] < 0.3 * losses[0]
     with torch.no_grad():
         found = np.stack([each.map for each in model.eval().decode(model(images))])

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.each_row import each_row
+from tests.models.conftest import shaken
 from vitrail import weights
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
@@ -30,11 +31,7 @@ def model() -> Classifier:
     model = create_classifier(
         "vit-ti16", classes=["ant", "bee", "cat"], **SMALL, pre_logits=True, position_resize="bicubic"
     )
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
-    return model.eval()
+    return shaken(model).eval()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.each_row import each_row
+from tests.models.conftest import shaken
 from vitrail.checksums import seal
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
@@ -37,12 +38,8 @@ def model() -> Classifier:
     }
     preprocessing = Preprocessing.timm((16, 24), mean=(0.1, 0.2, 0.3))
     model = create_classifier("vit-ti16", classes=["é", "b b", "c"], preprocessing=preprocessing, **SMALL, **changes)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
     model.temperature, model.multi_label = 1.75, True
-    return model.eval()
+    return shaken(model).eval()
 
 
 @pytest.fixture

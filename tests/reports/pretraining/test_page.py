@@ -7,14 +7,13 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
-from tests.reports.reading import PAYLOAD, Page
+from tests.reports.reading import PAYLOAD, Page, read_report
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import DiskError
 from vitrail.evaluation.feature_health import Health
@@ -55,11 +54,7 @@ def without(*columns: str) -> list[dict]:
 
 
 def written(folder: Path, given: PretrainingFacts) -> Page:
-    path = write_pretrain_report(folder, given)
-    assert path == folder / "report.html"
-    for drawing in (folder / "plots").iterdir():
-        ElementTree.parse(drawing)
-    return Page(path.read_text("utf-8"))
+    return read_report(write_pretrain_report(folder, given))
 
 
 def test_a_full_report_has_every_section_and_every_drawing(tmp_path):
