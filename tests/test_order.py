@@ -15,6 +15,7 @@ TEST = "import pytest\n@pytest.mark.{mark}\ndef test_{name}():\n    pass\n"
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Files a, b and c of one test each, of which the table knows b and c, and a file that is gone."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # whatever else is installed is not of this suite
     monkeypatch.setattr(durations, "TABLE", pytester.path / "durations.json")
     files = {"test_b.py": 1e6, "test_c.py": 2e6, "test_gone.py": 7.0}
     functions = {"test_c.py::test_c": 2e6, "test_gone.py::test_gone": 7.0}
@@ -41,7 +42,7 @@ def test_the_table_is_renewed_for_the_files_that_ran(suite):
     assert table["functions"] == {"test_c.py::test_c": 2e6}
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["one process", "workers"])
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist.plugin", "-n", "1")], ids=["one process", "workers"])
 def test_the_summary_counts_what_was_left_out_and_names_its_target(suite, workers):
     found = run(suite, "-m", "quick", *workers)
     found.stdout.fnmatch_lines(["left out: 1 nightly (make test-nightly), 1 slow (make test-all)"])
