@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import vitrail
+from tests.forked import start_copy, wait_for_end
 from tests.slow import slow_except
 from tests.weights.kinds import a_model
 from vitrail.checksums import sha256_of
@@ -31,24 +32,21 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are f
 
 def run_and_kill(write: Callable[[], object], operation: int) -> bool:
     """Runs ``write`` in a process that is killed before its ``operation``-th change to the disk; False if it was done before."""
-    child = os.fork()
-    if child == 0:
-        passed = 0
+    passed = 0
 
-        def count(event: str, arguments: tuple) -> None:
-            nonlocal passed
-            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
-            if event in CHANGES or writes:
-                passed += 1
-                if passed == operation:
-                    os.kill(os.getpid(), signal.SIGKILL)
+    def count(event: str, arguments: tuple) -> None:
+        nonlocal passed
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
+        if event in CHANGES or writes:
+            passed += 1
+            if passed == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
 
+    def act() -> None:
         sys.addaudithook(count)
-        try:
-            write()
-        finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        write()
+
+    return wait_for_end(start_copy(act)) < 0
 
 
 def model_of(temperature: float):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.forked import start_copy, wait_for_end
 from vitrail.checksums import seal
 from vitrail.errors import CheckpointError, DiskError
 from vitrail.runs import checkpoint
@@ -117,14 +119,9 @@ WRITER = [point for point in fault_injection.POINTS if point.startswith("checkpo
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked to be killed")
 @pytest.mark.parametrize("point", WRITER)
 def test_kill_9_at_every_point_of_the_writer_leaves_a_whole_checkpoint(tmp_path, point: str) -> None:
-    child = os.fork()
-    if child == 0:
-        os.environ[fault_injection.VARIABLE] = f"{point}:kill:{1 if point == 'checkpoint.while_retiring' else 3}"
-        try:
-            write(tmp_path, 1, 2, 3)
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    fault = f"{point}:kill:{1 if point == 'checkpoint.while_retiring' else 3}"
+    child = start_copy(partial(write, tmp_path, 1, 2, 3), **{fault_injection.VARIABLE: fault})
+    assert wait_for_end(child) == -signal.SIGKILL
     found = checkpoint.load_newest(tmp_path)
     assert found is not None
     assert found.refused == ()

@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.forked import start_copy, wait_for_end
 from tests.slow import few_or_nightly
 from vitrail import cli, train
 from vitrail.config.compose import request
@@ -54,17 +55,8 @@ def command(out: Path, *more: str, data: str = "digits", steps: int = STEPS) -> 
 
 
 def run_in_fork(act: Callable[[], object], fault: str) -> int:
-    """How a copy of this process ends that acts with a fault; a copy is spared the imports."""
-    child = os.fork()
-    if child == 0:
-        os.environ[fault_injection.VARIABLE] = fault
-        code = 99
-        try:
-            act()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    """How a copy of this process ends that acts with a fault."""
+    return wait_for_end(start_copy(act, **{fault_injection.VARIABLE: fault}))
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, fault: str, words: list[str]) -> int:
@@ -153,19 +145,12 @@ def newest_step(out: Path) -> int:
 def is_killed(act: Callable[[], object], out: Path, chance: random.Random) -> bool:
     """Kills a copy of this process, soon after it saved or began; False where it was faster."""
     wanted = newest_step(out) + chance.randint(0, 3)
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            act()
-            code = 0
-        finally:
-            os._exit(code)
+    child = start_copy(act)
     while newest_step(out) < wanted and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         time.sleep(0.001)
     time.sleep(chance.uniform(0, 0.05))
     os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = wait_for_end(child)
     assert code in (0, -signal.SIGKILL)
     return code != 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import vitrail
+from tests.forked import start_copy
 from tests.looked_at import picture, shaken
 from tests.slow import few_or_nightly
 from vitrail.weights.native import save_model
@@ -46,15 +47,7 @@ def predict(place: Path, out: Path) -> None:
 
 def start(place: Path, out: Path) -> int:
     """A copy of this process that computes parts."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            predict(place, out)
-            code = 0
-        finally:
-            os._exit(code)
-    return child
+    return start_copy(partial(predict, place, out))
 
 
 def records(out: Path) -> list[dict]:
