@@ -47,9 +47,18 @@ def _hash_json(content: Mapping[str, Any]) -> str:
 
 
 def seal_tensors(content: bytes) -> bytes:
-    """Puts the checksum into a safetensors file whose metadata has `UNSEALED` as its `FIELD`."""
-    at = content.index(UNSEALED.encode(), 0, _header_end(content))
-    return b"".join((memoryview(content)[:at], sha256_of(content).encode(), memoryview(content)[at + 64 :]))
+    """Puts the checksum into a safetensors file whose metadata has `UNSEALED` as its `FIELD`, and sorts the metadata by key:
+    the library writes them in an order that changes.
+    """
+    end = _header_end(content)
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors are aligned to 8 bytes
+    head, tensors = len(text).to_bytes(8, "little") + text, memoryview(content)[end:]
+    hashed = hashlib.sha256(head)
+    hashed.update(tensors)
+    return b"".join((head.replace(UNSEALED.encode(), hashed.hexdigest().encode(), 1), tensors))
 
 
 def are_tensors_intact(content: bytes, checksum: str) -> bool:
@@ -109,8 +118,13 @@ def parse_unicode_json(content: bytes) -> Any:
     text = content.decode("utf-8-sig")
     value = json.loads(text)
     if "\\ud" in text.lower():
-        json.dumps(value, ensure_ascii=False).encode()
+        check_unicode(value)
     return value
+
+
+def check_unicode(value: Any) -> None:
+    """Raises `ValueError` for a lone surrogate in a string of a document of JSON or YAML."""
+    json.dumps(value, ensure_ascii=False, default=str).encode()
 
 
 def onnx_checksum(digest: str) -> bytes:

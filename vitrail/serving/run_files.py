@@ -5,7 +5,6 @@ Links are not followed; broken, incomplete or too large files are ignored.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from vitrail.checksums import is_text_intact, parse_line
+from vitrail.checksums import check_unicode, is_text_intact, parse_line
 from vitrail.files import parse_sealed
 
 PROGRESS = "progress.json"  # of a study
@@ -104,7 +103,7 @@ def parse_settings(file: Stamp) -> Mapping[str, Any]:
     try:
         content = read(Path(file.path)).decode()
         settings = yaml.load(content, Loader=NoAliasLoader) if is_text_intact(content) else {}
-        json.dumps(settings, ensure_ascii=False, default=str).encode()  # an escape in YAML can be a lone surrogate, too
+        check_unicode(settings)
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
     return settings if isinstance(settings, dict) else {}

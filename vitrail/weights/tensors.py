@@ -32,17 +32,7 @@ AGAIN = "it is damaged or was not copied whole; fetch it again"
 
 def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Returns a safetensors file with this metadata and its checksum: the same bytes for the same arguments."""
-    return seal_tensors(_sort_metadata(to_bytes(dict(tensors), {**metadata, FIELD: UNSEALED})))
-
-
-def _sort_metadata(content: bytes) -> bytes:
-    """Returns a safetensors file with its metadata sorted by key. The library writes them in an order that changes."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors are aligned to 8 bytes
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[end:]))
+    return seal_tensors(to_bytes(dict(tensors), {**metadata, FIELD: UNSEALED}))
 
 
 def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import json
 import sys
+from types import ModuleType
 from typing import Any
 
 MEMORY = "memory"
 
 
-def run_once(path: str, name: str, shape: list[int]) -> None:
+def run_once(onnxruntime: ModuleType, path: str, name: str, shape: list[int]) -> None:
     """Opens the graph as `vitrail.weights.onnx.open_session` does, and runs it on one black image if it takes such images."""
     import numpy
 
-    from vitrail.runtime.onnx_runtime import import_onnxruntime
-
-    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # the stacks of threads would count as memory
     options.log_severity_level = 4
@@ -40,10 +38,10 @@ def main() -> None:
     limit("RLIMIT_CORE", 0)
     limit("RLIMIT_FSIZE", 0)
     limit("RLIMIT_CPU", told["seconds"])
-    import_onnxruntime()  # its own memory does not count
+    onnxruntime = import_onnxruntime()  # its own memory does not count
     limit_memory(told["spare_bytes"])
     try:
-        run_once(told["path"], told["name"], told["shape"])
+        run_once(onnxruntime, told["path"], told["name"], told["shape"])
     except Exception as error:  # exceptions of onnxruntime's C++ code have no common base class
         is_memory = isinstance(error, MemoryError) or "alloc" in str(error)
         print(MEMORY if is_memory else ascii(str(error)[:1000]))
