@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,11 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives whoever runs tests, and what they start, one core: verbs take as many threads as there are cores."""
+    """Gives whoever runs tests, and what they start, one core: verbs take as many threads as there are cores.
+
+    Ctrl-C reaches them also where a shell started the suite in the background, and had it ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     starts_workers = worker is None and getattr(config.option, "numprocesses", None)
     if hasattr(os, "sched_setaffinity") and not starts_workers:
