@@ -10,17 +10,18 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "vitrail"
 FLOOR = {
-    "errors": 0, "markup": 0, "checksums": 0,
-    "files": 1, "rows": 1, "torch_private": 1,
-    "shards": 2,
-    "models": 3, "data": 3, "runtime": 3,
-    "tasks": 4, "config": 4,
-    "objectives": 5, "evaluation": 5, "analysis": 5, "weights": 5, "exports": 5, "runs": 5,
-    "inference": 6, "reports": 6,
-    "training": 7, "serving": 7,
-    "workflows": 8,
-    "cli": 9,
-    "__init__": 10, "__main__": 10,
+    "errors": 0, "markup": 0, "untrusted": 0,
+    "checksums": 1, "rows": 1, "torch_private": 1,
+    "files": 2,
+    "shards": 3,
+    "models": 4, "data": 4, "runtime": 4,
+    "tasks": 5, "config": 5,
+    "objectives": 6, "evaluation": 6, "analysis": 6, "weights": 6, "exports": 6, "runs": 6,
+    "inference": 7, "reports": 7,
+    "training": 8, "serving": 8,
+    "workflows": 9,
+    "cli": 10,
+    "__init__": 11, "__main__": 11,
 }  # fmt: skip
 
 

@@ -220,7 +220,7 @@ def house(tmp_path):
 def test_an_import_that_climbs_is_found(house, line):
     built = house(**{"models/vit": line, "training/__init__": "", "training/loop": "", "data/decode": ""})
     assert len(climbs(built)) == 1
-    assert climbs(built)[0].startswith("models/vit.py (models, floor 3) imports ")
+    assert climbs(built)[0].startswith(f"models/vit.py (models, floor {FLOOR['models']}) imports ")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Checksums inside of the files that vitrail writes, so that no damage to them is read as a result.
 
 Each is computed over the rest of its file: JSON documents and safetensors have a field, text has a last line, lines of metrics
-a last key, ONNX files a last entry of their metadata. Files without a checksum, of other tools or earlier versions, are read.
+a last key, rows of CSV a last column, ONNX files a last entry of their metadata, zip archives a comment. Files without a
+checksum, of other tools or earlier versions, are read.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from vitrail.untrusted.json_documents import parse_json
+
 FIELD = "vitrail_sha256"
 UNSEALED = "0" * 64  # in the place of a checksum while it is computed
-_TEXT = re.compile(r"# sha256 of the lines above: ([0-9a-f]{64})\n")
+_TEXT_BEGINS = "# The last line is a checksum.\n"  # without it, text that was cut at the end of a line would pass
+_TEXT_ENDS = re.compile(r"# sha256 of the lines above: ([0-9a-f]{64})\n")
 _LINE = re.compile(rb'(.*), "crc": "([0-9a-f]{8})"}')
 # an entry of `metadata_props` in a protobuf ModelProto: field 14, 74 bytes with key (field 1) and value (field 2)
 _ONNX = b"\x72\x4a\x0a\x06sha256\x12\x40"
 ONNX_BYTES = len(_ONNX) + 64
+_ZIP = b"vitrail sha256 of all bytes before: "
 
 
 def sha256_of(content: bytes | memoryview) -> str:
@@ -77,54 +82,54 @@ def _header_end(content: bytes) -> int:
 
 
 def seal_text(text: str) -> str:
-    """Returns text, such as YAML, with its checksum as a comment on the last line."""
+    """Returns text, such as YAML, with its checksum as a comment on the last line; one on the first line announces it."""
+    text = _TEXT_BEGINS + text
     return f"{text}# sha256 of the lines above: {sha256_of(text.encode())}\n"
 
 
 def is_text_intact(text: str) -> bool:
-    """Whether text has its checksum on the last line, or none."""
+    """Whether text has its checksum on the last line, or none and does not announce it."""
     lines = text.splitlines(keepends=True)
-    found = _TEXT.fullmatch(lines[-1]) if lines else None
-    return found is None or found[1] == sha256_of("".join(lines[:-1]).encode())
+    found = _TEXT_ENDS.fullmatch(lines[-1]) if lines else None
+    if found is None:
+        return not text.startswith(_TEXT_BEGINS)
+    return found[1] == sha256_of("".join(lines[:-1]).encode())
 
 
 def seal_line(record: Mapping[str, float | None]) -> str:
     """Returns a record of numbers as one line of JSON with its CRC-32 as the last key."""
     line = json.dumps(record)
-    return f'{line[:-1]}, "crc": "{zlib.crc32(line.encode()):08x}"}}\n'
+    return f'{line[:-1]}, "crc": "{crc_of(line.encode())}"}}\n'
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
     """Returns the record of a line without its CRC-32. Raises `ValueError` for a damaged line."""
     found = _LINE.fullmatch(line.removesuffix(b"\n"))
     content = line if found is None else found[1] + b"}"
-    if found is not None and zlib.crc32(content) != int(found[2], 16):
+    if found is not None and crc_of(content).encode() != found[2]:
         raise ValueError("a line does not match its CRC-32")
-    record = parse_unicode_json(content)
+    record = parse_json(content)
     # records are of numbers: a string at the end is a CRC-32 that lost its form
     if not isinstance(record, dict) or isinstance(next(reversed(record.values()), None), str):
         raise ValueError("a line is no record of numbers")
     return record
 
 
-def parse_unicode_json(content: bytes) -> Any:
-    r"""Parses JSON in UTF-8.
-
-    Raises:
-        ValueError: for anything else, and for a lone surrogate in a string, as in ``"\ud800"``: JSON can express it, but no
-            file name, HTTP reply or database accepts it.
-        RecursionError: nested too deeply.
-    """
-    text = content.decode("utf-8-sig")
-    value = json.loads(text)
-    if "\\ud" in text.lower():
-        check_unicode(value)
-    return value
+def crc_of(content: bytes) -> str:
+    """Returns the CRC-32 in hexadecimal, for a line or a row."""
+    return f"{zlib.crc32(content):08x}"
 
 
-def check_unicode(value: Any) -> None:
-    """Raises `ValueError` for a lone surrogate in a string of a document of JSON or YAML."""
-    json.dumps(value, ensure_ascii=False, default=str).encode()
+def seal_zip(content: bytes) -> bytes:
+    """Puts the checksum of a zip archive, which has no comment, into its comment."""
+    head = content[:-2] + (len(_ZIP) + 64).to_bytes(2, "little") + _ZIP
+    return head + sha256_of(head).encode()
+
+
+def is_zip_intact(content: bytes) -> bool:
+    """Whether a zip archive has its checksum as its comment, or none."""
+    begin, mark, checksum = content.rpartition(_ZIP)
+    return not mark or checksum == sha256_of(begin + mark).encode()
 
 
 def onnx_checksum(digest: str) -> bytes:

@@ -6,6 +6,7 @@ without a traceback and exits with the ``code`` of the class; Python code catche
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -66,10 +67,14 @@ class DiskError(VitrailError):
     code = 6
 
 
-class LostRankError(VitrailError):
-    """Another process of a training that spans several ended or does not answer. Exit 7."""
+class LostProcessError(VitrailError):
+    """A process that works for this one was ended from outside, as the kernel does where memory runs out. Exit 7."""
 
     code = 7
+
+
+class LostRankError(LostProcessError):
+    """Another process of a training that spans several ended or does not answer. Exit 7."""
 
 
 class Preempted(VitrailError):
@@ -107,6 +112,19 @@ def is_out_of_memory(error: BaseException) -> bool:
         or "out of memory" in words
         or "can't allocate memory" in words
     )
+
+
+def explain_system(error: BaseException) -> tuple[str, str] | None:
+    """What is wrong, and what to do, where the operating system refused memory, files or a disk; None for other errors."""
+    if is_out_of_memory(error):
+        remedy = "give a smaller --batch, close other programs, or raise the limit (ulimit -v)"
+        return f"there is not enough memory: {error or 'no details'}", remedy
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.EMFILE, errno.ENFILE):
+        return f"too many files are open: {error}", "raise the limit (ulimit -n 1024), or use fewer data workers"
+    if number == errno.EIO:
+        return f"a disk cannot be read or written: {error}", "check the disk, and put the file back from a copy"
+    return None
 
 
 LISTED, BEGINNING = 100, 12  # longest list of names that is shown in full; names shown of a longer one

@@ -19,8 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitrail.checksums import FIELD, is_intact, parse_unicode_json, seal
-from vitrail.errors import ConfigError, DiskError
+from vitrail.checksums import FIELD, is_intact, seal
+from vitrail.errors import ConfigError, DataError, DiskError, VitrailError
+from vitrail.untrusted.json_documents import parse_json
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
@@ -218,16 +219,28 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     """Reads a JSON object that vitrail wrote; None if it is missing or damaged."""
     try:
         return parse_sealed(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None
 
 
 def parse_sealed(content: bytes) -> dict[str, Any]:
     """Parses a JSON object that vitrail wrote, without its checksum. Raises `ValueError` if it is damaged."""
-    value = parse_unicode_json(content)
+    value = parse_json(content)
     if not isinstance(value, dict) or not is_intact(value):
         raise ValueError("it does not match its checksum")
     return {name: part for name, part in value.items() if name != FIELD}
+
+
+@contextmanager
+def document_errors(path: Path, remedy: str, kind: type[VitrailError] = DataError) -> Iterator[None]:
+    """Turns what is raised while the content of a document is used that is not as vitrail wrote it into a ``kind`` of error."""
+    try:
+        yield
+    except VitrailError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"{path} was changed after vitrail wrote it: {type(error).__name__}: {error}"
+        raise kind(what, remedy) from error
 
 
 def make_folder(out: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 from tests.serving.written_runs import client_of, train
+from vitrail.serving import run_files
 from vitrail.serving import runs as serving
 from vitrail.serving.runs import follow_run
 
@@ -36,6 +37,18 @@ def test_events_go_on_from_a_place_in_the_file(tmp_path):
         assert client.get("/v1/runs/flowers/events", params={"at": odd}).status_code == 422
     for odd in ("x", "-1", "9" * 40, "٣"):
         assert client.get("/v1/runs/flowers/events", headers={"Last-Event-ID": odd.encode()}).status_code == 200
+
+
+def test_events_of_metrics_longer_than_one_read_are_complete(tmp_path, monkeypatch):
+    train(tmp_path / "flowers")
+    for module in (run_files, serving):
+        monkeypatch.setattr(module, "MOST_BYTES", 200)
+    client = client_of(tmp_path)
+    path = tmp_path / "flowers" / "metrics.jsonl"
+    rows = client.get("/v1/runs/flowers/metrics").json()["rows"]
+    path.write_bytes(b"x" * 1000 + b"\n" + path.read_bytes())
+    text = client.get("/v1/runs/flowers/events").text
+    assert text.count("event: row") == len(rows) and text.endswith('"steps": 6}\n\n')
 
 
 def collect(events, *, until: int) -> list[str]:

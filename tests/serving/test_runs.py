@@ -14,7 +14,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-import yaml
 
 from tests.serving.written_runs import client_of, train
 from vitrail.config.schema import ModelSettings, ObjectiveSettings
@@ -27,10 +26,8 @@ from vitrail.serving.run_files import find_runs, parse_rows
 from vitrail.serving.runs import thin_rows
 
 
-def test_settings_with_aliases_are_not_read_and_vitrail_writes_none(tmp_path):
-    folder = train(tmp_path / "good")
-    content = folder.config.read_text()
-    assert yaml.load(content, Loader=run_files.NoAliasLoader) == yaml.safe_load(content)
+def test_settings_whose_aliases_expand_without_limit_are_not_read(tmp_path):
+    train(tmp_path / "good")
     # each level merges the one before nine times: 9 ** 12 keys from 500 bytes
     bomb = "a0: &a0 {x: 1}\n" + "".join(
         f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 13)
@@ -293,6 +290,31 @@ def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_
     other.write_bytes(b'{"step": 9}\n')
     other.replace(path)
     assert look() == ([{"step": 9}], 12)
+
+
+def test_long_metrics_are_read_in_parts_and_thinned(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_files, "MOST_BYTES", 200)
+    monkeypatch.setattr(run_files, "MOST_VALUES", 100)
+    path, cache = tmp_path / "metrics.jsonl", run_files.RowCache()
+    lines = [f'{{"step": {step}, "lr": 1.0}}\n' for step in range(1, 400)]
+    lines.insert(200, '{"step": 200, "val_top1": 0.5}\n')
+    lines.insert(300, '{"step": 300, "words": ' + "1" * 1000 + "}\n")  # longer than what is read at a time
+    path.write_text("".join(lines))
+    rows, at = cache.rows(run_files.stamp(path))
+    assert at == path.stat().st_size
+    assert run_files.size_of_rows(rows) <= 100 and rows[-1]["step"] == 399
+    assert [row for row in rows if "lr" not in row] == [{"step": 200, "val_top1": 0.5}]
+    assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+
+
+def test_all_metrics_together_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_files, "MOST_VALUES", 100)
+    cache = run_files.RowCache(most=2)
+    for name in "abcdef":
+        path = tmp_path / name
+        path.write_text("".join(f'{{"step": {step}}}\n' for step in range(20)))
+        assert len(cache.rows(run_files.stamp(path))[0]) == 20
+    assert list(cache._known) == [str(tmp_path / name) for name in "ef"]
 
 
 def test_a_study_is_listed_with_its_cells_and_the_time_left(place):

@@ -8,50 +8,37 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from vitrail.checksums import is_text_intact
 from vitrail.config.foreign_keys import explain_key
 from vitrail.errors import ConfigError, nearest
+from vitrail.untrusted.limits import YAML_BYTES
+from vitrail.untrusted.regular import open_regular
+from vitrail.untrusted.yaml_documents import YamlError, parse_yaml
 
 Settings = TypeVar("Settings")
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys (PyYAML silently keeps the last one)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
-            if key in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
-            keys.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Reads a mapping from a YAML file. Raises `ConfigError`, with the line of a syntax error."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with open_regular(path, YAML_BYTES) as file:
+            text = file.read().decode().replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"the settings file {str(path)!r} cannot be read: {error}", "check the path") from error
     try:
-        tree = yaml.load(text, Loader=_StrictLoader) or {}
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise ConfigError(f"{path}{where}: {problem}", "correct the YAML syntax") from error
+        tree = parse_yaml(text) or {}
+    except YamlError as error:
+        where = f", {error.where}" if error.where else ""
+        raise ConfigError(f"{path}{where}: {error.problem}", "correct the YAML syntax") from error
     if not is_text_intact(text):
         raise ConfigError(
-            f"{path} was changed after vitrail wrote it: it does not match the SHA-256 on its last line",
-            "put the original file back; if the change is intended, remove that line",
+            f"{path} was changed or cut off after vitrail wrote it: it does not match the SHA-256 on its last line",
+            "put the original file back; if the change is intended, remove the comments on its first and last line",
         )
     if not isinstance(tree, dict):
         raise ConfigError(
@@ -185,8 +172,8 @@ def assignment(text: str) -> dict[str, Any]:
     if not equals or not all(path.strip().split(".")):
         raise ConfigError(f"{text!r} is not an assignment", "write --set group.key=value, e.g. --set optim.lr=3e-4")
     try:
-        tree: Any = yaml.load(value, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
+        tree: Any = parse_yaml(value)
+    except YamlError as error:
         raise ConfigError(f"the value of --set {text!r} is not YAML", "quote it") from error
     for key in reversed(path.strip().split(".")):
         tree = {key: tree}

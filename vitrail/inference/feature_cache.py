@@ -24,6 +24,7 @@ from vitrail.data.sources.parquet import ParquetImages
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.files import disk_errors, replace_file, settle_folder
 from vitrail.runtime.progress import Say
+from vitrail.untrusted.json_documents import parse_json
 from vitrail.weights.tensors import encode_tensors, read_tensors
 
 ID_BYTES = 16  # of the hash that tells images apart
@@ -210,7 +211,7 @@ def _read(path: Path) -> tuple[list[bytes], Found] | None:
         tensors, metadata = read_tensors(path)
         if metadata.keys() != {"bad"}:  # a damaged name of the checksum would stand there too, unverified
             return None
-        reasons = {int(row): reason for row, reason in json.loads(metadata["bad"]).items()}
+        reasons = {int(row): reason for row, reason in parse_json(metadata["bad"]).items()}
         known = [image.tobytes() for image in tensors["images"].numpy()]
         return known, Found(tensors["rows"].numpy(), tensors["features"].numpy(), reasons)
     except (CheckpointError, KeyError, ValueError):

@@ -8,32 +8,24 @@ from __future__ import annotations
 import math
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from vitrail.checksums import check_unicode, is_text_intact, parse_line
+from vitrail.checksums import is_text_intact, parse_line
 from vitrail.files import parse_sealed
+from vitrail.untrusted.json_documents import check_unicode
+from vitrail.untrusted.yaml_documents import parse_yaml
 
 PROGRESS = "progress.json"  # of a study
 MARKS = ("status.json", "config.yaml", ".lock", PROGRESS)  # a folder with one of these files is a run, or a study
-# maximum bytes read per file
-LARGEST = {"metrics.jsonl": 64 << 20, "status.json": 1 << 20, "config.yaml": 1 << 20, PROGRESS: 1 << 20}
+MOST_BYTES = 1 << 20  # read at a time; of a status, configuration or progress, in all
+MOST_VALUES = 1 << 16  # of the rows of a file that are kept, see `size_of_rows`
 
 Row = dict[str, float | None]
-
-
-class NoAliasLoader(yaml.SafeLoader):
-    """Refuses aliases, which vitrail never writes: a few hundred bytes of them become a structure of any size."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("an alias")
-        return super().compose_node(parent, index)
 
 
 class Stamp(NamedTuple):
@@ -75,7 +67,7 @@ def stamp(path: Path) -> Stamp | None:
 
 
 def read(path: Path, start: int = 0) -> bytes:
-    """Reads a regular file from byte ``start``, at most `LARGEST` bytes; empty for links, pipes and unreadable files."""
+    """Reads a regular file from byte ``start``, at most `MOST_BYTES`; empty for links, pipes and unreadable files."""
     # without O_NONBLOCK, opening a pipe would block until another process opens it for writing
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -83,7 +75,7 @@ def read(path: Path, start: int = 0) -> bytes:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return b""
             file.seek(start)
-            return file.read(LARGEST[path.name])
+            return file.read(MOST_BYTES)
     except OSError:
         return b""
 
@@ -93,7 +85,7 @@ def parse_status(file: Stamp) -> Mapping[str, Any]:
     """Returns the content of a sealed JSON file, empty if it is damaged."""
     try:
         return parse_sealed(read(Path(file.path)))
-    except (ValueError, RecursionError):
+    except ValueError:
         return {}
 
 
@@ -102,42 +94,81 @@ def parse_settings(file: Stamp) -> Mapping[str, Any]:
     """Returns the content of a config.yaml, empty if it is damaged."""
     try:
         content = read(Path(file.path)).decode()
-        settings = yaml.load(content, Loader=NoAliasLoader) if is_text_intact(content) else {}
+        settings = parse_yaml(content) if is_text_intact(content) else {}
         check_unicode(settings)
-    except (ValueError, RecursionError, yaml.YAMLError):
+    except ValueError:
         return {}
     return settings if isinstance(settings, dict) else {}
 
 
-class RowCache:
-    """Cache of the rows of growing files. Only the new bytes are read, unless a file was replaced or truncated."""
+class Parsed(NamedTuple):
+    """The rows of a file up to byte ``at``, and their `size_of_rows`."""
 
-    def __init__(self, most: int = 64) -> None:
+    file: Stamp
+    rows: list[Row]
+    size: int
+    at: int
+
+
+class RowCache:
+    """Cache of the rows of growing files. Only the new bytes are read, unless a file was replaced or truncated.
+
+    From a file whose rows are larger than `MOST_VALUES` rows are taken out by `halve_rows`. If all files together have more than
+    ``most`` times as many, those that were requested longest ago are forgotten.
+    """
+
+    def __init__(self, most: int = 16) -> None:
         self.most = most
-        self._known: dict[str, tuple[Stamp, list[Row], int]] = {}
+        self._known: dict[str, Parsed] = {}
         self._reading = threading.Lock()
 
     def rows(self, file: Stamp) -> tuple[list[Row], int]:
         """Returns the rows, which must not be modified, and the number of bytes parsed."""
         with self._reading:
-            before, rows, at = self._known.pop(file.path, (file, [], 0))
-            if before.inode != file.inode or file.size < at or (file.size == at and file.changed != before.changed):
-                rows, at = [], 0
-            if file.size > at:
-                content = read(Path(file.path), at)
-                rows, at = [*rows, *parse_rows(content)], at + complete_bytes(content)
-            self._known[file.path] = file, rows, at
-            while len(self._known) > self.most:
+            known = self._known.pop(file.path, Parsed(file, [], 0, 0))
+            same = file.size == known.at and file.changed != known.file.changed
+            if known.file.inode != file.inode or file.size < known.at or same:
+                known = Parsed(file, [], 0, 0)
+            known = _read_on(known._replace(file=file))
+            self._known[file.path] = known
+            while len(self._known) > 1 and sum(each.size for each in self._known.values()) > self.most * MOST_VALUES:
                 self._known.pop(next(iter(self._known)))
-            return rows, at
+            return known.rows, known.at
 
 
 METRICS = RowCache()
 
 
+def _read_on(known: Parsed) -> Parsed:
+    """Returns what is known of a file with the rows after byte ``at``, a part of the file after the other."""
+    file, rows, size, at = known
+    while at < file.size:
+        content = read(Path(file.path), at)
+        new = list(parse_rows(content))
+        rows, size, at = rows + new, size + size_of_rows(new), at + complete_bytes(content)
+        while size > MOST_VALUES and len(rows) > 2:
+            rows = halve_rows(rows)
+            size = size_of_rows(rows)
+        if len(content) < MOST_BYTES:
+            break
+    return Parsed(file, rows, size, at)
+
+
+def size_of_rows(rows: list[Row]) -> int:
+    """Returns the memory of rows in values; a row itself takes as much as three of them."""
+    return sum(len(row) + 3 for row in rows)
+
+
+def halve_rows(rows: list[Row]) -> list[Row]:
+    """Drops every second row of training steps or of evaluations, whichever are more; never the last of a kind."""
+    training, evaluations = [row for row in rows if "lr" in row], [row for row in rows if "lr" not in row]
+    dropped = {id(row) for row in max(training, evaluations, key=len)[:-1:2]}
+    return [row for row in rows if id(row) not in dropped]
+
+
 def complete_bytes(content: bytes) -> int:
-    """Returns the number of bytes up to the end of the last complete line."""
-    return content.rfind(b"\n") + 1
+    """Returns the number of bytes up to the end of the last complete line. A line over `MOST_BYTES` is damaged and complete."""
+    return content.rfind(b"\n") + 1 or len(content) // MOST_BYTES * MOST_BYTES
 
 
 def parse_rows(content: bytes) -> Iterator[Row]:
@@ -146,8 +177,9 @@ def parse_rows(content: bytes) -> Iterator[Row]:
         try:
             record = parse_line(line)
             if type(record.get("step")) is int:
-                yield {str(name): finite(value) for name, value in record.items() if type(value) in (int, float)}
-        except (ValueError, RecursionError, OverflowError):
+                numbers = {name: value for name, value in record.items() if type(value) in (int, float)}
+                yield {sys.intern(str(name)): finite(value) for name, value in numbers.items()}
+        except (ValueError, OverflowError):
             continue
 
 

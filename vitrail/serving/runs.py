@@ -23,6 +23,7 @@ from vitrail.serving.documents import errors
 from vitrail.serving.refusals import Refused
 from vitrail.serving.run_files import (
     MARKS,
+    MOST_BYTES,
     PROGRESS,
     Row,
     Stamp,
@@ -267,6 +268,8 @@ async def follow_run(run: Path, at: int, draining: Callable[[], bool]) -> AsyncI
             at += len(line)
             for row in parse_rows(line):
                 yield f"event: row\nid: {at}\ndata: {json.dumps(row)}\n\n"
+        if len(content) == MOST_BYTES:  # there is more
+            continue
         if (now["state"], now["steps"]) != state:
             state = now["state"], now["steps"]
             yield f"event: state\ndata: {json.dumps(now)}\n\n"

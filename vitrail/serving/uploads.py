@@ -10,8 +10,8 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from vitrail.checksums import parse_unicode_json
 from vitrail.serving.refusals import Refused
+from vitrail.untrusted import json_documents
 
 MOST_NAME = 255  # maximum length of a file name; longer ones are truncated
 MOST_PARTS = 64  # maximum number of parts of a multipart body, including fields without a file
@@ -134,8 +134,8 @@ def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
     if body.count(b",") > most:
         raise Refused("too_large", f"the JSON has over {most:,} values", "send fewer at a time")
     try:
-        content = parse_unicode_json(body)
-    except (ValueError, RecursionError) as error:
+        content = json_documents.parse_json(body)
+    except ValueError as error:
         raise Refused("bad_request", "the body is not JSON in UTF-8 with valid Unicode strings", FORMS) from error
     if not isinstance(content, dict):
         raise Refused("bad_request", "the body is not a JSON object", FORMS)

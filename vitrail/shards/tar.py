@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from vitrail.errors import DataError, find_fault
+from vitrail.untrusted.limits import EXTENDED_HEADER_BYTES as MOST_EXTRA
+from vitrail.untrusted.limits import MEMBER_BYTES as MOST_BYTES
 
 BLOCK = 512  # bytes: a header is one block, and contents are padded to whole blocks
 END = bytes(2 * BLOCK)  # of an archive
-MOST_BYTES = 2**29  # of a member
-MOST_EXTRA = 2**20  # bytes of a long name or a pax header
 MAGICS = (b"ustar\x0000", b"ustar  \x00")  # of POSIX and of GNU tar
 REFUSED = {
     b"1": "a hard link",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from vitrail.errors import DataError
 from vitrail.files import replace_file
+from vitrail.untrusted.json_documents import parse_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +60,8 @@ def read_results(path: Path) -> dict[int, FoundBoxes]:
         DataError: the file is none that `write_results` wrote; the first entry that cannot be used is named.
     """
     try:
-        entries = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        entries = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", "give a file of COCO results") from error
     if not isinstance(entries, list):
         raise DataError(f"{path} holds no list of detections", "give a file of COCO results, not of annotations")
@@ -68,7 +69,7 @@ def read_results(path: Path) -> dict[int, FoundBoxes]:
     for place, entry in enumerate(entries):
         try:
             image, parts = _read_entry(entry)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             what = f"entry {place} of {path} is no detection of a box: {type(error).__name__} {error}"
             remedy = "each needs image_id, file_name, category_name, score and bbox as [x, y, width, height]"
             raise DataError(what, remedy, value=str(entry)[:200]) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +11,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from vitrail.errors import CheckpointError
+from vitrail.untrusted.archives import ObjectArrayError, read_array_member
+from vitrail.untrusted.limits import EXPANSION as MAX_EXPANSION
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
-
-MAX_EXPANSION = 20  # maximum ratio of the size of the arrays to that of the file
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -32,7 +31,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
-    except Exception as error:  # zipfile, the decompressors and NumPy's header parser raise many types
+    except Exception as error:  # zipfile and NumPy's header parser raise many types
         raise CheckpointError(f"{path} is not a valid .npz file: {printable(error, 200)}", AGAIN) from error
 
 
@@ -49,21 +48,12 @@ def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:
-    with archive.open(member) as file:
-        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(file))
-        if read_header is None:
-            raise ValueError(f"{member.filename} has an unknown version of the .npy format")
-        shape, by_columns, kind = read_header(file)
-        if kind.hasobject:
-            raise CheckpointError(
-                f"{path}: {printable(member.filename)} holds objects, not numbers",
-                "objects are never unpickled; give an .npz of weights",
-            )
-        content = file.read()
-        if min(shape, default=1) < 0 or math.prod(shape) * kind.itemsize != len(content):
-            raise ValueError(f"{member.filename} of {shape} {kind} has {len(content):,} bytes")
-        array = np.frombuffer(content, kind).reshape(shape, order="F" if by_columns else "C")
-    return from_bf16(array) if kind == np.dtype("V2") else array
+    try:
+        array = read_array_member(archive, member)
+    except ObjectArrayError as error:
+        what = f"{path}: {printable(member.filename)} holds objects, not numbers"
+        raise CheckpointError(what, "objects are never unpickled; give an .npz of weights") from error
+    return from_bf16(array) if array.dtype == np.dtype("V2") else array
 
 
 def from_bf16(array: np.ndarray) -> np.ndarray:

@@ -5,9 +5,7 @@ Nothing is unpickled, nothing is mapped into memory, and the header is checked b
 
 from __future__ import annotations
 
-import json
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,11 +19,12 @@ from torch import Tensor, nn
 from vitrail.checksums import FIELD, UNSEALED, are_tensors_intact, is_intact, seal_tensors, sha256_of
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, sketch
+from vitrail.untrusted import json_documents
+from vitrail.untrusted.limits import HEADER_BYTES as MOST_HEADER_BYTES
+from vitrail.untrusted.limits import HEADER_PIECES as MOST_PIECES
+from vitrail.untrusted.limits import TENSORS as MOST_TENSORS
 
-MOST_HEADER_BYTES = 16 * 2**20
-MOST_TENSORS = 10_000
 MOST_LISTED = 12
-MOST_PIECES = 500_000  # maximum number of keys, values and brackets of JSON, which need far more memory than their text
 LFS_POINTER = b"version "  # of "version https://git-lfs.github.com/spec/v1"; as a length it is beyond every header
 AGAIN = "it is damaged or was not copied whole; fetch it again"
 
@@ -91,7 +90,7 @@ def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, s
         metadata = header.pop("__metadata__", {})
         promised = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         sound = all(isinstance(value, str) for value in metadata.values())
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{path} is not a valid safetensors file: its header cannot be read", AGAIN) from error
     if len(header) > MOST_TENSORS or not sound:
         raise CheckpointError(f"{path} holds {len(header):,} tensors", f"up to {MOST_TENSORS:,} are read")
@@ -206,7 +205,7 @@ def parse_json(content: str | bytes, where: str) -> dict[str, Any]:
         )
     try:
         value = _load_json(content)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{where} is not JSON: {printable(error, 200)}", AGAIN) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{where} is not a JSON object", AGAIN)
@@ -219,15 +218,7 @@ def _load_json(content: str | bytes) -> Any:
     pieces = sum(content.count(mark) for mark in (b",", b"[", b"{"))
     if pieces > MOST_PIECES:
         raise ValueError(f"it has {pieces:,} elements, at most {MOST_PIECES:,} are read")
-    return json.loads(content, object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"{printable(twice, 80)!r} appears twice")
-    return content
+    return json_documents.parse_json(content, unique=True)
 
 
 def printable(text: object, most: int = 80) -> str:
