@@ -8,12 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from io import BytesIO
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from vitrail.errors import ConfigError
+from vitrail.untrusted.limits import PIXELS as MAX_PIXELS
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # of image files; HEIC and AVIF, too, which `decode` refuses with the remedy
@@ -22,7 +23,6 @@ EXTENSIONS = frozenset(
     | {"heic", "heif", "avif"}
 )
 ISO_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", **dict.fromkeys((b"heic", b"heix", b"hevc", b"mif1", b"msf1"), "HEIC")}
-MAX_PIXELS = 64_000_000
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 # value of EXIF's Orientation tag -> the transpose that turns the image upright
@@ -97,12 +97,13 @@ def header_size(content: bytes) -> tuple[int, int] | None:
         return None
 
 
-def upright_size(content: bytes) -> tuple[int, int] | None:
-    """(height, width) as `header_size`, after the EXIF orientation is applied."""
+def upright_size(content: bytes | BinaryIO) -> tuple[int, int] | None:
+    """(height, width) as `header_size`, after the EXIF orientation is applied. Of an open file only the header is read."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            with Image.open(BytesIO(content), formats=FORMATS) as image:
+            file = BytesIO(content) if isinstance(content, bytes) else content
+            with Image.open(file, formats=FORMATS) as image:
                 lies = _read_orientation(image) >= 5
                 return (image.width, image.height) if lies else (image.height, image.width)
     except Exception:

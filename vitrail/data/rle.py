@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.untrusted.limits import BOUNDARY, FARTHEST
+
 Integers = NDArray[np.int64]
 SUBPIXELS = 5  # places within a pixel that a polygon's boundary is rounded to
-FARTHEST = (
-    100_000  # pixels of a polygon's corner from the origin; the boundary is walked, so a wild number would fill memory
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +53,8 @@ class Rle:
         given = np.asarray(counts)
         if given.ndim != 1 or not (given.size == 0 or np.issubdtype(given.dtype, np.integer)):
             raise ValueError(f"run lengths must be a flat list of whole numbers, not {str(counts)[:60]}")
-        if (given < 0).any():
-            raise ValueError(f"a run of {given.min()} pixels")
+        if (given < 0).any() or (given > size[0] * size[1]).any():  # more could overflow the sum
+            raise ValueError(f"a run of {given.min() if (given < 0).any() else given.max()} pixels")
         if (total := int(given.sum())) != size[0] * size[1]:
             raise ValueError(f"runs of {total:,} pixels in all, and the picture has {size[0]} x {size[1]}")
         return cls.of_edges(_odd_ones(np.cumsum(given, dtype=np.int64)[:-1], total), size)
@@ -91,7 +90,7 @@ class Rle:
 
         Raises:
             ValueError: no polygon; one of fewer than three points or of an odd number of coordinates; a coordinate that is not
-                finite, or farther than `FARTHEST` from the origin.
+                finite, or farther than `FARTHEST` from the origin; a boundary longer than `BOUNDARY`.
         """
         if not len(polygons):
             raise ValueError("an object without a polygon")
@@ -226,7 +225,10 @@ def _check_polygon(polygon: Sequence[float]) -> NDArray[np.float64]:
         raise ValueError(f"a polygon of {len(values) // 2} points; at least three are required")
     if not (np.abs(values) <= FARTHEST).all():
         raise ValueError(f"a polygon with the coordinate {values[~(np.abs(values) <= FARTHEST)][0]}")
-    return values.reshape(-1, 2)
+    points = values.reshape(-1, 2)
+    if (length := np.abs(points - np.roll(points, -1, axis=0)).max(1).sum()) > BOUNDARY:
+        raise ValueError(f"a polygon whose boundary has {length:,.0f} pixels, at most {BOUNDARY:,} are walked along")
+    return points
 
 
 def _trace(points: NDArray[np.float64], size: tuple[int, int]) -> Integers:

@@ -162,5 +162,8 @@ def choose_size(train: Source, cell: tuple[int, int], pixels: int) -> tuple[int,
 
 def size_and_channels(train: Source) -> tuple[tuple[int, int] | None, int | None]:
     """Of images that are in memory (height, width) and channels; of files neither is known."""
-    content = train.read(0).content
-    return (content.shape[:2], content.shape[2]) if isinstance(content, np.ndarray) else (None, None)
+    for row in range(min(len(train), SIZES_READ)):
+        with suppress(BadImage):
+            content = train.contents[row]
+            return (content.shape[:2], content.shape[2]) if isinstance(content, np.ndarray) else (None, None)
+    return None, None

@@ -163,7 +163,7 @@ def test_mistakes_in_voc_files_are_named_with_the_remedy(tmp_path):
     for content, message in (
         ("<annotation><object><name>cat</name></object></annotation>", "an object has no name or no bndbox"),
         ("<annotation>", "a.xml cannot be read"),
-        ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "declares XML entities"),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "declares a document type"),
         (voc("a").replace("<xmin>1<", "<xmin>one<"), "could not convert string to float: 'one'"),
     ):
         write(path, content)
@@ -237,7 +237,7 @@ def test_mistakes_in_files_of_labelme_and_cvat_are_named_with_the_remedy(tmp_pat
     write_labelme(tmp_path / "labelme")
     path = tmp_path / "labelme" / "train" / "a.json"
     for content, message in (
-        (labelme("a", imagePath="z.png"), "z.png, which does not exist; put the image beside its annotation"),
+        (labelme("a", imagePath="z.png"), "z.png', which does not exist; put the image beside its annotation"),
         (
             labelme("a", shapes=[{"label": "cat"}]),
             "a.json is no file of labelme: KeyError: 'points'; save the annotation again",
@@ -255,7 +255,7 @@ def test_mistakes_in_files_of_labelme_and_cvat_are_named_with_the_remedy(tmp_pat
         (cvat('<polygon label="cat" points="1,2;three,4"/>'), "could not convert string to float: 'three'"),
         (cvat().replace("c.png", "d.png"), "the image 'd.png', which is not found; put the images into"),
         ("<annotations/>", "has no images"),
-        ('<!DOCTYPE x [<!ENTITY a "b">]><annotations/>', "declares XML entities"),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><annotations/>', "declares a document type"),
     ):
         write(path, content)
         assert message in refusal(tmp_path / "cvat")

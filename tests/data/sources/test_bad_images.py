@@ -6,7 +6,8 @@ import csv
 
 import pytest
 
-from vitrail.data.sources.bad_images import BadImages, escape_formula, read_bad_images
+from tests.each_row import each_row
+from vitrail.data.sources.bad_images import BadImages, count_damaged_rows, escape_formula, read_bad_images
 from vitrail.errors import ConfigError, DataError
 
 
@@ -21,7 +22,8 @@ def test_bad_images_are_recorded_once_each(tmp_path):
         bad("a.jpg", "truncated")
     bad('odd "name",\n.jpg', "empty")
     assert len(bad) == 2
-    assert written(tmp_path / "bad.csv") == [["path", "reason"], ["a.jpg", "truncated"], ['odd "name",\n.jpg', "empty"]]
+    rows = [["path", "reason"], ["a.jpg", "truncated"], ['odd "name",\n.jpg', "empty"]]
+    assert [row[:2] for row in written(tmp_path / "bad.csv")] == rows
 
 
 def test_a_restarted_run_goes_on_with_the_same_list(tmp_path):
@@ -48,7 +50,7 @@ def test_stop_ends_with_the_first_and_still_writes_it_down(tmp_path):
     bad = BadImages("stop", 0.5, tmp_path / "bad.csv", total=100)
     with pytest.raises(DataError, match=r"the image a\.jpg is bad: empty"):
         bad("a.jpg", "empty")
-    assert written(tmp_path / "bad.csv")[1] == ["a.jpg", "empty"]
+    assert written(tmp_path / "bad.csv")[1][:2] == ["a.jpg", "empty"]
 
 
 def test_nothing_is_written_where_nothing_is_bad(tmp_path):
@@ -69,6 +71,42 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
     path = tmp_path / "bad.csv"
     path.write_text("path,reason\na.jpg,empty\nb.jp")
     assert read_bad_images(path) == {"a.jpg": "empty"}
+
+
+DAMAGE = [
+    (b"b.jpg", b"\xe2.jpg"),
+    (b"b.jpg", b"c.jpg"),
+    (b",empty", b',"mpty'),
+    (b"crc32\n", b'crc32"\n'),
+    (b"path", b'"ath'),
+    (b"empty,", b"empty"),
+    (b"\n", b""),
+]
+
+
+@each_row("old, new", DAMAGE)
+def test_damaged_rows_are_left_out_counted_and_removed(old, new, tmp_path):
+    path = tmp_path / "bad.csv"
+    bad = BadImages("skip", 1.0, path, total=9)
+    for key in ("a.jpg", "b.jpg", "d\udcff.jpg"):
+        bad(key, "empty")
+    before, content = read_bad_images(path), path.read_bytes()
+    path.write_bytes(content.replace(old, new, 1) if new else content[:-1])
+    found = read_bad_images(path)
+    assert found.items() <= before.items()
+    assert found == before or count_damaged_rows(path)
+    again = BadImages("skip", 1.0, path, total=9)
+    again("e.jpg", "empty")
+    assert count_damaged_rows(path) == 0
+    assert read_bad_images(path) == {**found, "e.jpg": "empty"}
+
+
+def test_a_list_of_an_earlier_version_is_continued(tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_text("path,reason\na.jpg,empty\n")
+    BadImages("skip", 1.0, path, total=9)("b.jpg", "empty")
+    assert read_bad_images(path) == {"a.jpg": "empty", "b.jpg": "empty"}
+    assert count_damaged_rows(path) == 0
 
 
 def test_an_unknown_policy_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,13 @@ def test_links_are_followed_but_never_in_a_circle(tmp_path):
     (tmp_path / "data/b/one.jpg").symlink_to(tmp_path / "elsewhere/2.jpg")
     keys = list(open_data(tmp_path / "data", validation=0).train.keys)
     assert keys == ["a/1.jpg", "b/1.jpg", "b/more/2.jpg", "b/more/deep/3.jpg", "b/one.jpg"]
+
+
+def test_a_link_to_itself_does_not_block_its_folder(tmp_path):
+    make(tmp_path, "a/1.jpg", "b/1.jpg")
+    for name in ("loop", "loop.txt", "a/loop", "a/0.jpg", "x.json", "x.yaml", "index", "train"):
+        (tmp_path / name).symlink_to(Path(name).name)
+    assert list(open_data(tmp_path, validation=0).train.keys) == ["a/0.jpg", "a/1.jpg", "b/1.jpg"]
 
 
 def test_a_class_may_be_called_like_a_split(tmp_path):

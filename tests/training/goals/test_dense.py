@@ -19,7 +19,7 @@ from vitrail.data.sources.open import find_annotation, open_data
 from vitrail.errors import ConfigError, DataError, Preempted
 from vitrail.tasks import Detector, Segmenter
 from vitrail.training import loop
-from vitrail.training.network import choose_size
+from vitrail.training.network import choose_size, size_and_channels
 
 COLOURS = {"red": (220, 40, 40), "blue": (40, 40, 220)}
 SMALL = (
@@ -195,6 +195,12 @@ def test_inputs_follow_the_size_of_the_pictures_up_to_a_number_of_pixels(scenes)
     assert choose_size(train, (16, 16), 10_000) == (48, 64)
     assert choose_size(train, (16, 16), 48 * 64 // 4) == (32, 32)
     assert choose_size(train, (32, 32), 10_000) == (64, 64)
+
+
+def test_bad_images_say_nothing_on_the_size_of_all(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jpg").symlink_to(f"{name}.jpg")
+    assert size_and_channels(open_data([tmp_path / "a.jpg", tmp_path / "b.jpg"], labelled=False).train) == (None, None)
 
 
 @pytest.mark.parametrize("kind", ["maps", "boxes"])

@@ -6,7 +6,6 @@ Axes: n images, H, W, C, K classes.
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import numpy as np
 from vitrail.data.sources.contents import Arrays, Strings, UserDataset
 from vitrail.data.sources.labels import Labels, RawSplit, format_label, from_numbers, from_texts
 from vitrail.errors import DataError
+from vitrail.untrusted.archives import check_expansion, read_array, read_array_member
+from vitrail.untrusted.limits import DATA_EXPANSION, DATA_SPARED_BYTES
 
 BUILT_IN = ("digits",)
 
@@ -99,12 +100,15 @@ def read_npz(path: Path) -> tuple[str, dict[str, RawSplit]]:
 def _load(path: Path) -> Any:
     """An array, or a dict of arrays. Pickles in the file are never read. Raises `DataError`."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        size = path.stat().st_size
+        if not zipfile.is_zipfile(path):
+            with open(path, "rb") as file:
+                return read_array(file, size)
+        with zipfile.ZipFile(path) as archive:
+            check_expansion(archive, size, DATA_EXPANSION, spared=DATA_SPARED_BYTES)
+            members = archive.infolist()
+            return {member.filename.removesuffix(".npy"): read_array_member(archive, member) for member in members}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{path} cannot be read as arrays: {error}", "write it again with numpy.save or savez"
         ) from error

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Literal
 
+from vitrail.checksums import crc_of
 from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.files import disk_errors, replace_file
 
 MOST_BAD = 0.01  # fraction of bad images that is accepted by default
+COLUMNS, EARLIER = ["path", "reason", "crc32"], ["path", "reason"]
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
 class BadImages:
     """Called with (key, reason) for every bad image of a run.
 
-    Each image is recorded once, also when the run is resumed, as a line ``path,reason`` of a CSV file.
+    Each image is recorded once, also when the run is resumed, as a row of a CSV file: its path, the reason, and a CRC-32.
 
     Args:
         policy: `skip` continues until too many images are bad; `stop` ends at the first.
         most: the fraction of the images that may be bad under `skip`.
-        path: of the CSV file, created for the first bad image; None writes no file. An existing file is continued.
+        path: of the CSV file, created for the first bad image; None writes no file. An existing file is continued, without its
+            damaged rows: such an image is recorded again when it is met again.
         total: number of images, of which ``most`` is a fraction.
         keys: of the images; entries of an existing file for other images are not counted.
 
     Raises:
         ConfigError: an unknown policy.
+        DiskError: the file cannot be read, or not be written.
     """
 
     def __init__(
@@ -43,7 +49,7 @@ class BadImages:
             raise ConfigError(f"the policy for bad images is {policy!r}", nearest(str(policy), ("skip", "stop")))
         self.policy, self.most, self.total = policy, most, total
         self.path = None if path is None else Path(path)
-        before = read_bad_images(self.path) if self.path and self.path.exists() else {}
+        before = _continue_file(self.path)
         self.reasons = {key: reason for key, reason in before.items() if keys is None or key in keys}
 
     def __len__(self) -> int:
@@ -73,12 +79,8 @@ class BadImages:
     def _write(self, key: str, reason: str) -> None:
         if self.path is None:
             return
-        new = not self.path.exists()
-        with open(self.path, "a", encoding="utf-8", errors="surrogatepass", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            if new:
-                table.writerow(("path", "reason"))
-            table.writerow((escape_formula(key), escape_formula(reason)))
+        with disk_errors(self.path), open(self.path, "ab") as file:
+            file.write(_format({key: reason}, head=not file.tell()))
 
 
 def escape_formula(text: str) -> str:
@@ -87,7 +89,61 @@ def escape_formula(text: str) -> str:
 
 
 def read_bad_images(path: Path) -> dict[str, str]:
-    """The images and reasons in a file that `BadImages` wrote; an incomplete last line is ignored."""
-    with open(path, encoding="utf-8", errors="surrogatepass", newline="") as file:
-        rows = [row for row in csv.reader(file) if len(row) == 2]
-    return {key.removeprefix("'"): reason.removeprefix("'") for key, reason in rows[1:]}
+    """The images and reasons in the whole rows of a file that `BadImages` wrote; none where there is no file.
+
+    Raises `DiskError`.
+    """
+    return {key.removeprefix("'"): reason.removeprefix("'") for key, reason in filter(None, _read_rows(path))}
+
+
+def count_damaged_rows(path: Path) -> int:
+    """The number of rows that `read_bad_images` leaves out because they are damaged or cut off. Raises `DiskError`."""
+    return _read_rows(path).count(None)
+
+
+def _continue_file(path: Path | None) -> dict[str, str]:
+    """What a file holds, from which damaged rows are removed: what is appended would become part of them."""
+    if path is None or not path.exists():
+        return {}
+    reasons = read_bad_images(path)
+    if count_damaged_rows(path):
+        replace_file(path, _format(reasons, head=True))
+    return reasons
+
+
+def _format(reasons: Mapping[str, str], *, head: bool) -> bytes:
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    if head:
+        table.writerow(COLUMNS)
+    for row in ((escape_formula(key), escape_formula(reason)) for key, reason in reasons.items()):
+        table.writerow((*row, crc_of("\0".join(row).encode("utf-8", "surrogatepass"))))
+    return text.getvalue().encode("utf-8", "surrogatepass")
+
+
+def _read_rows(path: Path) -> list[tuple[str, str] | None]:
+    """The first two fields of each row below the names of the columns; None for a row that is damaged or cut off."""
+    if not path.exists():
+        return []
+    with disk_errors(path):
+        # damage may be no UTF-8: any bytes are read, and those of a row with its CRC-32 are decoded again
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
+    rows: list[list[str]] = []
+    try:
+        rows.extend(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error:  # a quotation mark was damaged, and a field has no end
+        rows.append([])
+    if text and not text.endswith("\n"):
+        rows.append([])
+    head = [] if rows[:1] in ([], [COLUMNS], [EARLIER]) else [None]  # a damaged first row may hold others
+    return head + [_check_row(row, unsealed=rows[0] == EARLIER) for row in rows[1:]]
+
+
+def _check_row(row: list[str], *, unsealed: bool) -> tuple[str, str] | None:
+    fields = [field.encode("utf-8", "surrogateescape") for field in row[:2]]
+    whole = row[2:] == [crc_of(b"\0".join(fields))] or (unsealed and len(row) == 2)
+    try:
+        key, reason = (field.decode("utf-8", "surrogatepass") for field in fields)
+        return (key, reason) if whole else None
+    except ValueError:  # it has one field, or is no UTF-8
+        return None

@@ -6,7 +6,6 @@ Category ids are names, not numbers: classes are joined by their name, and ids a
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 
 from vitrail.data.decode import BadImage
 from vitrail.data.rle import Rle
-from vitrail.data.sources.contents import has_keys, read_file
+from vitrail.data.sources.contents import has_keys, make_key, read_file
 from vitrail.data.sources.labels import SPLITS, RawSplit
-from vitrail.data.sources.object_lists import Box, ObjectList
+from vitrail.data.sources.object_lists import LARGEST, Box, ObjectList, Size, read_size
 from vitrail.errors import DataError, nearest
+from vitrail.untrusted.json_documents import parse_json
 
 KEYS = ("images", "annotations", "categories")
 ANNOTATION_FOLDERS = ("", "annotations")
@@ -77,6 +77,11 @@ def _read_one(path: Path, root: Path, names: dict[str, None], outlines: bool) ->
     if len(entries) < len(plain["images"]):
         raise DataError(f"{path} gives several images the same id", "give each image an id of its own")
     folder = _find_images(path, root, [str(_take(entry, "file_name", path)) for entry in plain["images"]])
+    objects = ObjectList()
+    pictures = {number: _read_picture(entry, folder, root, path) for number, entry in entries.items()}
+    outlined = {
+        number: objects.find_outlined(key, size, root) if outlines else None for number, (key, size) in pictures.items()
+    }
     found: dict[Any, list[Box]] = {number: [] for number in entries}
     unknown: set[str] = set()
     for annotation in plain["annotations"]:
@@ -89,8 +94,7 @@ def _read_one(path: Path, root: Path, names: dict[str, None], outlines: bool) ->
             unknown.add(str(category))
             continue
         box = _read_box(annotation, categories[category], path)
-        size = _size_of(entries[number])
-        if outlines and all(size) and (segmentation := annotation.get("segmentation")):
+        if (size := outlined[number]) and (segmentation := annotation.get("segmentation")):
             box.outline = _read_outline(segmentation, size, path)
         found[number].append(box)
     if unknown:
@@ -98,20 +102,18 @@ def _read_one(path: Path, root: Path, names: dict[str, None], outlines: bool) ->
         raise DataError(
             f"{path} has annotations of the categories {shown}, which it does not name", "name all categories"
         )
-    objects = ObjectList()
-    for number, entry in entries.items():
-        key = os.path.relpath(folder / entry["file_name"], root).replace(os.sep, "/")
-        objects.add(key, _size_of(entry), found[number])
+    for number, (key, size) in pictures.items():
+        objects.add(key, size, found[number])
     objects.convention.check(path)
     return objects
 
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        plain = json.loads(read_file(path))
+        plain = parse_json(read_file(path))
     except BadImage as error:
         raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is no valid JSON: {error}", "export the annotations again") from error
     if not isinstance(plain, dict) or not all(isinstance(plain.get(key), list) for key in KEYS):
         raise DataError(f"{path} has no lists {', '.join(KEYS)}", "give a file in the format of COCO's instances")
@@ -134,16 +136,21 @@ def _read_box(annotation: Mapping[str, Any], name: str, path: Path) -> Box:
         raise DataError(what, "give bbox: [left, top, width, height] in pixels")
     left, top, width, height = map(float, values)
     area = annotation.get("area")
-    area = float(area) if isinstance(area, (int, float)) and area > 0 else None
+    area = float(area) if isinstance(area, (int, float)) and 0 < area < LARGEST**2 else None
     box = (left, top, left + width, top + height)
     return Box(name, box, bool(annotation.get("iscrowd")), area, given=(left, top, width, height))
 
 
-def _size_of(image: Mapping[str, Any]) -> tuple[int, int]:
-    return int(image.get("height") or 0), int(image.get("width") or 0)
+def _read_picture(entry: Mapping[str, Any], folder: Path, root: Path, path: Path) -> tuple[str, Size]:
+    """The key of an image, and its (height, width)."""
+    try:
+        return make_key(folder / str(entry["file_name"]), root), read_size(entry.get("height"), entry.get("width"))
+    except ValueError as error:
+        what = f"{path} has the image {str(entry['file_name'])!r:.80}: {error}"
+        raise DataError(what, f"export the annotations again, with the images inside of {root}") from error
 
 
-def _read_outline(segmentation: Any, size: tuple[int, int], path: Path) -> Rle:
+def _read_outline(segmentation: Any, size: Size, path: Path) -> Rle:
     try:
         return Rle.of_coco(segmentation, size)
     except ValueError as error:

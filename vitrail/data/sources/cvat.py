@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
+from vitrail.data.sources.contents import make_key
 from vitrail.data.sources.labels import SPLITS, RawSplit
-from vitrail.data.sources.object_lists import Box, Corners, ObjectList, enclose_polygon
-from vitrail.data.sources.xml_files import parse_xml
+from vitrail.data.sources.object_lists import Box, Corners, ObjectList, Size, enclose_polygon, read_size
+from vitrail.data.sources.xml_files import read_xml
 from vitrail.errors import DataError
 
 FILE = "annotations.xml"
@@ -31,7 +32,7 @@ def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, Raw
         DataError: a file that cannot be parsed, or an image that does not exist.
     """
     path = root / FILE
-    tree = parse_xml(path)
+    tree = read_xml(path)
     parts: dict[str, ObjectList] = {}
     try:
         declared = [name.text.strip() for name in tree.iterfind("meta//labels/label/name") if name.text]
@@ -42,8 +43,9 @@ def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, Raw
             for kind in WITHOUT_AREA:
                 for _ in image.iterfind(kind):
                     objects.note(f"shapes without area ({kind}), left out", key)
-            size = int(image.attrib["height"]), int(image.attrib["width"])
-            found = (_read_shape(shape, size if outlines else None) for shape in image)
+            size = read_size(image.attrib["height"], image.attrib["width"])
+            outlined = objects.find_outlined(key, size, root) if outlines else None
+            found = (_read_shape(shape, outlined) for shape in image)
             objects.add(key, size, [box for box in found if box is not None])
     except (KeyError, ValueError) as error:
         what = f"{path} cannot be read: {type(error).__name__}: {error}"
@@ -58,13 +60,13 @@ def _find_image(root: Path, name: str, subset: str) -> str:
     """The path of an image below ``root``."""
     for folder in IMAGES:
         for inside in (f"{subset}/{name}", name) if subset else (name,):
-            if (root / folder / inside).is_file():
-                return f"{folder}/{inside}" if folder else inside
+            if (path := root / folder / inside).is_file():
+                return make_key(path, root)
     what = f"{root / FILE} names the image {name!r}, which is not found"
     raise DataError(what, f"put the images into {root / IMAGES[0]}, or export them with the annotations")
 
 
-def _read_shape(shape: ElementTree.Element, outlined: tuple[int, int] | None) -> Box | None:
+def _read_shape(shape: ElementTree.Element, outlined: Size | None) -> Box | None:
     """The object of a shape, of a polygon with its outline if the image's size is given as ``outlined``; None without area."""
     if shape.tag == "polygon":
         pairs = (point.split(",") for point in shape.attrib["points"].split(";"))
@@ -89,6 +91,8 @@ def _numbers(shape: ElementTree.Element, *names: str) -> Corners:
 
 def _turn(box: Corners, degrees: float) -> Corners:
     """The upright box around a box that is turned about its centre."""
+    if not math.isfinite(degrees):
+        raise ValueError(f"a box that is turned by {degrees} degrees")
     left, top, right, bottom = box
     cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
     wide, tall = right - left, bottom - top

@@ -38,7 +38,7 @@ class Scan:
                 for entry in entries:
                     if entry.name.startswith((".", "__MACOSX")):
                         continue
-                    if entry.is_dir():
+                    if _is_folder(entry):
                         folders.append(entry.name)
                     elif is_image(entry):
                         images.append(entry.name)
@@ -76,6 +76,13 @@ class Scan:
             return ""
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.others.items()))
         return f"; {self.others.total():,} other file{'s' if self.others.total() > 1 else ''} not used ({kinds})"
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def is_image(entry: os.DirEntry[str]) -> bool:

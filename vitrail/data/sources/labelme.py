@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitrail.data.decode import BadImage
-from vitrail.data.sources.contents import has_keys, read_file
+from vitrail.data.sources.contents import has_keys, make_key, read_file
 from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
-from vitrail.data.sources.object_lists import Box, Corners, ObjectList, enclose_polygon
+from vitrail.data.sources.object_lists import Box, Corners, ObjectList, Size, enclose_polygon, read_size
 from vitrail.errors import DataError
+from vitrail.untrusted.json_documents import parse_json
 
 KEYS = ("shapes", "imagePath")
 FEWEST_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2}  # of the shapes that have an area
@@ -52,34 +52,31 @@ def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, 
 def _read_one(path: Path, root: Path, objects: ObjectList, outlines: bool) -> None:
     """Adds the image and the shapes of one file."""
     try:
-        plain = json.loads(read_file(path))
+        plain = parse_json(read_file(path))
         image = path.parent / str(plain["imagePath"]).replace("\\", "/")
-        size = int(plain.get("imageHeight") or 0), int(plain.get("imageWidth") or 0)
-        shapes = [
-            (shape.get("shape_type") or "polygon", str(shape["label"]), _points(shape)) for shape in plain["shapes"]
-        ]
+        key, size = make_key(image, root), read_size(plain.get("imageHeight"), plain.get("imageWidth"))
+        if not image.is_file():
+            remedy = "put the image beside its annotation"
+            raise DataError(f"{path} names the image {str(image)!r}, which does not exist", remedy)
+        outlined = objects.find_outlined(key, size, root) if outlines else None
+        found = [box for shape in plain["shapes"] if (box := _read_shape(shape, key, objects, outlined)) is not None]
     except BadImage as error:
         raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{path} is no file of labelme: {type(error).__name__}: {error}"
         raise DataError(what, "save the annotation again") from error
-    if not image.is_file():
-        raise DataError(f"{path} names the image {image}, which does not exist", "put the image beside its annotation")
-    key = os.path.relpath(image, root).replace(os.sep, "/")
-    found = []
-    for kind, name, points in shapes:
-        if len(points) < FEWEST_POINTS.get(kind, math.inf):
-            objects.note(f"shapes without area ({kind}), left out", key)
-        elif kind == "circle":
-            found.append(Box(name, _enclose_circle(*points[:2])))
-        else:
-            is_outlined = outlines and kind == "polygon" and all(size)
-            found.append(enclose_polygon(name, points, size if is_outlined else None))
     objects.add(key, size, found)
 
 
-def _points(shape: dict[str, Any]) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in shape["points"]]
+def _read_shape(shape: Mapping[str, Any], key: str, objects: ObjectList, outlined: Size | None) -> Box | None:
+    """The object of a shape of the image ``key``; None for one without area, which is noted."""
+    kind, name = str(shape.get("shape_type") or "polygon"), str(shape["label"])
+    points = [(float(x), float(y)) for x, y in shape["points"]]
+    if len(points) < FEWEST_POINTS.get(kind, math.inf):
+        return objects.note(f"shapes without area ({kind:.40}), left out", key)
+    if kind == "circle":
+        return Box(name, _enclose_circle(*points[:2]))
+    return enclose_polygon(name, points, outlined if kind == "polygon" else None)
 
 
 def _enclose_circle(centre: tuple[float, float], edge: tuple[float, float]) -> Corners:

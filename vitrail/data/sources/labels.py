@@ -16,6 +16,7 @@ from vitrail.data.imagenet import index_classes
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Contents, check_names
 from vitrail.errors import DataError, nearest
+from vitrail.untrusted.limits import CLASSES, DIGITS
 
 # name of a split in folders, files and columns -> its name here
 SPLITS = {
@@ -85,7 +86,7 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdecimal()
+    return name.isascii() and name.isdecimal() and len(name) <= DIGITS
 
 
 def format_label(label: Any) -> str:
@@ -140,6 +141,10 @@ def from_numbers(values: np.ndarray, names: Sequence[str] | None, *, where: str)
     known = (
         len(names) if names is not None else values.shape[1] if values.ndim == 2 else int(values.max(initial=-1)) + 1
     )
+    if known > CLASSES:
+        raise DataError(
+            f"the labels of {where} go up to {known - 1}", f"number the classes from 0; at most {CLASSES:,} are read"
+        )
     low, high = (0, known) if values.ndim == 1 else (0, 2)
     wrong = np.unique(values[(values < low) | (values >= high)])[:5]
     if len(wrong):

@@ -16,6 +16,8 @@ from vitrail.data.decode import EXTENSIONS
 from vitrail.data.sources.contents import Files, Strings, normalise_path
 from vitrail.data.sources.labels import BETWEEN, SPLIT_ORDER, SPLITS, RawSplit, format_label, from_texts
 from vitrail.errors import DataError
+from vitrail.untrusted.json_documents import parse_json
+from vitrail.untrusted.limits import LINE_CHARACTERS as LINE_LIMIT
 
 PATHS = (
     "path",
@@ -32,7 +34,6 @@ PATHS = (
 )
 LABELS = ("label", "labels", "class", "class_name", "classname", "category", "target")
 DELIMITERS = (",", ";", "\t")
-LINE_LIMIT = 2**20  # characters
 PROBES = 16  # rows whose files are looked up first: a wrong root folder is then one error, not one per image
 
 
@@ -252,15 +253,11 @@ def _read_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line.rstrip())
-            except ValueError as error:  # JSONDecodeError, or a number with too many digits
+                row = parse_json(line.rstrip())
+            except ValueError as error:  # JSONDecodeError, or beyond a limit
                 place = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
                 fact = f"{path}, line {number}{place}: broken JSON, {getattr(error, 'msg', error)}"
                 raise DataError(fact, 'give one object per line: {"path": "a.jpg", "label": "cat"}') from error
-            except RecursionError as error:
-                raise DataError(
-                    f"{path}, line {number}: JSON nested too deep", "give one flat object per line"
-                ) from error
             if not isinstance(row, dict):
                 fact = f"{path}, line {number}: not an object but {line.strip()[:40]!r}"
                 raise DataError(fact, 'give one object per line: {"path": "a.jpg", "label": "cat"}')

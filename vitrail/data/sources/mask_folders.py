@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.decode import BadImage
-from vitrail.data.sources.contents import Files, Strings, read_file
+from vitrail.data.sources.contents import Files, Strings, read_file, read_lines
 from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.label_maps import IGNORED, LabelMaps, decode_mask
 from vitrail.data.sources.labels import SPLITS, Labels, RawSplit
 from vitrail.errors import DataError
+from vitrail.untrusted.limits import LIST_BYTES
+from vitrail.untrusted.numbers import to_whole
+from vitrail.untrusted.regular import open_regular
 
 IMAGES = ("images", "imgs", "image", "JPEGImages", "leftImg8bit")
 MASKS = ("masks", "mask", "labels", "label", "annotations", "SegmentationClass", "gtFine")
@@ -188,24 +191,24 @@ def _read_names(root: Path, mask: str) -> dict[int, tuple[str, Colour | None]] |
 
 
 def _read_lines(path: Path) -> dict[int, tuple[str, Colour | None]]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}", "give one name a line in UTF-8") from error
+    lines = read_lines(path, "give one name a line in UTF-8")
     return {number: (name.strip(), None) for number, name in enumerate(line for line in lines if line.strip())}
 
 
 def _read_table(path: Path) -> Iterable[tuple[int, tuple[str, Colour | None]]]:
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [{str(key).strip().lower(): value for key, value in row.items()} for row in csv.DictReader(file)]
+        with open_regular(path, LIST_BYTES) as file:
+            table = csv.DictReader(file.read().decode("utf-8-sig").splitlines())
+        rows = [{str(key).strip().lower(): value for key, value in row.items()} for row in table]
         for number, row in enumerate(rows):
-            colour = tuple(int(row[name]) for name in ("red", "green", "blue")) if row.get("red") else None
-            index = int(row.get("index") or number)
-            if not 0 <= index <= IGNORED:
-                raise ValueError(f"the index {index} is not in 0 to {IGNORED}")
+            colour = (
+                tuple(to_whole(row[name], name, most=255) for name in ("red", "green", "blue"))
+                if row.get("red")
+                else None
+            )
+            index = to_whole(row.get("index") or number, "the index", most=IGNORED)
             yield index, (row["name"].strip(), colour)  # type: ignore[misc]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, csv.Error) as error:
         what = f"{path} is no table of classes: {error}"
         raise DataError(what, "give the columns index,name or index,name,red,green,blue") from error
 

@@ -5,20 +5,26 @@ Boxes are (left, top, right, bottom) in pixels of the upright picture; see annot
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from os.path import basename
+from typing import Any
 
 import numpy as np
 
 from vitrail.data.rle import Rle
 from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.box_convention import Convention, Corners
-from vitrail.data.sources.contents import Files, Strings
+from vitrail.data.sources.contents import Files, Strings, read_upright_size
 from vitrail.data.sources.labels import Labels, RawSplit, sort_names
+from vitrail.untrusted.limits import PIXELS
+from vitrail.untrusted.numbers import to_whole
 
 EXAMPLES = 3  # images that a note names
+LARGEST = 2.0**31  # coordinate that can be meant
+
+Size = tuple[int, int]  # (height, width)
 
 
 @dataclass
@@ -37,7 +43,12 @@ class Box:
     outline: Rle | None = None
 
 
-def enclose_polygon(name: str, points: Sequence[tuple[float, float]], outlined: tuple[int, int] | None = None) -> Box:
+def read_size(height: Any, width: Any) -> Size:
+    """What an annotation says on the (height, width) of its picture; 0 for nothing. Raises `ValueError` for no whole numbers."""
+    return to_whole(height or 0, "the height of a picture"), to_whole(width or 0, "the width of a picture")
+
+
+def enclose_polygon(name: str, points: Sequence[tuple[float, float]], outlined: Size | None = None) -> Box:
     """The object of a polygon of points (x, y), with its outline if the size of the picture is given as ``outlined``."""
     xs, ys = zip(*points)
     outline = None if outlined is None else Rle.of_polygons([[value for point in points for value in point]], outlined)
@@ -50,11 +61,11 @@ class ObjectList:
 
     keys: list[str] = field(default_factory=list)
     images: list[list[Box]] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
+    sizes: list[Size] = field(default_factory=list)
     faults: dict[str, list[str]] = field(default_factory=dict)  # what was wrong -> the images, one for each time
     convention: Convention = field(default_factory=Convention)
 
-    def add(self, key: str, size: tuple[int, int], found: Sequence[Box]) -> None:
+    def add(self, key: str, size: Size, found: Sequence[Box]) -> None:
         """Adds an image of ``size`` (height, width), or (0, 0) if the annotation does not say, with its objects."""
         self.keys.append(key)
         self.sizes.append(size)
@@ -63,13 +74,23 @@ class ObjectList:
                 self.convention.add(one.given, one.box, size)
         self.images.append([box for one in found if (box := self._clean(key, size, one)) is not None])
 
+    def find_outlined(self, key: str, size: Size, root: str | os.PathLike[str]) -> Size | None:
+        """The ``size`` that an annotation says, if it is that of the picture: outlines of another size are not traced, since a
+        few bytes can say any size.
+        """
+        if not all(size):
+            return None
+        if read_upright_size(os.path.join(root, key)) not in (None, size):
+            return self.note("outlines for another size than that of the picture, left out", key)
+        return size if size[0] * size[1] <= PIXELS else None
+
     def note(self, fault: str, key: str) -> None:
         """Records something that is wrong with an image, or with one object of it."""
         self.faults.setdefault(fault, []).append(key)
 
-    def _clean(self, key: str, size: tuple[int, int], found: Box) -> Box | None:
+    def _clean(self, key: str, size: Size, found: Box) -> Box | None:
         left, top, right, bottom = found.box
-        if not all(map(math.isfinite, found.box)):
+        if not all(abs(corner) <= LARGEST for corner in found.box):  # false for NaN as well
             return self.note("boxes with coordinates that are no numbers, left out", key)
         if right <= left or bottom <= top:
             return self.note("boxes without area, left out", key)

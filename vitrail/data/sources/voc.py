@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+from vitrail.data.sources.contents import read_lines
 from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
-from vitrail.data.sources.object_lists import Box, ObjectList
-from vitrail.data.sources.xml_files import parse_xml
+from vitrail.data.sources.object_lists import Box, ObjectList, read_size
+from vitrail.data.sources.xml_files import read_xml
 from vitrail.errors import DataError
 
 IMAGES = ("JPEGImages", "images", "")
@@ -66,21 +67,18 @@ def _read_lists(root: Path) -> dict[str, list[str]]:
     lists = {}
     for path in sorted(folder.glob("*.txt")) if folder.is_dir() else ():
         if split := SPLITS.get(path.stem.lower()):
-            try:
-                lines = path.read_text("utf-8").splitlines()
-            except (OSError, ValueError) as error:
-                raise DataError(f"{path} cannot be read: {error}", "give a list of names, one a line") from error
+            lines = read_lines(path, "give a list of names, one a line")
             lists[split] = [line.split()[0] for line in lines if line.strip()]
     return lists
 
 
 def _read_one(path: Path) -> tuple[tuple[int, int], list[Box]]:
     """The (height, width) that a file states, or (0, 0), and its objects."""
-    tree = parse_xml(path)
+    tree = read_xml(path)
     try:
         size = tree.find("size")
-        sides = (0, 0) if size is None else (_number(size, "height"), _number(size, "width"))
-        return (int(sides[0]), int(sides[1])), list(_read_boxes(tree))
+        sides = (0, 0) if size is None else read_size(size.findtext("height"), size.findtext("width"))
+        return sides, list(_read_boxes(tree))
     except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}", "export the annotations again") from error
 

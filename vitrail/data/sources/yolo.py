@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from vitrail.data.decode import BadImage, upright_size
-from vitrail.data.sources.contents import read_file
+from vitrail.data.decode import BadImage
+from vitrail.data.sources.contents import read_file, read_lines, read_upright_size
 from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.labels import SPLITS, RawSplit
 from vitrail.data.sources.object_lists import Box, ObjectList, enclose_polygon
-from vitrail.errors import DataError
+from vitrail.errors import DataError, find_fault
+from vitrail.untrusted.numbers import to_real, to_whole
+from vitrail.untrusted.yaml_documents import parse_yaml
 
+CHECK = "check the file"
+KEYS = re.compile(rb"(?m)^[ \t{,\"']*([A-Za-z]+)[\"']?[ \t]*:")
 BEYOND = 1e-3  # how far a coordinate may lie outside of 0 to 1 by rounding
 
 
@@ -30,11 +33,17 @@ def find_yolo(root: Path) -> Path | None:
 
 
 def is_yolo(path: Path) -> bool:
-    """Whether a YAML file names classes and the images of a split."""
+    """Whether a YAML file names classes and the images of a split. One with these keys that cannot be parsed counts as well."""
+    try:
+        keys = {key.decode() for key in KEYS.findall(read_file(path))}
+    except BadImage:
+        return False
+    if "names" not in keys or keys.isdisjoint(SPLITS):
+        return False
     try:
         plain = _parse(path)
     except DataError:
-        return False
+        return True
     return "names" in plain and any(isinstance(plain.get(split), (str, list)) for split in SPLITS)
 
 
@@ -48,26 +57,33 @@ def read_yolo(path: Path, *, outlines: bool = False) -> tuple[str, dict[str, Raw
     """
     plain = _parse(path)
     names = _read_names(plain, path)
-    base = (path.parent / str(plain.get("path") or ".")).resolve()
+    (inside,) = _read_places(plain.get("path") or ".", path)
+    base = (path.parent / inside).resolve()
     if not base.is_dir():
-        raise DataError(
-            f"{path} says path: {plain['path']}, and {base} is no folder", "give the path relative to the file"
-        )
+        raise DataError(f"{path} says path: {inside}, and {base} is no folder", "give the path relative to the file")
     parts: dict[str, ObjectList] = {}
     for word, split in SPLITS.items():
         if (value := plain.get(word)) is not None:
-            places = [value] if isinstance(value, str) else value
-            parts[split] = _read_split(base, [base / str(place) for place in places], names, path, outlines)
+            places = [base / place for place in _read_places(value, path)]
+            parts[split] = _read_split(base, places, names, path, outlines)
     order = tuple(dict.fromkeys(names.values()))
     return f"YOLO objects ({path.name})", {split: part.split(str(base), order) for split, part in parts.items()}
 
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        plain = yaml.safe_load(read_file(path))
-    except (BadImage, yaml.YAMLError, ValueError, RecursionError) as error:
+        plain = parse_yaml(read_file(path))
+    except (BadImage, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", "give a YAML file with train, val and names") from error
     return plain if isinstance(plain, dict) else {}
+
+
+def _read_places(value: Any, path: Path) -> list[str]:
+    """The paths under a key: one, or a list of them."""
+    places = [value] if isinstance(value, str) else value
+    if not isinstance(places, list) or not all(isinstance(place, str) and not find_fault(place) for place in places):
+        raise DataError(f"{path} has {str(value)!r:.80} where paths should be", "give a path, or a list of paths")
+    return places
 
 
 def _read_names(plain: Mapping[str, Any], path: Path) -> dict[int, str]:
@@ -85,8 +101,8 @@ def _read_split(base: Path, places: Sequence[Path], names: Mapping[int, str], pa
     images = [image for place in places for image in _list_images(place, path)]
     objects = ObjectList()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sizes = pool.map(_size_of, images)
-        for image, size in zip(images, sizes):
+        for image, size in zip(images, pool.map(read_upright_size, images)):
+            size = size or (0, 0)
             key = os.path.relpath(image, base).replace(os.sep, "/")
             labels = _label_path(image)
             if not labels.is_file():
@@ -97,7 +113,7 @@ def _read_split(base: Path, places: Sequence[Path], names: Mapping[int, str], pa
                 objects.note("images that cannot be read, whose objects are left out", key)
                 objects.add(key, size, [])
                 continue
-            objects.add(key, size, [_read_line(line, size, names, labels, outlines) for line in _read_lines(labels)])
+            objects.add(key, size, [_read_line(line, size, names, labels, outlines) for line in read_lines(labels, CHECK)])
     objects.convention.check(f"the text files of {path}")
     return objects
 
@@ -105,11 +121,13 @@ def _read_split(base: Path, places: Sequence[Path], names: Mapping[int, str], pa
 def _list_images(place: Path, path: Path) -> list[Path]:
     """The images of a folder at any depth, or those that a text file lists."""
     if place.is_dir():
+        if path.parent.resolve() != (folder := place.resolve()) and path.parent.resolve().is_relative_to(folder):
+            raise DataError(f"{path} names the folder {place}, which {path.parent} is in", "name a folder of images")
         if images := Scan().list_images(str(place), ""):
             return [place / image for image in images]
         raise DataError(f"{path} names the folder {place}, which has no images", "put the images there")
     if place.suffix == ".txt" and place.is_file():
-        return [place.parent / line.strip() for line in _read_lines(place) if line.strip()]
+        return [place.parent / line.strip() for line in read_lines(place, CHECK) if line.strip()]
     raise DataError(
         f"{path} names {place}, which does not exist", "give folders relative to the file, or to its 'path'"
     )
@@ -125,25 +143,12 @@ def _label_path(image: Path) -> Path:
     return Path(*parts).with_suffix(".txt")
 
 
-def _size_of(image: Path) -> tuple[int, int]:
-    try:
-        return upright_size(read_file(image)) or (0, 0)
-    except BadImage:
-        return 0, 0
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}", "check the file") from error
-
-
 def _read_line(line: str, size: tuple[int, int], names: Mapping[int, str], path: Path, outlines: bool) -> Box:
     """A class and a box (centre x, centre y, width, height), or the corners of a polygon, as fractions of the image."""
     try:
         number, *values = line.split()
-        category, places = int(float(number)), [float(value) for value in values]
+        category = to_whole(number, "the class", least=-(2**31))
+        places = [to_real(value, "a coordinate") for value in values]
     except ValueError as error:
         raise DataError(f"{path} has the line {line!r:.60}", "give a class and four numbers, or a polygon") from error
     if category not in names:
