@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from vitrail.checksums import seal, sha256_of
 from vitrail.errors import DataError
 from vitrail.files import dump_json, parse_sealed, replace_file, sync_folder, write_bytes
 from vitrail.shards.cache import Unavailable, cache_folder, fetch_file, fetch_shard, fetch_to, is_cached, is_remote
+from vitrail.shards.catalogue import MOST, check_catalogue, check_tables
+from vitrail.shards.roots import check_root
+from vitrail.untrusted.regular import open_regular
 
 FORMAT = 1
 FOLDER, CATALOGUE = "index", "index.json"
@@ -152,15 +155,16 @@ class _File:
 
     def __init__(self, path: str, sha256: str) -> None:
         """``sha256`` makes shards that were written anew other files."""
-        self.descriptor = -1  # also where opening fails
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.file: BinaryIO | None = None  # also where opening fails
+        self.file = open_regular(path, MOST)
 
     def read(self, offset: int, length: int) -> bytes:
-        return os.pread(self.descriptor, length, offset)
+        assert self.file is not None
+        return os.pread(self.file.fileno(), length, offset)
 
     def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
+        if self.file is not None:
+            self.file.close()
 
 
 _open_file = lru_cache(maxsize=OPEN_FILES)(_File)
@@ -228,7 +232,9 @@ def find_index(place: str) -> ShardIndex | None:
         return None
     folder = cache_folder() / "indexes" / sha256_of(content)
     try:
-        for name, file in parse_sealed(content)["tables"].items():
+        described = parse_sealed(content)
+        check_catalogue(described)
+        for name, file in described["tables"].items():
             fetch_to(folder / f"{name}.npy", f"{url}/{name}.npy", file["sha256"], file["bytes"])
     except (Unavailable, ValueError, TypeError, KeyError) as error:
         raise _damaged(url, place, error) from error
@@ -243,6 +249,7 @@ def _open(folder: Path, place: str) -> ShardIndex:
         described = parse_sealed((folder / CATALOGUE).read_bytes())
         if described["format"] > FORMAT:
             raise DataError(f"a newer version of vitrail wrote {folder}", "update vitrail: pip install -U vitrail")
+        check_catalogue(described)
         index = ShardIndex(
             folder=str(folder),
             root=place if described["root"] == BESIDE else described["root"],
@@ -254,8 +261,12 @@ def _open(folder: Path, place: str) -> ShardIndex:
         for name, digest in index.tables.items():
             if _hash(folder / f"{name}.npy") != digest:
                 raise ValueError(f"{name}.npy does not match its checksum")
+        end, found = sum(shard.bytes for shard in index.shards), vars(index.mapped)
+        tables = {name: table for name, table in found.items() if table is not None}
+        check_tables(tables, images=index.images, end=end, classes=len(index.classes))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _damaged(str(folder), place, error) from error
+    check_root(index.root, str(folder), place)
     return index
 
 

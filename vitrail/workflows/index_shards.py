@@ -9,7 +9,6 @@ Axes: n images, K classes.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import zlib
 from array import array
@@ -30,11 +29,14 @@ from vitrail.rows import Records
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.shards.cache import is_remote, list_archives, open_archive
 from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, write_index
+from vitrail.shards.roots import remember_root
 from vitrail.shards.tar import BLOCK, Member, pad, read_members
+from vitrail.untrusted.json_documents import parse_json
+from vitrail.untrusted.limits import LABEL_BYTES
+from vitrail.untrusted.numbers import to_whole
 from vitrail.workflows.shard_data import Shards
 
 LABEL_KINDS = ("cls", "json", "txt")  # the first kind that a set has gives its labels
-LABEL_BYTES = 2**20  # longer members are no labels
 LONGEST_NAME = 64  # characters of a class in a .txt; longer texts are captions
 LABEL_KEYS = ("cls", *LABELS)  # in a .json
 
@@ -163,6 +165,8 @@ def _write(place: Path, folder: str, shards: list[Shard], found: Found, labels: 
         names = labels.names if labels else ()
         write_index(aside, root=root, shards=shards, classes=names, tables=found.tables(targets))
         replace_folder(place / FOLDER, aside)
+    if is_remote(root):
+        remember_root(root)
 
 
 def _read_archive(folder: str, name: str, found: Found, position: int, say: Say) -> Shard:
@@ -230,8 +234,8 @@ def _read_label(kind: str, member: Member, content: bytes) -> str:
         text = content.decode("utf-8-sig").strip()
         if kind != "json":
             return text
-        described = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        described = parse_json(text)
+    except ValueError as error:
         raise DataError(f"the member {member.name!r} is no label: {error}", "repair or remove it") from error
     fields = {name.lower(): value for name, value in described.items()} if isinstance(described, dict) else {}
     return next((format_label(fields[name]) for name in LABEL_KEYS if fields.get(name) is not None), "")
@@ -246,12 +250,20 @@ def _read_labels(by_kind: dict[str, list[str]], classes: Sequence[str] | None, w
             what = f"{missing:,} of {len(texts):,} samples in {where} have no label (.{kind})"
             raise DataError(what, "give every image a label, or none")
         if all(text.isascii() and text.isdecimal() for text in texts):
-            return from_numbers(np.array(list(map(int, texts))), classes, where=f"the archives in {where}")
+            return from_numbers(_read_numbers(texts, where), classes, where=f"the archives in {where}")
         if classes is not None:
             what = f"the labels in {where} are names, such as {texts[0]!r}, and names of classes are given"
             raise ConfigError(what, "leave --classes out")
         return from_texts(texts)
     return None
+
+
+def _read_numbers(texts: list[str], where: str) -> np.ndarray:
+    """The numbers of classes (n,)."""
+    try:
+        return np.array([to_whole(text, "the number of a class") for text in texts])
+    except ValueError as error:
+        raise DataError(f"the labels in {where} cannot be read: {error}", "number the classes from 0") from error
 
 
 def _are_captions(texts: list[str]) -> bool:

@@ -44,7 +44,7 @@ def test_many_images_are_trained_on_in_bounded_memory(tmp_path, monkeypatch, ima
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     described = json.loads((folder / CATALOGUE).read_text())
     described["tables"]["targets"]["sha256"] = digest
-    described["images"] = images
+    described["images"] = described["shards"][0]["images"] = images
     write_sealed(folder / CATALOGUE, described)
     for module in (sample_order, shards):
         monkeypatch.setattr(module, "MOST_SORTED", min(module.MOST_SORTED, images // 2))
