@@ -17,12 +17,14 @@ from typing import Any
 
 from vitrail.checksums import FIELD, seal
 from vitrail.errors import ConfigError, DataError
-from vitrail.files import disk_errors, make_folder, read_sealed, write_sealed
+from vitrail.files import disk_errors, document_errors, make_folder, read_sealed, write_sealed
 from vitrail.runtime.claims import Claims
+from vitrail.untrusted.numbers import to_whole
 
 FORMAT_VERSION = 1
 PLAN, DONE, RECORDS, CLAIMS = "_plan.json", "_done.json", "_records", "_claims"
 SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "npy": (".jsonl", ".npy")}  # the files of a part by format
+MOST_PARTS = 1_000_000
 POLL = 0.1  # seconds between two looks at what another process does
 
 
@@ -51,6 +53,14 @@ class Plan:
     columns: Mapping[str, str]
     width: int
     settings: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        to_whole(self.images, "the number of images", most=2**40)
+        to_whole(self.part_size, "the number of images of a part", least=1, most=2**40)
+        if self.format not in SUFFIXES:
+            raise ValueError(f"the format is {self.format!r}")
+        if self.count > MOST_PARTS:
+            raise ValueError(f"{self.images:,} images are {self.count:,} parts, at most {MOST_PARTS:,} are written")
 
     @property
     def count(self) -> int:
@@ -155,7 +165,18 @@ class PartFolder:
     def read_record(self, number: int) -> dict[str, Any] | None:
         """What `commit` wrote on a part of this plan; None if it is missing or damaged."""
         record = read_sealed(self._record(number))
-        return record if record is not None and record.get("plan") == self.digest else None
+        return record if record is not None and self._is_own(record, number) else None
+
+    def _is_own(self, record: Mapping[str, Any], number: int) -> bool:
+        """Whether a record is of this plan, and of the files of this part and no others: their names become paths."""
+        files = record.get("files")
+        return (
+            record.get("plan") == self.digest
+            and all(type(record.get(name)) is int for name in ("images", "unreadable", "rows"))
+            and isinstance(files, dict)
+            and files.keys() == set(self.plan.files(number))
+            and all(isinstance(stated, dict) and {"bytes", "sha256"} <= stated.keys() for stated in files.values())
+        )
 
     def is_done(self, number: int) -> bool:
         """Whether a part has its record, and its files have the sizes that stand in it."""
@@ -211,7 +232,8 @@ def _read_plan(path: Path) -> Plan:
     if found.get("format_version") != FORMAT_VERSION:
         what = f"{path / PLAN} has format version {found.get('format_version')}"
         raise DataError(what, f"this version of vitrail reads {FORMAT_VERSION}; begin a new folder")
-    return Plan(**found["plan"])
+    with document_errors(path / PLAN, "begin a new folder"):
+        return Plan(**found["plan"])
 
 
 def read_parts(path: Path) -> PartFolder:

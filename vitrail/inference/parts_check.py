@@ -108,12 +108,12 @@ def _check_part(folder: PartFolder, number: int) -> PartState:
     names = folder.plan.files(number)
     record = folder.read_record(number)
     if record is None:
-        there = [name for name in names if (folder.path / name).exists()]
+        there = [name for name in names if (folder.path / name).is_file()]
         reason = f"{there[0]} is there, but no record of it" if there else "not computed"
         return PartState(name=names[-1], state="missing", reason=reason)
     counts = {name: record[name] for name in ("images", "unreadable", "rows")}
     for name, stated in record["files"].items():
-        if not (folder.path / name).exists():
+        if not (folder.path / name).is_file():
             return PartState(name=name, state="missing", reason="deleted since it was written")
         found = state_of(folder.path / name)
         if found["bytes"] != stated["bytes"]:

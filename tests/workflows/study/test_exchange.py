@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.each_row import each_row
 from tests.workflows.study.planned import POOL, fake_result, make_study
 from vitrail.checksums import seal
 from vitrail.errors import ConfigError, DataError
@@ -84,6 +86,28 @@ def test_a_file_that_is_no_pack_or_was_damaged_is_refused(tmp_path: Path) -> Non
             bad.writestr(name, packed.read(name).replace(b'"accuracy": 0.5', b'"accuracy": 0.9'))
     with pytest.raises(DataError, match="does not match its checksum"):
         add(tmp_path / "here", tmp_path / "bad.zip", print)
+
+
+@each_row("damage", [lambda pack: pack[:-1], lambda pack: pack + b"\0", lambda pack: pack[:9] + b"\1" + pack[10:]])
+def test_a_damaged_pack_is_refused(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    begin(tmp_path / "here", range(2))
+    pack(tmp_path / "here", tmp_path / "cells.zip")
+    (tmp_path / "cells.zip").write_bytes(damage((tmp_path / "cells.zip").read_bytes()))
+    with pytest.raises(DataError, match="does not match its checksum"):
+        add(tmp_path / "here", tmp_path / "cells.zip", print)
+
+
+@each_row("place, value", [(8, b"\1"), (10, b"\x63")])
+def test_an_archive_without_a_checksum_that_cannot_be_unpacked_is_refused(
+    place: int, value: bytes, tmp_path: Path
+) -> None:
+    begin(tmp_path / "here", range(2))
+    pack(tmp_path / "here", tmp_path / "cells.zip")
+    content = (tmp_path / "cells.zip").read_bytes().partition(b"vitrail sha256")[0]
+    at = content.index(b"PK\1\2") + place  # flags, or the method of compression, in the directory
+    (tmp_path / "cells.zip").write_bytes(content[:at] + value + content[at + 1 :])
+    with pytest.raises(DataError, match="cannot be read as results"):
+        add(tmp_path / "here", tmp_path / "cells.zip", print)
 
 
 @pytest.mark.parametrize("absolute", [False, True])

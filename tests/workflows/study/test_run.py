@@ -22,15 +22,18 @@ import pytest
 import yaml
 
 import vitrail
+from tests.each_row import each_row
 from tests.slow import few_or_nightly
 from tests.workflows.study.planned import POOL, make_study
 from vitrail.cli import run
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import read_sealed
+from vitrail.workflows.study.cells import PoolFacts
 from vitrail.workflows.study.measuring import NetworkCost, keep_busy, name_network
 from vitrail.workflows.study.plan import make_plan, read_plan, write_plan
-from vitrail.workflows.study.pool import decode_pool, describe_pool, load_pool, open_pool, store_pool
+from vitrail.workflows.study.pool import FILES, decode_pool, describe_pool, load_pool, open_pool, store_pool
+from vitrail.workflows.study.run import Asked, plan_or_continue
 from vitrail.workflows.study.study import Pool
 from vitrail.workflows.study.workers import Crew, work_on
 
@@ -165,6 +168,47 @@ def test_the_images_are_split_once_and_come_back_from_the_folder_of_the_study(tm
         assert np.array_equal(part.images, other.images)
         assert np.array_equal(part.labels, other.labels)
     assert describe_pool(again, "digits", words) == facts
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PoolFacts]:
+    """The stored images of a study, and what its plan knows of them."""
+    folder = tmp_path_factory.mktemp("stored")
+    splits, words = open_pool(Pool(source="digits", validation=100))
+    splits = decode_pool(splits, None)
+    facts = describe_pool(splits, "digits", words)
+    store_pool(folder, splits, facts.fingerprint)
+    return folder, facts
+
+
+def flip(path: Path) -> bytes:
+    """Damages the last byte of a file, and returns the whole content."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    return content
+
+
+@each_row("name", FILES)
+def test_damaged_images_of_a_study_are_refused_by_name_or_stored_again(name, stored) -> None:
+    folder, facts = stored
+    content = flip(folder / "data" / name)
+    with pytest.raises(DataError, match=f"{name} does not match its SHA-256"):
+        load_pool(folder, Pool(source="nowhere"), facts)
+    load_pool(folder, Pool(source="digits", validation=100), facts)
+    assert (folder / "data" / name).read_bytes() == content
+    load_pool(folder, Pool(source="nowhere"), facts)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_same_call_stores_damaged_images_again(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
+    asked = Asked(definition=make_study(pool=Pool(validation=10)), data=(images, np.arange(60) % 2))
+    said: list[str] = []
+    plan_or_continue(asked, tmp_path, said.append)
+    content = flip(tmp_path / "data" / "train-labels.npy")
+    plan_or_continue(asked, tmp_path, said.append)
+    assert any("train-labels.npy does not match its SHA-256; the images are stored again" in line for line in said)
+    assert (tmp_path / "data" / "train-labels.npy").read_bytes() == content
 
 
 def test_another_label_is_another_fingerprint() -> None:

@@ -17,11 +17,12 @@ import numpy as np
 
 from vitrail.checksums import sha256_of
 from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError
 from vitrail.inference.features import digest_of
 from vitrail.inference.inputs import ImageInputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import outputs
-from vitrail.inference.parts import PartFolder, Plan, hash_names
+from vitrail.inference.parts import MOST_PARTS, PartFolder, Plan, hash_names
 from vitrail.runtime.progress import Say
 from vitrail.tasks.task import Task
 from vitrail.workflows.parts.files import write_part
@@ -61,6 +62,10 @@ class Job:
 
 def make_plan(job: Job, task: Task, source: Source, *, part_size: int, format: str) -> Plan:
     """The plan of a job for the images of ``source``; ``task`` is its model."""
+    if (count := -(-len(source) // part_size)) > MOST_PARTS:
+        raise ConfigError(
+            f"{len(source):,} images are {count:,} parts", f"give a larger --part-size: at most {MOST_PARTS:,}"
+        )
     described = json.dumps([digest_of(task), task.name, task.classes, task.describe()])
     return Plan(
         verb=job.verb,

@@ -91,7 +91,10 @@ def measure_networks(
 def read_costs(folder: Path, jobs: int) -> dict[str, NetworkCost]:
     """What was measured on this machine before with so many processes, for the study in ``folder``."""
     stored: dict[str, Any] = read_sealed(folder / "rates.json") or {}
-    return {name: NetworkCost(**cost) for name, cost in stored.get(_describe(jobs), {}).items()}
+    try:
+        return {name: NetworkCost(**cost) for name, cost in stored.get(_describe(jobs), {}).items()}
+    except (TypeError, AttributeError):  # it came with the results of another machine, and is not as vitrail writes it
+        return {}
 
 
 def _describe(jobs: int) -> str:

@@ -17,7 +17,7 @@ from vitrail.checksums import sha256_of
 from vitrail.config.parse import build, plain
 from vitrail.errors import ConfigError, nearest
 from vitrail.evaluation.contrasts import smallest_detectable
-from vitrail.files import disk_errors, read_sealed, write_sealed
+from vitrail.files import disk_errors, document_errors, read_sealed, write_sealed
 from vitrail.runtime.progress import duration
 from vitrail.workflows.study.cells import Cell, Grid, PoolFacts, fit_to_images
 from vitrail.workflows.study.results import CellResult, read_result
@@ -102,25 +102,32 @@ def read_plan(folder: Path) -> tuple[Plan, list[str]]:
     if tree is None:
         what = "is damaged" if (folder / "plan.json").exists() else "is missing"
         raise ConfigError(f"{folder / 'plan.json'} {what}", "give the folder of a study: vitrail study DATA --out DIR")
-    if tree["format"] != FORMAT:
-        raise ConfigError(
-            f"{folder} was planned by another version of vitrail (format {tree['format']})",
-            "take that version, or give another --out",
+    return parse_plan(tree, folder)
+
+
+def parse_plan(tree: Mapping[str, Any], where: Path) -> tuple[Plan, list[str]]:
+    """The plan in a document and the hashes of earlier ones. Raises `ConfigError` with ``where`` it is from."""
+    with document_errors(where, "give another --out", ConfigError):
+        if tree["format"] != FORMAT:
+            raise ConfigError(
+                f"{where} was planned by another version of vitrail (format {tree['format']})",
+                "take that version, or give another --out",
+            )
+        plan = Plan(
+            study=parse_study(tree["study"]),
+            pool=build(PoolFacts, tree["pool"]),
+            device=str(tree["device"]),
+            request=str(tree["request"]),
+            reductions=tuple(tree["reductions"]),
+            not_asked=tuple(tree["not_asked"]),
+            detectable=dict(tree["detectable"]),
         )
-    plan = Plan(
-        study=parse_study(tree["study"]),
-        pool=build(PoolFacts, tree["pool"]),
-        device=tree["device"],
-        request=tree["request"],
-        reductions=tuple(tree["reductions"]),
-        not_asked=tuple(tree["not_asked"]),
-        detectable=tree["detectable"],
-    )
-    if plan.document["cells"] != tree["cells"]:
-        raise ConfigError(
-            f"the cells of {folder} have other keys in this version of vitrail", "take the version that began the study"
-        )
-    return plan, tree["earlier"]
+        if plan.document["cells"] != tree["cells"]:
+            raise ConfigError(
+                f"the cells of {where} have other keys in this version of vitrail",
+                "take the version that began the study",
+            )
+        return plan, list(tree["earlier"])
 
 
 def choose_claims(study: Study, names: Sequence[str]) -> Study:

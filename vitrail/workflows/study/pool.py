@@ -18,13 +18,15 @@ from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.holdout import choose_held_out
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, list_splits
-from vitrail.errors import DataError
+from vitrail.errors import DataError, VitrailError
 from vitrail.files import disk_errors, read_sealed, replace_file, stage_file, write_sealed
 from vitrail.workflows.study.cells import PoolFacts
 from vitrail.workflows.study.study import Pool
 
 SHARE = 0.2  # of the images that are left, at most, for a split that the data do not have
 DATA = "data"  # the folder of decoded images, inside that of a study
+KINDS = ("images.npy", "labels.npy", "keys.txt")
+FILES = tuple(f"{split}-{kind}" for split in ("train", "val", "test") for kind in KINDS)
 
 
 def open_pool(pool: Pool, data: Any = None) -> tuple[Splits, str]:
@@ -101,7 +103,7 @@ def decode_pool(splits: Splits, channels: int | None) -> Splits:
 def store_pool(folder: Path, splits: Splits, fingerprint: str) -> None:
     """Writes images that are in memory to the study's ``folder``, for its workers on any machine. Raises `DiskError`."""
     parts = list_splits(splits)
-    if any(part.kind != "arrays" for part in parts.values()) or _is_stored(folder, fingerprint):
+    if any(part.kind != "arrays" for part in parts.values()) or not find_damage(folder, fingerprint):
         return
     with disk_errors(folder):
         (folder / DATA).mkdir(parents=True, exist_ok=True)
@@ -114,26 +116,53 @@ def store_pool(folder: Path, splits: Splits, fingerprint: str) -> None:
             ):
                 np.save(file, array)
         replace_file(folder / DATA / f"{name}-keys.txt", "\n".join(part.keys))
-    write_sealed(folder / DATA / "about.json", {"fingerprint": fingerprint, "classes": list(splits.classes)})
+    files = {name: _hash_file(folder / DATA / name) for name in FILES}
+    about = {"fingerprint": fingerprint, "classes": list(splits.classes), "files": files}
+    write_sealed(folder / DATA / "about.json", about)
 
 
-def _is_stored(folder: Path, fingerprint: str) -> bool:
-    return (read_sealed(folder / DATA / "about.json") or {}).get("fingerprint") == fingerprint
+def find_damage(folder: Path, fingerprint: str) -> str:
+    """Why the stored images of a study cannot be used, in words; empty for whole ones. Reads all of them."""
+    about = read_sealed(folder / DATA / "about.json")
+    if about is None or about.get("fingerprint") != fingerprint:
+        return f"{folder / DATA / 'about.json'} is missing, damaged, or of other images"
+    for name, sha256 in about.get("files", {}).items():  # earlier versions stored no hashes
+        if name in FILES and _hash_file(folder / DATA / name) != sha256:
+            return f"{folder / DATA / name} does not match its SHA-256"
+    return ""
 
 
-def load_pool(folder: Path, pool: Pool, facts: PoolFacts) -> Splits:
-    """The images of the study in ``folder``: mapped into memory where they are stored, else opened again.
+def _hash_file(path: Path) -> str:
+    """The SHA-256 of a file; empty where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
-    Raises `DataError` where they are not those of the plan.
+
+def load_pool(folder: Path, pool: Pool, facts: PoolFacts, channels: int | None = None) -> Splits:
+    """The images of the study in ``folder``: mapped into memory where they are stored whole, else opened and stored again.
+
+    Args:
+        channels: as `decode_pool` takes them.
+
+    Raises `DataError` where they are not those of the plan, or can no longer be opened.
     """
-    if _is_stored(folder, facts.fingerprint):
+    damage = find_damage(folder, facts.fingerprint)
+    if not damage:
         classes = tuple((read_sealed(folder / DATA / "about.json") or {})["classes"])
         parts: dict[str, Any] = {name: _load_part(folder / DATA, name, classes) for name in ("train", "val", "test")}
         return Splits(**parts, classes=classes, layout=f"decoded images of {facts.name}")
-    splits, _ = open_pool(pool)
-    splits = decode_pool(splits, None)
+    try:
+        splits, _ = open_pool(pool)
+        splits = decode_pool(splits, channels)
+    except VitrailError as error:
+        remedy = "run the `vitrail study` that began it again, which stores its images again"
+        raise DataError(damage, remedy, value=str(error)) from error
     if describe_pool(splits, facts.name, facts.judged_on).fingerprint != facts.fingerprint:
         raise DataError(f"the images of {pool.source} are not those of the plan", "put them back, or begin a new study")
+    store_pool(folder, splits, facts.fingerprint)
     return splits
 
 

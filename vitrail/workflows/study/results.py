@@ -16,6 +16,7 @@ import numpy as np
 
 from vitrail.config.parse import plain
 from vitrail.files import disk_errors, read_sealed, write_sealed
+from vitrail.untrusted.numbers import to_whole
 
 FORMAT = 1
 CELLS = "cells"  # the folder of the results, inside that of a study
@@ -96,12 +97,17 @@ def parse_result(tree: Mapping[str, Any] | None) -> CellResult | None:
     """Returns the result in a file that was read, or None if it is not one of this format."""
     if tree is None or tree.get("format") != FORMAT or not KEY.fullmatch(str(tree.get("key"))):
         return None
-    count, bits = tree["right"]
-    right = np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8), count=count).astype(bool)
-    known = {item.name for item in fields(CellResult)}
-    kept: dict[str, Any] = {name: value for name, value in tree.items() if name in known}
-    kept |= {"right": right, "curve": tuple(tree["curve"])}
-    return CellResult(**kept)
+    try:
+        count, bits = tree["right"]
+        packed = np.frombuffer(base64.b64decode(bits), np.uint8)
+        if len(packed) != -(-to_whole(count, "the number of judged images") // 8):
+            return None
+        known = {item.name for item in fields(CellResult)}
+        kept: dict[str, Any] = {name: value for name, value in tree.items() if name in known}
+        kept |= {"right": np.unpackbits(packed, count=count).astype(bool), "curve": tuple(tree["curve"])}
+        return CellResult(**kept)
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 def place_of(folder: Path, key: str) -> Path:

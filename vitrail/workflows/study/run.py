@@ -26,7 +26,7 @@ from vitrail.runtime.signals import end_at_once
 from vitrail.workflows.study.cells import Grid, PoolFacts, fit_to_images
 from vitrail.workflows.study.measuring import NetworkCost, measure_networks, name_network, read_costs
 from vitrail.workflows.study.plan import Plan, Price, choose_claims, make_plan, read_plan, read_results, write_plan
-from vitrail.workflows.study.pool import decode_pool, describe_pool, open_pool, store_pool
+from vitrail.workflows.study.pool import DATA, decode_pool, describe_pool, find_damage, open_pool, store_pool
 from vitrail.workflows.study.queue import Queue
 from vitrail.workflows.study.results import CellResult
 from vitrail.workflows.study.study import Study
@@ -138,14 +138,28 @@ def plan_or_continue(asked: Asked, out: Path, say: Say) -> Planned:
     if before is not None and before["request"] == asked.digest:
         plan, _ = read_plan(out)
         say(f"plan     goes on with {plan.sha256[:12]}")
+        _repair_images(asked, out, plan, say)
         jobs = choose_jobs(asked.jobs, plan.device)
         return Planned(plan=plan, costs=read_costs(out, jobs), jobs=jobs)
+    if before is None and (out / "plan.json").exists():
+        say(f"warning  {out / 'plan.json'} is damaged; the study is planned again")
     planned, splits = _plan(asked, out, say)
     store_pool(out, splits, planned.plan.pool.fingerprint)
     earlier = write_plan(out, planned.plan)
     if earlier:
         say(f"plan     the plan changed: {planned.plan.sha256[:12]} after {', '.join(each[:12] for each in earlier)}")
     return planned
+
+
+def _repair_images(asked: Asked, out: Path, plan: Plan, say: Say) -> None:
+    """Stores the images of a study again that has cells to compute, where what is stored is damaged."""
+    if not (out / DATA).exists() or plan.grid.list_ready(plan.results(out)) is None:
+        return
+    if damage := find_damage(out, plan.pool.fingerprint):
+        say(f"warning  {damage}; the images are stored again")
+        images = open_images(asked, say)
+        if images.facts.fingerprint == plan.pool.fingerprint:  # workers refuse others
+            store_pool(out, images.splits, images.facts.fingerprint)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from vitrail.config.parse import build, overlay
@@ -19,6 +20,7 @@ from vitrail.workflows.study.rates import Rates
 
 MEASURES = ("heads", "positions", "shifts")
 LIMIT, STEPS, RATE, SEED = "data.limit", "schedule.steps", "optim.lr", "seed"  # the settings that a study itself varies
+MOST_CELLS = 10_000  # of a study; a few bytes can ask for any number of them
 POINTS = 8  # of the curve of a cell
 SAMPLE = 1_000  # training images that are judged without augmentation; of the curve, and its validation images, at most
 # the settings that all cells of all studies share unless a study says otherwise: equal steps, a schedule of one shape, one
@@ -133,6 +135,8 @@ class Study:
         _demand(bool(names), f"the study {self.name!r} has no experiments", "see `vitrail study write vit-paper`")
         twice = {name for name in names if names.count(name) > 1}
         _demand(not twice, f"two experiments are called {min(twice, default='')!r}", "give each a name of its own")
+        cells = sum(each.seeds * len(each.arms) * prod(map(len, each.factors.values())) for each in self.experiments)
+        _demand(cells <= MOST_CELLS, f"the study {self.name!r} has {cells:,} cells", f"plan at most {MOST_CELLS:,}")
         _demand(STEPS in self.base, f"the base of {self.name!r} has no {STEPS}", "equal steps compare: give e.g. 512")
         for claim in self.claims:
             known = not claim.experiment or claim.experiment in names

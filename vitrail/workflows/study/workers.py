@@ -83,7 +83,8 @@ def work_on(folder: Path, compute: Compute | None = None) -> int:
             from vitrail.workflows.study.cell import Computing
             from vitrail.workflows.study.pool import load_pool
 
-            compute = Computing(folder, load_pool(folder, plan.study.pool, plan.pool)).compute
+            channels = plan.study.base.get("data.channels")
+            compute = Computing(folder, load_pool(folder, plan.study.pool, plan.pool, channels)).compute
         if compute is None:
             return 0
         turn = Turn(folder, plan, compute)
