@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from vitrail.analysis.visualize import visualize_attention as visualize_attention
+    from vitrail.exports.sidecar import check_export as check_export
     from vitrail.models import MODELS as MODELS
     from vitrail.tasks.classification import Classifier as Classifier
     from vitrail.weights import create_model as create_model
@@ -47,6 +48,7 @@ _HOMES = {
     "MODELS": "vitrail.models",
     "add_study": "vitrail.workflows.api_study",
     "check_data": "vitrail.workflows.api_data",
+    "check_export": "vitrail.exports.sidecar",
     "check_parts": "vitrail.workflows.api",
     "convert": "vitrail.workflows.api",
     "create_model": "vitrail.weights",
@@ -80,6 +82,7 @@ __all__ = [
     "Classifier",
     "add_study",
     "check_data",
+    "check_export",
     "check_parts",
     "convert",
     "create_model",

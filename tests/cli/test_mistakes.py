@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -339,16 +340,28 @@ def test_waiting_threads_are_told_to_give_up_their_core_before_torch_is_there(be
     assert found.stdout.split()[-1] == after
 
 
-@each_row("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_too_little_memory_is_exit_6_with_a_remedy(monkeypatch, capsys, error: Exception) -> None:
+SYSTEM = [
+    (MemoryError(), "there is not enough memory", "give a smaller --batch"),
+    (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        "there is not enough memory",
+        "give a smaller --batch",
+    ),
+    (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "too many files are open", "raise the limit (ulimit -n 1024)"),
+    (OSError(errno.EIO, os.strerror(errno.EIO), "a.npy"), "a disk cannot be read or written", "check the disk"),
+]
+
+
+@each_row("error, words, remedy", SYSTEM)
+def test_what_the_system_refuses_is_exit_6_with_a_remedy(monkeypatch, capsys, error, words, remedy) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
     monkeypatch.setattr("vitrail.workflows.api.evaluate", fail)
     assert run(["evaluate", "model", "data"]) == 6
     said = capsys.readouterr().err
-    assert "there is not enough memory" in said
-    assert "try: give a smaller --batch" in said
+    assert f"error: {words}" in said
+    assert f"try: {remedy}" in said
 
 
 def test_debug_shows_the_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,19 +71,20 @@ def test_other_content_or_channels_are_another_file(photos, tmp_path):
     assert not (before.images[0] == after.images[0]).all()
 
 
-@pytest.mark.parametrize("damage", ["bit", "cut", "gone", "described"])
+@pytest.mark.parametrize("damage", ["bit", "cut", "empty", "header", "gone", "described"])
 def test_a_damaged_file_is_decoded_again(photos, tmp_path, damage):
     store = tmp_path / "store"
     plain = keep_decoded(opened(photos), shared=store).images.copy()
     path, about = next(store.glob("*.npy")), next(store.glob("*.json"))
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
+    header = content.replace(b"), }", b"(, }", 1)  # tokenize.TokenError
     if damage == "gone":
         path.unlink()
     elif damage == "described":
         about.write_text(about.read_text().replace("crc", "src"))
     else:
-        path.write_bytes(content if damage == "bit" else content[:500])
+        path.write_bytes({"bit": content, "cut": content[:500], "empty": b"", "header": header}[damage])
     np.testing.assert_array_equal(keep_decoded(opened(photos), shared=store).images, plain)
     assert path.stat().st_size == len(content)
 

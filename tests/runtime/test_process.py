@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,12 +17,22 @@ import pytest
 import torch
 
 import vitrail
+from tests.each_row import each_row
 from tests.looked_at import picture
 from tests.models.tiny import SHALLOW
 from tests.slow import slow_except
 from vitrail.errors import VitrailError
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime.process import cores, keep_generators, keep_large_buffers, use_all_cores, use_threads
+from vitrail.runtime.process import (
+    BUS_ERROR,
+    cores,
+    explain_bus_errors,
+    keep_generators,
+    keep_large_buffers,
+    use_all_cores,
+    use_one_arena,
+    use_threads,
+)
 from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.training.dry_run import dry_run
 from vitrail.weights.native import save_model
@@ -183,8 +194,9 @@ def test_the_command_line_takes_all_cores_unless_the_environment_names_a_number(
     assert torch.get_num_threads() == expected
 
 
-def test_only_the_command_line_sets_malloc_and_all_cores():
-    sets = {keep_large_buffers.__name__, use_all_cores.__name__, "set_num_threads", "set_num_interop_threads"}
+def test_only_the_command_line_sets_malloc_signals_and_all_cores():
+    sets = {"set_num_threads", "set_num_interop_threads"}
+    sets |= {setter.__name__ for setter in (keep_large_buffers, use_one_arena, explain_bus_errors, use_all_cores)}
     naming = {
         str(file.relative_to(PACKAGE))
         for file in PACKAGE.rglob("*.py")
@@ -193,6 +205,24 @@ def test_only_the_command_line_sets_malloc_and_all_cores():
     }
     library = {name for name in naming if not name.startswith("cli/")}
     assert library == {"runtime/process.py", "data/augment/apply.py"}  # the latter for its own threads, see tests/data
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="there is no SIGBUS")
+@each_row("reads", ["images.sum()", "thread = threading.Thread(target=images.sum); thread.start(); thread.join()"])
+def test_a_mapped_file_that_is_cut_off_ends_the_command_line_with_words(reads, tmp_path):
+    path = tmp_path / "images.npy"
+    np.save(path, np.ones(1_000_000))
+    code = f"""
+import os, threading
+import numpy as np
+from vitrail.runtime.process import explain_bus_errors
+explain_bus_errors()
+images = np.load({str(path)!r}, mmap_mode="r")
+os.truncate({str(path)!r}, 500)
+{reads}
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert (ended.returncode, ended.stderr) == (6, BUS_ERROR)
 
 
 def test_main_sets_malloc_once_and_help_needs_no_torch():

@@ -24,11 +24,10 @@ from vitrail.weights.native import save_model
 OTHER_NAMES = {
     "models": "list_models",
     "settings": "list_settings",
-    "check": "check_data",
-    "shard": "shard_data",
-    "index": "index_data",
+    "check": "check_export",
+    **{f"data {verb}": f"{verb}_data" for verb in ("check", "shard", "index")},
     "check-parts": "check_parts",
-    **{verb: f"{verb}_study" for verb in ("work", "report", "pack", "add", "write")},
+    **{f"study {verb}": f"{verb}_study" for verb in ("work", "report", "pack", "add", "write")},
 }
 OF_THE_TERMINAL = {
     "json",
@@ -47,8 +46,8 @@ def commands() -> dict[str, Callable[..., Any]]:
     app = build_app()
     verbs = {name: app[name] for name in app if not name.startswith("-")}
     group = verbs.pop("data")
-    groups = [group, verbs["study"]]
-    verbs |= {name: group[name] for group in groups for name in group if not name.startswith("-")}
+    groups = {"data": group, "study": verbs["study"]}
+    verbs |= {f"{of} {name}": each[name] for of, each in groups.items() for name in each if not name.startswith("-")}
     return {name: verb.default_command for name, verb in verbs.items()}
 
 

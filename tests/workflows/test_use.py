@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from PIL import Image
 import vitrail
 from vitrail.cli import run
 from vitrail.data.sources.open import open_data
-from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import build_rows
 from vitrail.reports.tables import open_table, write_features
@@ -198,6 +200,21 @@ def test_a_table_that_fails_halfway_leaves_nothing_under_its_name(tmp_path: Path
     with pytest.raises(ZeroDivisionError):
         interrupted()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_features_and_their_paths_are_replaced_together_or_not_at_all(tmp_path: Path, monkeypatch) -> None:
+    def fill(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_features(tmp_path / "f.npy", iter([("a", np.zeros(2))]))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.keys() == {"f.npy", "f.npy.txt"}
+    for place in ("numpy.save", "vitrail.files.write_bytes", "os.rename"):
+        monkeypatch.setattr(place, fill)
+        with pytest.raises(DiskError, match="the disk is full"):
+            write_features(tmp_path / "f.npy", iter([("b", np.ones(2)), ("c", np.ones(2))]))
+        monkeypatch.undo()
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_features_are_what_the_head_reads(trained: Result, photos: Path, tmp_path: Path) -> None:

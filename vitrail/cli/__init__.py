@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from vitrail.cli import (
+    check,
     check_parts,
     convert,
     data,
@@ -28,9 +29,9 @@ from vitrail.cli import (
     train,
     transfer,
 )
-from vitrail.errors import DiskError, VitrailError, is_out_of_memory
+from vitrail.errors import DiskError, VitrailError, explain_system
 from vitrail.runtime.launch import is_launched, leave_code
-from vitrail.runtime.process import keep_large_buffers
+from vitrail.runtime.process import explain_bus_errors, keep_large_buffers
 
 
 def build_app() -> App:
@@ -49,6 +50,7 @@ def build_app() -> App:
     app.command(predict.predict)
     app.command(embed.embed)
     app.command(check_parts.check_parts)
+    app.command(check.check)
     app.command(explain.explain)
     app.command(inspect.inspect)
     app.command(convert.convert)
@@ -81,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # waiting threads release their core soon; read when torch is loaded, which no verb has done yet (docs/decisions.md)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     keep_large_buffers()
+    explain_bus_errors()
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]
@@ -117,9 +120,8 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
     except Exception as error:
         if debug:
             raise
-        if is_out_of_memory(error):
-            remedy = "give a smaller --batch, close other programs, or raise the limit (ulimit -v)"
-            print(f"error: there is not enough memory: {error or 'no details'}\n  try: {remedy}", file=sys.stderr)
+        if (explained := explain_system(error)) is not None:
+            print("error: {}\n  try: {}".format(*explained), file=sys.stderr)
             return DiskError.code
         print(
             f"error: {type(error).__name__}: {error}\n  try: this is a fault of vitrail; --debug shows where",

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrail.data.sources.bad_images import escape_formula
 from vitrail.errors import ConfigError
-from vitrail.files import disk_errors, replace_file, settle, stage_file
+from vitrail.files import disk_errors, move_files, settle, stage_file, stage_folder
 
 
 class Table(Protocol):
@@ -172,8 +172,10 @@ def write_features(out: Path, features: Iterator[tuple[str, np.ndarray]]) -> str
             keys.append(key)
             rows.append(row)
         array = np.stack(rows) if rows else np.zeros((0, 0), np.float32)
-        replace_file(Path(f"{out}.txt"), "".join(f"{key}\n" for key in keys))
-        save_array(out, array)
+        # both take their places or neither: features beside the paths of others would be taken for theirs
+        with stage_folder(out, {f"{out.name}.txt": "".join(f"{key}\n" for key in keys).encode()}) as aside:
+            save_array(aside / out.name, array)
+            move_files(out, aside)
         return f"{array.shape[0]} x {array.shape[1]} features in {out}, paths in {out}.txt"
     count = 0
     flat = out.suffix.lower() == ".csv"

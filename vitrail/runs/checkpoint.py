@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -186,14 +186,20 @@ def find_damage(checkpoint: Path, ranks: Ranks = ALONE) -> str:
         return f"manifest.json cannot be read ({error})"
     if version not in (WHOLE, SHARDED):
         return f"its format version is {version}, this version of vitrail reads {WHOLE} and {SHARDED}"
-    for name, (stated_bytes, stated_sha256) in list(stated.items())[ranks.rank :: ranks.world]:
-        path = checkpoint / name
+    own = list(stated.items())[ranks.rank :: ranks.world]
+    return next(filter(None, (_compare(checkpoint, name, *facts) for name, facts in own)), "")
+
+
+def _compare(checkpoint: Path, name: str, stated_bytes: int, stated_sha256: str) -> str:
+    """What is wrong with one file of a checkpoint, in words, or nothing."""
+    path = checkpoint / name
+    try:
         size = path.stat().st_size if path.is_file() else 0
         if size != stated_bytes:
             return f"{name} has {size:,} bytes, its manifest says {stated_bytes:,}"
-        if digest_file(path)["sha256"] != stated_sha256:
-            return f"{name} does not match its SHA-256"
-    return ""
+        return "" if digest_file(path)["sha256"] == stated_sha256 else f"{name} does not match its SHA-256"
+    except OSError as error:  # a sector that cannot be read
+        return f"{name} cannot be read ({error.strerror})"
 
 
 def load_newest(folder: Path, ranks: Ranks = ALONE) -> Checkpoint | None:
@@ -203,15 +209,26 @@ def load_newest(folder: Path, ranks: Ranks = ALONE) -> Checkpoint | None:
     """
     refused: list[str] = []
     for path in reversed(ranks.tell(list_checkpoints(folder))):
-        if damage := next(filter(None, ranks.gather(find_damage(path, ranks))), ""):
-            refused.append(f"{path}: {damage}")
-            continue
-        tensors = {} if (path / SHARDS).is_dir() and not ranks.alone else _read_groups(path)
-        return Checkpoint(step_of(path), tensors, json.loads((path / "state.json").read_text()), path, tuple(refused))
+        found, damage = None, next(filter(None, ranks.gather(find_damage(path, ranks))), "")
+        if not damage:
+            found, failure = _read(path, ranks)
+            damage = next(filter(None, ranks.gather(failure)), "")
+        if found is not None and not damage:
+            return replace(found, refused=tuple(refused))
+        refused.append(f"{path}: {damage}")
     if refused:
         what = f"no whole checkpoint is left in {folder}"
         raise ranks.agreed(CheckpointError(what, "start again with another --out", value="\n".join(refused)))
     return None
+
+
+def _read(path: Path, ranks: Ranks) -> tuple[Checkpoint | None, str]:
+    """A checkpoint that was found whole, or why the disk does not give it again."""
+    try:
+        tensors = {} if (path / SHARDS).is_dir() and not ranks.alone else _read_groups(path)
+        return Checkpoint(step_of(path), tensors, json.loads((path / "state.json").read_text()), path), ""
+    except OSError as error:
+        return None, f"it cannot be read ({error.strerror})"
 
 
 def _read_groups(checkpoint: Path) -> dict[str, dict[str, Tensor]]:

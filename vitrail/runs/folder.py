@@ -1,7 +1,8 @@
 """The run directory: its files, its lock, and what survives a crash.
 
 ``metrics.jsonl`` holds only what the run's settings determine, so that a resumed run writes the same bytes as one that was
-never stopped; what depends on the clock goes to ``timing.jsonl``.
+never stopped; what depends on the clock goes to ``timing.jsonl``. Files that grow have a CRC-32 in each line, and their sizes
+at the last checkpoint stand in ``records.json``: a file that was cut at the end of a line is damaged too.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ import yaml
 from vitrail.checksums import parse_line, seal_line, seal_text
 from vitrail.config.parse import build, plain, read_yaml
 from vitrail.config.schema import Run
-from vitrail.errors import InUseError, VitrailError
+from vitrail.data.sources.bad_images import count_damaged_rows
+from vitrail.errors import ConfigError, DiskError, InUseError, VitrailError
 from vitrail.files import disk_errors, is_gone, read_sealed, replace_file, settle_folder, write_sealed
 from vitrail.runs.tensorboard import Board
 from vitrail.runtime import fault_injection
 
+RECORDS = "records.json"
+GROWING = ("metrics.jsonl", "timing.jsonl", "bad_images.csv")
 State = Literal["running", "finished", "preempted", "interrupted", "diverged", "failed"]
 
 
@@ -45,6 +49,7 @@ class RunFolder:
         self._lock: TextIO | None = None
         self._metrics: TextIO | None = None
         self._board: Board | None = None
+        self._lost: dict[str, str] | None = None  # by file, when the folder was opened
 
     @property
     def config(self) -> Path:
@@ -85,8 +90,12 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._lock.flush()
+        self._lost = self._find_lost()  # before it is repaired or written on
 
     def close(self) -> None:
+        if self._metrics is not None:
+            with suppress(DiskError):  # what ended the run is told, not this
+                self._write_sizes()
         for file in (self._metrics, self._board, self._lock):
             if file is not None:
                 file.close()
@@ -103,7 +112,11 @@ class RunFolder:
         replace_file(self.config, seal_text(yaml.safe_dump(plain(run), sort_keys=False, allow_unicode=True)))
 
     def read_config(self) -> Run:
-        return build(Run, read_yaml(self.config))
+        """The settings of the run. Raises `ConfigError` for a file that is damaged, cut off or empty."""
+        settings = read_yaml(self.config)
+        if not settings:  # without any, those of the recipe would be taken
+            raise ConfigError(f"{self.config} is empty or was cut off", "put the original file back")
+        return build(Run, settings)
 
     def write_status(self, state: State, **facts: Any) -> None:
         now = datetime.now().isoformat(timespec="seconds")
@@ -121,11 +134,8 @@ class RunFolder:
         with disk_errors(self.path), open(self.path / name, "a", encoding="utf-8") as file:
             file.write(f"{datetime.now().isoformat(timespec='seconds')}  {line}\n")
 
-    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> int:
-        """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint of ``step`` had seen.
-
-        Returns how many of these bytes are missing.
-        """
+    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> None:
+        """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint of ``step`` had seen."""
         if tensorboard:
             self._board = Board(self.path / "tensorboard", start=step)
         with disk_errors(self.path):
@@ -134,7 +144,8 @@ class RunFolder:
             self._metrics.truncate(min(size, there))
             if not _ends_with_line(self.path / "metrics.jsonl"):  # it was damaged
                 self._metrics.write("\n")
-        return max(size - there, 0)
+        self._lost = {**(self._lost or {}), "metrics.jsonl": _word_lost("metrics.jsonl", size - there)}
+        self._write_sizes()
 
     def write_metrics(self, record: Mapping[str, Any]) -> int:
         """Appends a record to ``metrics.jsonl``; returns the file's size in bytes."""
@@ -152,6 +163,10 @@ class RunFolder:
         if self._metrics is not None:
             with disk_errors(self.path):
                 os.fsync(self._metrics.fileno())
+            self._write_sizes()
+
+    def _write_sizes(self) -> None:
+        write_sealed(self.path / RECORDS, {"bytes": {name: _size(self.path / name) for name in GROWING}})
 
     def write_timing(self, record: Mapping[str, Any]) -> None:
         with disk_errors(self.path), open(self.path / "timing.jsonl", "a", encoding="utf-8") as file:
@@ -164,9 +179,30 @@ class RunFolder:
         return _read_lines(self.path / "timing.jsonl")[0]
 
     def find_damage(self) -> list[str]:
-        """What is damaged in the records of the run and left out by `metrics` and `timing`, in words."""
+        """What is damaged in the records of the run and left out of what is read, or lost, in words."""
         damaged = {name: _read_lines(self.path / name)[1] for name in ("metrics.jsonl", "timing.jsonl")}
-        return [f"{name} is damaged and lacks {count} of its lines" for name, count in damaged.items() if count]
+        lines = [f"{name} is damaged and lacks {count} of its lines" for name, count in damaged.items() if count]
+        lost = self._find_lost() if self._lost is None else self._lost
+        return [*lines, *filter(None, lost.values())]
+
+    def _find_lost(self) -> dict[str, str]:
+        """By file, in words: rows of ``bad_images.csv`` that are damaged, and what files lack of their sizes in `RECORDS`."""
+        rows = count_damaged_rows(self.path / "bad_images.csv")
+        found = {"rows": f"bad_images.csv is damaged and lacks {rows} of its rows" if rows else ""}
+        if not (self.path / RECORDS).exists():
+            return found
+        stated = (read_sealed(self.path / RECORDS) or {}).get("bytes")
+        if stated is None:
+            return {**found, RECORDS: f"{RECORDS} is damaged"}
+        return found | {name: _word_lost(name, size - _size(self.path / name)) for name, size in stated.items()}
+
+
+def _word_lost(name: str, lost: int) -> str:
+    return f"{name} lacks its last {lost:,} bytes" if lost > 0 else ""
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _take_lock(file: TextIO) -> None:
@@ -214,7 +250,9 @@ def _ends_with_line(path: Path) -> bool:
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The records of a JSON-lines file, and the number of lines that are left out because they are damaged or cut off."""
     records, damaged = [], 0
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+    with disk_errors(path):
+        content = path.read_bytes() if path.exists() else b""
+    for line in content.split(b"\n"):
         try:
             if line:
                 records.append(parse_line(line))

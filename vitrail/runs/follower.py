@@ -37,8 +37,7 @@ class FollowerFolder(RunFolder):
     def log(self, line: str) -> None:
         self._append(f"rank-{self.rank}.log", line)
 
-    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> int:
-        return 0
+    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> None: ...
 
     def write_metrics(self, record: Mapping[str, Any]) -> int:
         return 0

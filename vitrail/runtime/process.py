@@ -1,4 +1,4 @@
-"""What a process has only once: malloc, torch's threads and its generators of random numbers.
+"""What a process has only once: malloc, handlers of signals, torch's threads and its generators of random numbers.
 
 They belong to the user. A library call that needs others restores them; only the command line, whose process is its own, sets
 them for good. Importing this loads no torch.
@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
+from vitrail.errors import DiskError
+
+BUS_ERROR = (
+    b"error: a file that is mapped into memory, such as decoded images, was cut off, or its disk cannot be read\n"
+    b"  try: run the same command again: it finds what is damaged; check the disk if that ends in the same way\n"
+)
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # glibc's malloc.h
 
 
 def cores() -> int:
@@ -31,6 +38,42 @@ def keep_large_buffers() -> None:
         return
     for option, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 1 << 26)):
         mallopt(option, value)
+
+
+def use_one_arena() -> None:
+    """Tells glibc that all threads allocate from one arena, so that `release_memory` can give back what any of them freed.
+
+    Of other arenas glibc keeps the last part, up to 64 MiB each. Does nothing elsewhere than on Linux with glibc.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
+
+
+def release_memory() -> None:
+    """Gives freed memory back to the system, including what `keep_large_buffers` keeps. On Linux with glibc only."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _end_with_words(number: int) -> None:
+    os.write(2, BUS_ERROR)
+    os._exit(DiskError.code)  # the read cannot be given up, and returning would repeat it
+
+
+def explain_bus_errors() -> None:
+    """Ends the process with an error in words, in place of SIGBUS, when a mapped file cannot be read.
+
+    A handler of `signal.signal` would never run: it waits for the instruction that fails. Does nothing on Windows.
+    """
+    if not hasattr(signal, "SIGBUS") or signal.getsignal(signal.SIGBUS) != signal.SIG_DFL:
+        return
+    try:
+        set_handler = ctypes.CDLL(None).signal
+    except (AttributeError, OSError, TypeError):
+        return
+    set_handler.argtypes, set_handler.restype = [ctypes.c_int, type(_end_with_words)], ctypes.c_void_p
+    set_handler(signal.SIGBUS, _end_with_words)
 
 
 def use_all_cores() -> None:

@@ -20,6 +20,7 @@ from vitrail.exports.comparison import Verb
 from vitrail.exports.onnx import to_onnx
 from vitrail.exports.program import to_program
 from vitrail.exports.quantise import to_int8
+from vitrail.exports.sidecar import write_sums
 from vitrail.files import disk_errors, free_bytes, move_files, stage_folder, sync_folder
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import versions
@@ -182,6 +183,7 @@ def _write_and_verify(
     _add_figures(made, options, json.dumps(facts))
     files = list(made.parent.iterdir())  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
     size = sum(part.stat().st_size for part in files)
+    write_sums(made, files)
     for part in files:
         with open(part, "rb") as file:
             os.fsync(file.fileno())
