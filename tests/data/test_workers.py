@@ -18,7 +18,7 @@ from vitrail.data.pictures import Evaluated, Transformed
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.contents import Strings, UserDataset
 from vitrail.data.workers import Workers, in_order, make_all
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, LostProcessError
 
 HANGS = 300  # seconds after which a process is said to hang
 KEYS = [f"picture {number}" for number in range(20)]
@@ -103,7 +103,7 @@ def test_a_worker_makes_what_this_process_makes_and_gives_the_reason_of_a_bad_im
 
 def test_a_worker_that_dies_at_an_image_is_an_error_that_names_the_image(shades, pool_of):
     pool = pool_of(shades(fatal=7))
-    with pytest.raises(DataError, match=f"worker {pool.processes[0].pid} died .SIGKILL. at the image picture 7"):
+    with pytest.raises(LostProcessError, match=f"worker {pool.processes[0].pid} died .SIGKILL. at the image picture 7"):
         take(pool, rows(5, 6, 7, 8))
 
 
@@ -111,7 +111,7 @@ def test_a_worker_that_is_killed_between_batches_is_said_to_have_died_at_the_nex
     pool = pool_of(shades())
     take(pool, rows(1, 2, 3))
     os.kill(pool.processes[0].pid, signal.SIGKILL)
-    with pytest.raises(DataError, match=r"died .SIGKILL. at the image picture 5"):
+    with pytest.raises(LostProcessError, match=r"died .SIGKILL. at the image picture 5"):
         take(pool, rows(5, 6, 7))
 
 

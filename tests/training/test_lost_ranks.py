@@ -86,7 +86,7 @@ def test_a_launcher_starts_lost_ranks_again_and_no_bit_changes(tmp_path, start, 
     code, told = launcher.finish()
     assert code == 0, told
     if "was ended by SIGKILL" in told:
-        assert "a rank was lost; starting again" in told
+        assert "a process was lost; starting again" in told
         assert "resuming at step" in (out / "log.txt").read_text()
     assert_gone(running)
     assert RunFolder(out).status()["state"] == "finished"
@@ -127,6 +127,18 @@ def test_ranks_end_with_their_launcher(tmp_path, start, number, state):
     assert_gone(ranks)
     assert launcher.log.read_text().count("a checkpoint is saved") == 1
     assert RunFolder(tmp_path / "run").status()["state"] == state
+
+
+@pytest.mark.parametrize("moments", few_or_nightly(1, 50))
+def test_ranks_end_with_a_launcher_that_is_killed_while_they_start(tmp_path, start, moments):
+    """At the first moment at which both are there, and so many tenths of a second later."""
+    for tenths in range(moments):
+        launcher = start(command(*words(tmp_path / "run", ENDLESS), "--devices", "2"))
+        ranks = find_ranks(launcher, 2)
+        time.sleep(tenths / 10)
+        launcher.send(signal.SIGKILL)
+        assert launcher.finish()[0] == -signal.SIGKILL
+        assert_gone(ranks)
 
 
 def test_a_rank_that_hangs_is_lost_after_the_timeout(tmp_path, start):

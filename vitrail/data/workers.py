@@ -31,7 +31,7 @@ import numpy as np
 from vitrail.data.decode import BadImage
 from vitrail.data.pictures import Picture
 from vitrail.data.shared_memory import Reader, Writer, create_memory
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.errors import ConfigError, DataError, LostProcessError, VitrailError
 
 Row = Sequence[int]  # epoch, sample, view
 Make = Callable[[int, int, int], Picture]  # raises BadImage
@@ -123,7 +123,8 @@ class Workers:
         """Lends the images of rows (B, 3), from the next free worker: their arrays are its memory, until the context ends.
 
         Raises:
-            DataError: the worker died.
+            LostProcessError: the worker was ended by SIGKILL or SIGTERM.
+            DataError: it died otherwise.
             ConfigError, DataError: raised by ``make`` in the worker.
             RuntimeError: any other exception of ``make`` except `BadImage`, with the traceback of the worker.
         """
@@ -179,15 +180,17 @@ class _Worker:
         view = self._images.view
         return Picture(view(*pixels), crop and tuple(crop), full and tuple(full), levels and view(*levels))
 
-    def _describe_death(self, key: str) -> DataError:
+    def _describe_death(self, key: str) -> LostProcessError | DataError:
         try:
             code = self.process.wait(timeout=1)
         except subprocess.TimeoutExpired:  # alive, but it sent an invalid reply
             self.process.kill()
             code = self.process.wait()
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        remedy = "use fewer workers if memory ran out (SIGKILL); if it always dies at this image, remove the image"
-        return DataError(f"the data worker {self.process.pid} died ({cause}) at the image {key}", remedy)
+        what = f"the data worker {self.process.pid} died ({cause}) at the image {key}"
+        if -code in (signal.SIGKILL, signal.SIGTERM):
+            return LostProcessError(what, "run the same command again; if memory ran out, with fewer workers")
+        return DataError(what, "if it always dies at this image, remove the image")
 
     def close(self) -> None:
         """Waits for the end of the process, and lets go of its memory."""

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitrail.errors import ConfigError, LostRankError, VitrailError
+from vitrail.runtime.launch import LAUNCHER
 
 Value = TypeVar("Value")
 ROLL = 5  # seconds
@@ -313,6 +314,11 @@ def is_spread(tensor: Tensor) -> bool:
 
 
 def _end_with_launcher() -> None:
-    """Asks Linux to end this process with SIGTERM when its launcher is gone, which would otherwise leave it running."""
+    """Asks Linux to end this process with SIGTERM when its launcher is gone, which would otherwise leave it running.
+
+    Raises `LostRankError` if it is gone already: a launcher that was killed while this process began is no parent any more.
+    """
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         CDLL(None).prctl(_END_WITH_PARENT, signal.SIGTERM)
+        if os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid()):
+            raise LostRankError("the launcher of this training ended", "run the same command again")

@@ -10,9 +10,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitrail.errors import ConfigError, Interrupted, LostRankError, Preempted
+from vitrail.errors import ConfigError, Interrupted, LostProcessError, LostRankError, Preempted
 from vitrail.runtime.process import cores
 
+LAUNCHER = "VITRAIL_LAUNCHER"  # the process that starts the ranks
 CODES = "VITRAIL_EXIT_CODES"  # names a folder in which each rank leaves its exit code
 PATIENCE = 120  # seconds that ranks have to save when they are asked to stop
 
@@ -29,18 +30,20 @@ def launch(devices: str, arguments: Sequence[str], *, restarts: int = 0) -> int:
 
     Args:
         devices: their number, or ``all`` GPUs of this machine.
-        restarts: how often the same is started again after a rank was lost; it goes on from the newest checkpoint.
+        restarts: how often the same is started again after a rank or a data worker was lost; it goes on from the newest
+            checkpoint.
 
     Raises `ConfigError` for devices that are not there.
     """
     count = count_devices(devices)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores() // count, 1)))
+    os.environ[LAUNCHER] = str(os.getpid())
     while True:
         code = _launch_once(count, arguments)
-        if code != LostRankError.code or not restarts:
+        if code != LostProcessError.code or not restarts:
             return code
         restarts -= 1
-        print(f"a rank was lost; starting again, {restarts} restarts are left after this one", file=sys.stderr)
+        print(f"a process was lost; starting again, {restarts} restarts are left after this one", file=sys.stderr)
 
 
 def count_devices(devices: str) -> int:
