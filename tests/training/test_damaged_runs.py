@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 from pathlib import Path
@@ -10,10 +12,13 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.each_row import each_row
 from vitrail import train
 from vitrail.checksums import sha256_of
+from vitrail.data.sources.bad_images import BadImages, read_bad_images
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.files import dump_json, read_sealed
+from vitrail.runs import checkpoint as checkpoints
 from vitrail.runs.checkpoint import list_checkpoints
 from vitrail.runs.folder import RunFolder
 
@@ -164,11 +169,83 @@ def test_a_checkpoint_of_other_images_is_refused(folder, tmp_path) -> None:
 def test_a_changed_config_is_refused_with_and_without_its_checksum(folder) -> None:
     config = folder / "config.yaml"
     damage(config, b"weight_decay: 0.", b"weight_decay: 5.")
-    with pytest.raises(ConfigError, match="was changed after vitrail wrote it"):
+    with pytest.raises(ConfigError, match="was changed or cut off after vitrail wrote it"):
         train(resume=folder, steps=5, quiet=True)
-    config.write_text(re.sub("# sha256.*\n", "", config.read_text()))
+    config.write_text(re.sub("#.*\n", "", config.read_text()))
     with pytest.raises(CheckpointError, match=r"optim\.weight_decay: 0\.\d+ when it was saved, 5\.\d+ in the run"):
         train(ARRAYS, resume=folder, steps=5, quiet=True)
+
+
+def test_a_config_that_was_cut_off_is_refused(folder) -> None:
+    content = (folder / "config.yaml").read_bytes()
+    lines = content.splitlines(keepends=True)
+    for count in range(len(lines)):
+        (folder / "config.yaml").write_bytes(b"".join(lines[:count]))
+        with pytest.raises(ConfigError, match="cut off"):
+            RunFolder(folder).read_config()
+    (folder / "config.yaml").write_bytes(content[:-1])
+    with pytest.raises(ConfigError, match="cut off"):
+        train_in(folder, 5)
+
+
+@each_row("name", ["metrics.jsonl", "timing.jsonl", "bad_images.csv"])
+def test_lines_that_were_lost_at_the_end_are_named_and_noted_in_the_report(name, trained, tmp_path) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    with_bad_images(folder)
+    lines = (folder / name).read_bytes().splitlines(keepends=True)
+    (folder / name).write_bytes(b"".join(lines[:-1]))
+    words = f"{name} lacks its last {len(lines[-1])} bytes"
+    assert words in RunFolder(folder).find_damage()
+    train_in(folder, 5)
+    assert f"warning  {words}" in (folder / "log.txt").read_text()
+    assert words in (folder / "report.html").read_text()
+    assert RunFolder(folder).find_damage() == []
+
+
+def with_bad_images(folder: Path) -> None:
+    """Gives a run that ended two bad images."""
+    run = RunFolder(folder)
+    run.open()
+    bad = BadImages(most=1.0, path=run.bad_images, total=60)
+    for key in ("a.png", "b.png"):
+        bad(key, "empty")
+    run.start_metrics((folder / "metrics.jsonl").stat().st_size, step=3)
+    run.close()
+
+
+def test_a_damaged_list_of_bad_images_is_named_and_the_run_goes_on(folder, longer) -> None:
+    with_bad_images(folder)
+    damage(folder / "bad_images.csv", b"a.png", b"\xe1.png")
+    train_in(folder, 5)
+    assert "warning  bad_images.csv is damaged and lacks 1 of its rows" in (folder / "log.txt").read_text()
+    assert list(read_bad_images(folder / "bad_images.csv")) == ["b.png"]
+    assert (folder / "metrics.jsonl").read_bytes() == longer
+
+
+def test_damaged_sizes_of_records_are_named(folder) -> None:
+    damage(folder / "records.json", b"bytes", b"byt\xe5s")
+    train_in(folder, 5)
+    assert "warning  records.json is damaged" in (folder / "log.txt").read_text()
+
+
+@each_row("reads", ["digest_file", "tensors_from_bytes"])
+def test_a_checkpoint_that_the_disk_does_not_give_is_passed_over(reads, trained, longer, tmp_path, monkeypatch) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    newest = list_checkpoints(folder / "checkpoints")[-1]
+    whole, failed = getattr(checkpoints, reads), []
+
+    def fail(given):
+        if not failed and (reads == "tensors_from_bytes" or newest in given.parents):
+            failed.append(given)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return whole(given)
+
+    monkeypatch.setattr(checkpoints, reads, fail)
+    train_in(folder, 5)
+    monkeypatch.undo()
+    log = (folder / "log.txt").read_text()
+    assert re.search(rf"skipped a damaged checkpoint: {newest}: .* cannot be read \(Input/output error\)", log)
+    assert (folder / "metrics.jsonl").read_bytes() == longer
 
 
 def test_a_config_of_an_earlier_version_is_read(folder, longer) -> None:

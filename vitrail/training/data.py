@@ -36,6 +36,12 @@ class RunData:
     transform: Transform | None = None
     channels: int | None = None  # of the run, or of the weights to start from
     decoded: Path | None = None  # where decoded small images are shared between processes
+    undecoded: Splits | None = None  # before `keep_small`
+
+    @property
+    def opened(self) -> Splits:
+        """The splits as they lie on the disk, also the images that are decoded into memory."""
+        return self.undecoded or self.splits
 
     def keep_small(self, sample: int | None = None) -> RunData:
         """The same data with sets of small images decoded once, into memory or the folder ``decoded``; see `keep_decoded`."""
@@ -43,7 +49,7 @@ class RunData:
             name: keep_decoded(part, channels=self.channels, bad=self.bad, sample=sample, shared=self.decoded)
             for name, part in list_splits(self.splits).items()
         }
-        return replace(self, splits=replace(self.splits, **decoded))
+        return replace(self, splits=replace(self.splits, **decoded), undecoded=self.opened)
 
     @property
     def train(self) -> Source:

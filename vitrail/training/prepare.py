@@ -11,7 +11,7 @@ import torch
 from vitrail.config.schema import Run, identify
 from vitrail.data.loader import collate_labels
 from vitrail.data.sources.layout_warnings import find_layout_warnings
-from vitrail.data.sources.source import Source, describe_data, fingerprint, list_splits
+from vitrail.data.sources.source import Source, describe_data
 from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
@@ -23,6 +23,7 @@ from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
 from vitrail.training.auto import length_in_steps, resolve, tune
+from vitrail.training.binding import fingerprint_data
 from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
 from vitrail.training.goals.goal import Goal
 from vitrail.training.goals.table import GOALS
@@ -122,8 +123,8 @@ def assemble(
     select_trainable(objective, head_only=run.model.head_only)
     trained = objective if ranks.alone else _spread(objective, run, ranks, device)
     parameters = localise(select_trainable(trained, head_only=run.model.head_only))
-    fingerprints = {name: fingerprint(part) for name, part in list_splits(data.splits).items() if name != "test"}
-    ranks.check_same(settings=identify(run), images=fingerprints, versions=versions())
+    digests = fingerprint_data(data)
+    ranks.check_same(settings=identify(run), images=digests, versions=versions())
     steps = length_in_steps(run, len(data.train))
     training = Training(
         run=run,
@@ -150,7 +151,7 @@ def assemble(
         ranks=ranks,
         evaluate_first=goal.evaluate_first,
         scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
-        fingerprints=fingerprints,
+        digests=digests,
     )
     if steps is None:
         run, steps = buy_steps(training, say)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -11,14 +10,10 @@ from typing import Any
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.data.sources.source import Splits, fingerprint, list_splits
-from vitrail.errors import CheckpointError, DataError
-from vitrail.files import read_sealed, write_sealed
 from vitrail.reports.wording import plural
-from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runs.history import join_records, speed
 from vitrail.runtime.machine import describe, versions
-from vitrail.runtime.progress import Say
 from vitrail.training.data import RunData
 from vitrail.training.network import Kept
 
@@ -46,39 +41,6 @@ class Outcome:
     figures: dict[str, float]
     summary: str
     warning: str | None = None
-
-
-def record_split(
-    folder: RunFolder, splits: Splits, images: Mapping[str, str], saved: Checkpoint | None, say: Say
-) -> None:
-    """Writes the fingerprints of the images, and the keys of those that were held out, to ``split.json``.
-
-    A damaged file is written again if the images are those of the checkpoint.
-
-    Args:
-        images: the fingerprint of each split.
-        saved: the checkpoint to resume from, which has the fingerprints too.
-
-    Raises:
-        DataError: the run began with other images: their order, and so every batch, would be another one.
-        CheckpointError: the file is damaged, and the checkpoint, of an earlier version, does not have them.
-    """
-    path = folder.path / "split.json"
-    held_out = [str(key) for key in splits.val.keys] if splits.held_out and splits.val is not None else []
-    stored = read_sealed(path)
-    before = (stored or {}).get("images", images)
-    if stored is None and path.exists() and saved is not None:
-        before = saved.state.get("images")
-        if before is None:
-            what = f"{path} is damaged, and whether the images are still those of the run is unknown"
-            raise CheckpointError(what, "start a new run with another --out (--init takes this one's weights)")
-        say(f"warning  {path.name} was damaged; it is written again from the checkpoint and the seed")
-    if before != images:
-        raise DataError(
-            f"the images for {' and '.join(images)} are not those with which the run {folder.path} began",
-            "put them back as they were, or start a new run with another --out (--init takes this one's weights)",
-        )
-    write_sealed(path, {"seed": splits.seed, "images": dict(images), "held_out": held_out})
 
 
 def provenance(run: Run, steps: int, splits: Splits, ending: Ending) -> dict[str, Any]:

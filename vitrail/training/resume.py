@@ -13,6 +13,7 @@ from vitrail.config.schema import identify
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.runs import checkpoint
 from vitrail.runtime.distributed import is_spread, spread_like
+from vitrail.training.binding import UNTRAINED
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Progress, Training
 
@@ -50,7 +51,7 @@ def collect_state(training: Training) -> dict[str, Any]:
         "steps": training.steps,
         "scaler": training.scaler.state_dict() if training.scaler is not None else None,
         "settings": identify(training.run),
-        "images": dict(training.fingerprints),
+        "images": {name: digest for name, digest in training.digests.items() if not name.startswith(UNTRAINED)},
     }
 
 
@@ -102,7 +103,8 @@ def check_same_run(training: Training, saved: checkpoint.Checkpoint) -> None:
         for path in sorted(then.keys() | now.keys() if then else ())
         if then.get(path) != now.get(path) and ((path in then and path in now) or path.startswith(FREE_FORM))
     ]
-    if saved.state.get("images", training.fingerprints) != training.fingerprints:
+    images = saved.state.get("images", {})
+    if any(training.digests.get(name, digest) != digest for name, digest in images.items()):
         wrong.append("images: others than those of the run")
     if wrong:
         what = f"the checkpoint {saved.path} belongs to another run than {training.folder.path}"

@@ -85,7 +85,7 @@ class Training:
     evaluate_first: bool = False  # before the first step too
     scaler: torch.amp.GradScaler | None = None
     operations: float | None = None  # floating-point operations of all steps, where they can be counted
-    fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the images, by split
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the data, see `fingerprint_data`
     progress: Progress = field(default_factory=Progress)
     unread: list[Reading] = field(default_factory=list)
     loss: float = math.nan  # of the last step that was read

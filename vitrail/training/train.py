@@ -12,7 +12,7 @@ from typing import Any
 from vitrail.config.recipes import recipe_of
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import OptimSettings, Run
-from vitrail.errors import VitrailError
+from vitrail.errors import DataError, VitrailError
 from vitrail.reports.wording import large
 from vitrail.rows import Scores
 from vitrail.runs import checkpoint
@@ -24,11 +24,13 @@ from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
 from vitrail.runtime.signals import StopRequests
+from vitrail.training.binding import bind_run, check_finished
 from vitrail.training.data import Transform
+from vitrail.training.goals.table import GOALS
 from vitrail.training.loop import fit
 from vitrail.training.operations import run_operations
 from vitrail.training.prepare import Prepared, prepare
-from vitrail.training.provenance import Ending, Outcome, record_split
+from vitrail.training.provenance import Ending, Outcome
 from vitrail.training.resume import resume
 from vitrail.training.state import use_average
 from vitrail.weights.resolve import resolve_model
@@ -52,6 +54,16 @@ class Result(Scores):
         from vitrail.weights import load
 
         return load(self.folder)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """The run to train in ``folder``, what to warn of, and the result of a run that is finished."""
+
+    run: Run
+    folder: Path
+    notes: list[str]
+    result: Result | None = None
 
 
 def train(
@@ -86,15 +98,19 @@ def train(
     """
     given = nullcontext(ranks) if ranks is not None else join(run.compute.device, run.compute.timeout)
     with given as ranks:
-        begun = ranks.lead(lambda: _begin(run, out))
-        if isinstance(begun, Result):
-            return begun
-        run, path = begun
+        begun = ranks.lead(lambda: _begin(run, out, data, transform))
+        if begun.result is not None:
+            for note in begun.notes if ranks.first and not quiet else ():
+                to_stderr(f"warning  {note}")
+            return begun.result
+        run, path = begun.run, begun.folder
         folder = RunFolder(path) if ranks.first else FollowerFolder(path, ranks.rank)
         ranks.lead(folder.open)
         if not ranks.first:
             folder.open()
         say = _log_and_print(folder, quiet or not ranks.first)
+        for note in begun.notes:
+            say(f"warning  {note}")
         if not folder.status() and (folder.path / "status.json").exists():
             say("warning  status.json is damaged; the run goes on from its newest checkpoint")
         if out is None and data is None and (unfinished := find_unfinished(run)):
@@ -109,7 +125,8 @@ def train(
                     say(f"rate     {describe_choice(run.optim)}")
                 prepared = prepare(run, folder, data=data, transform=transform, say=say, ranks=ranks)
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
-                    _run_steps(prepared, stop, quiet or not ranks.first, say)
+                    # a program that judges for itself, as a study does, has its own record of its data
+                    _run_steps(prepared, stop, quiet or not ranks.first, say, stamped=end is None)
                     ending = Ending(
                         command=command,
                         seconds=time.perf_counter() - started,
@@ -129,16 +146,29 @@ def train(
             folder.close()
 
 
-def _begin(run: Run, out: Path | None) -> Result | tuple[Run, Path]:
-    """What is to be trained, and where; the result of a run that is finished."""
-    run, extended = resolve_paths(run), False
+def _begin(run: Run, out: Path | None, data: Any, transform: Transform | None) -> _Begun:
+    """Finds out whether a run is new, goes on or is finished.
+
+    Raises `ConfigError` for the settings of another run, and `DataError` where a finished run was trained on other data.
+    """
+    run, extended, notes = resolve_paths(run), False, []
     folder = RunFolder(out or name_folder(run))
     finished = folder.status().get("state") == "finished"
     if folder.config.exists():
-        run, extended = continue_run(run, folder.read_config(), folder.path)
-    if finished and not extended:
-        return Result(folder.path, folder.report, folder.status().get("figures", {}))
-    return run, folder.path
+        stored = folder.read_config()
+        run, extended = continue_run(run, stored, folder.path)
+        before, now = stored.data.micro_batch, run.data.micro_batch
+        if before not in (None, now):
+            notes.append(f"micro-batches of {now} images in place of {before}: the run may differ in the last bits")
+    if extended or not finished:
+        return _Begun(run, folder.path, notes)
+    try:
+        opened = GOALS[run.objective.name].open(run, data, folder, transform, None)
+    except DataError as error:
+        notes = [f"the data are not compared with those of this finished run: {error.what}"]
+    else:
+        check_finished(folder, opened)
+    return _Begun(run, folder.path, notes, Result(folder.path, folder.report, folder.status().get("figures", {})))
 
 
 def name_folder(run: Run) -> Path:
@@ -174,20 +204,21 @@ def _log_and_print(folder: RunFolder, quiet: bool) -> Say:
     return say
 
 
-def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say) -> None:
+def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say, *, stamped: bool) -> None:
     """Trains from the newest checkpoint, where there is one, to the last step."""
     training = prepared.training
     folder, progress = training.folder, training.progress
     saved = checkpoint.load_newest(folder.checkpoints, training.ranks)
-    training.ranks.lead(lambda: record_split(folder, prepared.data.splits, training.fingerprints, saved, say))
+    run, data, digests = training.run, prepared.data, training.digests
+    training.ranks.lead(lambda: bind_run(folder, run, data, digests, saved, say, stamped=stamped))
     if saved is not None:
         resume(training, saved, say)
         progress = training.progress
     # in this order: a finished run with the settings of a longer one would pass for the longer one
     folder.write_status("running", steps=training.steps)
     folder.write_config(training.run)
-    lost = folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
-    for damage in [*folder.find_damage(), *([f"metrics.jsonl lacks its last {lost:,} bytes"] if lost else [])]:
+    folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
+    for damage in folder.find_damage():
         say(f"warning  {damage}")
     training.operations = training.ranks.lead(lambda: run_operations(training))
     if training.operations is not None:

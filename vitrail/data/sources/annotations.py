@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.decode import BadImage
+from vitrail.data.sources.stamps import Stamped, hash_each
 
 
 class Annotations(ABC):
@@ -37,6 +39,14 @@ class Annotations(ABC):
     @abstractmethod
     def digest(self, row: int) -> bytes:
         """Bytes that are equal for images with equal targets."""
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """(n,) a number for the target of each image, equal for equal targets."""
+        return hash_each(map(self.digest, range(len(self))))
+
+    def stamp(self, keys: Sequence[str]) -> Stamped | None:
+        """The targets of the images with these keys as they are now, to find out later whether they have changed."""
+        return Stamped.of_hashes(keys, self.hashes())
 
     @abstractmethod
     def count_classes(self, classes: int) -> NDArray[np.int64]:
@@ -161,6 +171,13 @@ class Objects(Annotations):
     def digest(self, row: int) -> bytes:
         one = self.of(row)
         return b"".join(part.tobytes() for part in (one.boxes, one.labels, one.crowd))
+
+    def hashes(self) -> NDArray[np.uint64]:
+        arrays, outlines = (self.boxes, self.labels, self.crowd), self.outlines or ()
+        return hash_each(
+            b"\0".join((*(array[first:last].tobytes() for array in arrays), *outlines[first:last]))
+            for first, last in pairwise((0, *self.ends.tolist()))
+        )
 
     def count_classes(self, classes: int) -> NDArray[np.int64]:
         return np.bincount(self.labels, minlength=classes)

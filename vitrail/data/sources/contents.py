@@ -11,23 +11,24 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, overload
 
 import numpy as np
 from PIL import Image
 
-from vitrail.data.decode import BadImage, convert_image
+from vitrail.data.decode import BadImage, convert_image, upright_size
+from vitrail.data.sources.stamps import Stamped, hash_each, read_ends, stat_file
 from vitrail.errors import DataError, find_fault
+from vitrail.untrusted.limits import LIST_BYTES
+from vitrail.untrusted.regular import open_regular
 
-MAX_FILE_BYTES = 2**29  # a raw TIFF of 64 million pixels with 16 bits per channel has 2**28.5
 TAKEN = 2**14  # names that are copied at once
-ENDS = 4096  # bytes at each end of a file that are compared for files of equal length
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,10 @@ class Contents(Protocol):
 
     def fingerprints(self) -> list[Hashable] | None:
         """One value per item, equal for equal contents; None if computing them would cost as much as reading everything."""
+        ...
+
+    def stamp(self) -> Stamped | None:
+        """The files or images as they are now, to find out later whether they have changed; None where nothing says so."""
         ...
 
 
@@ -176,21 +181,21 @@ def normalise_path(path: str) -> str:
     return plain
 
 
+def make_key(path: Path, root: Path) -> str:
+    """The key of a file that is named in the data: its path from ``root``.
+
+    Raises:
+        ValueError: the file is not inside ``root``, which a user named; what others wrote cannot make it read more.
+    """
+    return normalise_path(os.path.relpath(path, root))
+
+
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading. Anything else (a pipe would block forever) raises `BadImage`."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
-        descriptor = os.open(path, flags)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        return open_regular(path)
+    except (OSError, ValueError) as error:
         raise BadImage(getattr(error, "strerror", None) or str(error)) from error
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_FILE_BYTES:
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    regular = stat.S_ISREG(status.st_mode)
-    raise BadImage(
-        f"{status.st_size:,} bytes, over the limit of {MAX_FILE_BYTES:,}" if regular else "not a regular file"
-    )
 
 
 def has_keys(path: str | os.PathLike[str], keys: Iterable[str]) -> bool:
@@ -209,6 +214,24 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
             return file.read()
         except OSError as error:
             raise BadImage(error.strerror or str(error)) from error
+
+
+def read_upright_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """(height, width) from the header of an image file, upright; None if it cannot be read or has none."""
+    try:
+        with open_file(path) as file:
+            return upright_size(file)
+    except (BadImage, OSError):
+        return None
+
+
+def read_lines(path: str | os.PathLike[str], remedy: str) -> list[str]:
+    """The lines of a list in UTF-8, such as names of classes. Raises `DataError` with the ``remedy``."""
+    try:
+        with open_regular(path, LIST_BYTES) as file:
+            return file.read().decode("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", remedy) from error
 
 
 def read_head(path: str | os.PathLike[str], length: int) -> bytes:
@@ -238,30 +261,19 @@ class Files:
     def fingerprints(self) -> list[Hashable]:
         """Lengths; for equal lengths also a hash of both ends of the file. A missing file equals no other."""
         paths = [os.path.join(self.root, key) for key in self.keys]
-        lengths = [_get_length(path) for path in paths]
+        lengths = [stat_file(path)[0] for path in paths]
         occurrences = Counter(lengths)
         return [
-            length if occurrences[length] == 1 else path if length < 0 else (length, _hash_ends(path, length))
+            length if occurrences[length] == 1 else path if length < 0 else (length, _hash(read_ends(path, length)))
             for path, length in zip(paths, lengths)
         ]
 
-
-def _get_length(path: str) -> int:
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return -1
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+    def stamp(self) -> Stamped:
+        return Stamped.of_files(self.root, self.keys)
 
 
-def _hash_ends(path: str, length: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            head = file.read(ENDS)
-            file.seek(max(length - ENDS, 0))
-            return blake2b(head + file.read(ENDS), digest_size=12).digest()
-    except OSError:
-        return path.encode("utf-8", "surrogatepass")
+def _hash(content: bytes) -> bytes:
+    return blake2b(content, digest_size=12).digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +292,10 @@ class Arrays:
         return Arrays(self.images[rows], self.keys.take(rows))
 
     def fingerprints(self) -> list[Hashable]:
-        return [blake2b(image.tobytes(), digest_size=12).digest() for image in self.images]
+        return [_hash(image.tobytes()) for image in self.images]
+
+    def stamp(self) -> Stamped:
+        return Stamped.of_hashes(self.keys, hash_each(image.tobytes() for image in self.images))
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,6 +321,9 @@ class UserDataset:
         return UserDataset(self.dataset, self.rows[rows], self.keys.take(rows), self.channels)
 
     def fingerprints(self) -> None:
+        return None
+
+    def stamp(self) -> None:
         return None
 
 

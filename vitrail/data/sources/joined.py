@@ -32,6 +32,9 @@ class Joined:
     def fingerprints(self) -> None:
         return None
 
+    def stamp(self) -> None:
+        return None
+
 
 def join_sources(first: Source, second: Source) -> Source:
     """The items of two sources with the same classes, the first ones first.

@@ -6,6 +6,7 @@ n images, H and W of the upright picture, V values of masks, K classes.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
@@ -17,6 +18,7 @@ from PIL import Image
 from vitrail.data.decode import FORMATS, MAX_PIXELS, BadImage
 from vitrail.data.sources.annotations import Annotations, check_annotated_size
 from vitrail.data.sources.contents import Contents
+from vitrail.data.sources.stamps import Stamped, hash_each
 
 IGNORED = 255  # the index of pixels without a class; so there are at most 255 classes
 COUNTED = 1000  # maps that are read to count classes; of more, as many evenly spaced ones
@@ -69,6 +71,13 @@ class LabelMaps(Annotations):
             return self.of(row).tobytes()
         except BadImage:
             return b""
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """(n,) all equal: the meaning of the values of masks. The masks themselves are compared as files; see `stamp`."""
+        return np.repeat(hash_each([self.values.tobytes() + self.indices.tobytes()]), len(self))
+
+    def stamp(self, keys: Sequence[str]) -> Stamped | None:
+        return self.contents.stamp()
 
     @cached_property
     def pixels(self) -> NDArray[np.int64]:

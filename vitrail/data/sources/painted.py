@@ -18,7 +18,9 @@ from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.contents import Strings
 from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.labels import Labels, RawSplit
+from vitrail.data.sources.stamps import Stamped
 from vitrail.errors import DataError
+from vitrail.untrusted.limits import PIXELS
 
 BACKGROUND = "background"
 
@@ -40,6 +42,8 @@ class PaintedMaps:
         height, width = size = (int(objects.sizes[0, 0]), int(objects.sizes[0, 1]))
         if not height or not width:
             raise BadImage("the annotation does not say how large the picture is, so its outlines cannot be painted")
+        if height * width > PIXELS:
+            raise BadImage(f"the annotation is for {width} x {height} pixels, over the limit of {PIXELS:,}")
         levels = np.zeros(size, np.uint8)
         for place in np.argsort(-objects.areas, kind="stable").tolist():
             label = objects.labels[place] + 1
@@ -56,6 +60,9 @@ class PaintedMaps:
     def fingerprints(self) -> None:
         return None
 
+    def stamp(self) -> Stamped:
+        return Stamped.of_hashes(self.keys, self.objects.hashes())
+
 
 def paint_splits(splits: Mapping[str, RawSplit]) -> dict[str, RawSplit]:
     """The splits with maps of classes in place of their objects; the first class is the background.
@@ -65,7 +72,8 @@ def paint_splits(splits: Mapping[str, RawSplit]) -> dict[str, RawSplit]:
     """
     if not any(outline for split in splits.values() for outline in _objects(split).outlines or ()):
         what = "the data have boxes without outlines, and segmentation needs a class for every pixel"
-        raise DataError(what, "give polygons or masks, or train with --task detect")
+        notes = "\n".join(note for split in splits.values() for note in split.notes)
+        raise DataError(what, "give polygons or masks, or train with --task detect", value=notes)
     return {name: _paint_split(split) for name, split in splits.items()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,10 +16,14 @@ from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import Strings, Units, normalise_path, read_file
 from vitrail.data.sources.labels import Labels, RawSplit, format_label, from_numbers, from_texts
 from vitrail.data.sources.manifests import Columns, choose_columns, group_by_split, read_columns
+from vitrail.data.sources.stamps import Stamped
 from vitrail.errors import DataError
+from vitrail.untrusted.json_documents import parse_json
+from vitrail.untrusted.limits import CLASSES, DATA_EXPANSION, DATA_SPARED_BYTES
 
 IMAGES = ("image", "img", "picture", "bytes", "content")
 CACHED_BYTES = 2**29  # of row groups that one process caches, in training those of a window and of the next
+ROWS_READ = 1024  # at a time, of labels and paths
 HASHED_BYTES = 2**30  # larger data sets are not read to find duplicates
 
 
@@ -96,6 +99,10 @@ class ParquetImages:
             return None
         return [self._hash_row(row) for row in range(len(self.rows))]
 
+    def stamp(self) -> Stamped:
+        """The Parquet files; image files that their rows name are not among them."""
+        return Stamped.of_files(self.root, self.files)
+
     def _hash_row(self, row: int) -> Hashable:
         try:
             return blake2b(self[row], digest_size=12).digest()
@@ -163,6 +170,7 @@ def _read_layout(files: Sequence[Path]) -> tuple[Any, np.ndarray]:
                 schema, metadata = file.schema_arrow, file.metadata
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{path} cannot be read as Parquet: {error}", "download or write it again") from error
+        _check_counts(path, metadata)
         first = schema if first is None else first
         if not schema.equals(first):
             raise DataError(
@@ -185,18 +193,46 @@ def _read_table(files: Sequence[Path], columns: list[str]) -> Any:
     for path in files:
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
-                tables.append(file.read(columns=columns))
+                tables.append(_read_columns(file, columns, path))
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{path} cannot be read: {error}", "download or write it again") from error
     return pyarrow.concat_tables(tables)
 
 
+def _check_counts(path: Path, metadata: Any) -> None:
+    """Raises `DataError` for a file that repeats rows without storing them: each has a path or an image of its own."""
+    size = path.stat().st_size
+    if metadata.num_rows > size:
+        raise DataError(
+            f"{path} has {metadata.num_rows:,} rows in {size:,} bytes", "give a file with a path or image in each row"
+        )
+    expanded = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    if expanded > max(DATA_EXPANSION * size, DATA_SPARED_BYTES):
+        raise DataError(
+            f"{path} has {size:,} bytes and expands to {expanded:,}", "write it again with images as JPEG or PNG"
+        )
+
+
+def _read_columns(file: Any, columns: list[str], path: Path) -> Any:
+    """The columns as one table, read in parts: what a dictionary repeats has no bytes in the file."""
+    most, batches, read = max(DATA_EXPANSION * path.stat().st_size, DATA_SPARED_BYTES), [], 0
+    for batch in file.iter_batches(batch_size=ROWS_READ, columns=columns):
+        batches.append(batch)
+        read += batch.nbytes
+        if read > most:
+            raise DataError(
+                f"the columns {', '.join(columns)} of {path} expand to over {most:,} bytes", "write shorter names"
+            )
+    return _import_pyarrow().Table.from_batches(batches) if batches else file.read(columns=columns)
+
+
 def _read_features(schema: Any) -> dict[str | None, Any]:
     """Hugging Face's metadata of each column; empty if there are none."""
     try:
-        return json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
+    return features if isinstance(features, dict) else {}
 
 
 def _find_image_column(schema: Any, features: dict[str | None, Any]) -> str | None:
@@ -227,7 +263,8 @@ def _get_class_names(feature: Any) -> list[str] | None:
         feature = feature[0]
     if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
         feature = feature["feature"]
-    return feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
 def _convert_labels(column: Any, names: list[str] | None, source: str) -> Labels | None:
@@ -247,6 +284,8 @@ def _convert_labels(column: Any, names: list[str] | None, source: str) -> Labels
         return from_numbers(column.to_numpy(), names, where=source)
     lists = column.to_pylist()
     known = len(names) if names else max((max(numbers, default=-1) for numbers in lists), default=-1) + 1
+    if known > CLASSES:
+        raise DataError(f"the labels of {source} go up to {known - 1}", "number the classes from 0, or name them")
     values = np.zeros((len(lists), known), np.float32)
     for row, numbers in enumerate(lists):
         if numbers and not 0 <= min(numbers) <= max(numbers) < known:

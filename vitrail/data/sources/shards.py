@@ -29,6 +29,7 @@ from vitrail.checksums import sha256_of
 from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import Contents, StoredUnits, Strings
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit
+from vitrail.data.sources.stamps import Stamped
 from vitrail.errors import DataError, DiskError
 from vitrail.shards.cache import cache_limit, is_remote
 from vitrail.shards.index import ShardIndex, find_index
@@ -141,6 +142,11 @@ class ShardImages:
         brief = list(zip(tables.lengths[rows].tolist(), tables.checksums[rows].tolist()))
         occurrences = Counter(brief)
         return [pair if occurrences[pair] == 1 else (pair, self._hash(row)) for row, pair in enumerate(brief)]
+
+    def stamp(self) -> Stamped:
+        """Lengths and checksums, which are those of the index."""
+        tables, rows = self.index.mapped, slice(None) if self.rows is None else self.rows
+        return Stamped(self.keys, tables.lengths[rows].astype(np.int64), tables.checksums[rows].astype(np.int64))
 
     def _hash(self, row: int) -> Hashable:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Arrays, Contents, StoredUnits, Strings, Units
 from vitrail.data.sources.labels import count_classes
+from vitrail.data.sources.stamps import Stamped, hash_each
 from vitrail.errors import DataError
 
 
@@ -83,6 +85,25 @@ class Source:
         targets = self.targets
         return targets.digest(index) if isinstance(targets, Annotations) else targets[index].tobytes()
 
+    def stamp(self) -> dict[str, Stamped]:
+        """The ``images`` and the ``targets`` as they are now, as far as that can be had without reading all of them."""
+        stamps = {"images": self.contents.stamp()}
+        if isinstance(self.targets, Annotations):
+            stamps["targets"] = self.targets.stamp(self.keys)
+        elif self.labelled:
+            stamps["targets"] = Stamped.of_hashes(self.keys, _hash_labels(self.targets))
+        return {what: stamped for what, stamped in stamps.items() if stamped is not None}
+
+    def digest_targets(self) -> str:
+        """The SHA-256 of the classes, and of the keys and targets in their order; see `Annotations.hashes`."""
+        digest = sha256("\0".join(self.classes).encode())
+        digest.update(hash_each(key.encode() for key in self.keys).tobytes())
+        if self.labelled:
+            targets = self.targets
+            hashes = targets.hashes() if isinstance(targets, Annotations) else _hash_labels(targets)
+            digest.update(hashes.tobytes())
+        return digest.hexdigest()
+
     def _target(self, index: int) -> Any:
         if isinstance(self.targets, Annotations):
             return self.targets.of(index)
@@ -125,6 +146,11 @@ class Splits:
     held_out: bool = False  # val was held out of train by `open_data`
     seed: int = 0  # of the held-out split
     notes: tuple[str, ...] = ()  # on annotations that were repaired or left out
+
+
+def _hash_labels(labels: np.ndarray) -> np.ndarray:
+    """(n,) uint64: classes as they are, and hashes of several labels."""
+    return labels.view(np.uint64) if labels.ndim == 1 else hash_each(row.tobytes() for row in labels)
 
 
 def fingerprint(source: Source) -> str:

@@ -1,0 +1,116 @@
+"""Every function that writes files is listed with its kind in the table of flips, or with the reason why it needs none."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from fnmatch import fnmatch
+
+import pytest
+
+from tests.import_graph import PACKAGE, files
+from tests.written_kinds import Kind, list_files, write_kinds
+
+WRITERS = {"replace_file", "write_sealed", "write_bytes", "stage_file", "stage_folder", "save_array", "open_table"}
+WRITERS |= {"write_text", "savez", "savez_compressed", "write_shards", "save_file"}
+LIBRARIES = {"np", "dcp"}  # whose `save` writes a file
+LEFT_OUT = {"files.py"}  # the functions above
+SHOWN = "for people and other software: not read again"
+PRESENT = "only whether it is there is read"
+PASSING = "locks, leases and messages of running processes"
+
+# by a kind of `write_kinds`, or by the reason: file:function
+KNOWN = {
+    "native": "weights/native.py:save_model weights/native.py:set_temperature",
+    "tokenizer": "weights/tokenizers.py:save_tokenizer",
+    "timm": "workflows/convert.py:convert",
+    "a.npz": "weights/arrays.py:to_npz",
+    "graph.onnx": "weights/onnx/digest.py:seal_onnx",
+    "check graph.onnx": """exports/sidecar.py:write_sums exports/onnx.py:to_onnx exports/program.py:to_program
+        workflows/export.py:export_model workflows/export.py:_write_graph workflows/export.py:_add_figures""",
+    "run": """runs/folder.py:write_config runs/folder.py:write_status runs/folder.py:start_metrics
+        runs/folder.py:_write_sizes runs/folder.py:write_timing training/binding.py:bind_run training/binding.py:_write_stamps
+        data/sources/bad_images.py:_write data/sources/bad_images.py:_continue_file runs/checkpoint.py:save
+        runs/checkpoint.py:publish""",
+    "checkpoint of ranks": "runs/background.py:_write_parts runs/tensor_shards.py:write_shards",
+    "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning_cache.py:recall_way
+        reports/transfer/documents.py:write_transfer""",
+    "study": """workflows/study/plan.py:write_plan workflows/study/results.py:write_result
+        workflows/study/exchange.py:add workflows/study/measuring.py:measure_networks
+        workflows/study/run.py:run_study workflows/study/run.py:note_progress""",
+    "study images": "workflows/study/pool.py:store_pool",
+    "study attempts": "workflows/study/queue.py:_count",
+    "pack": "workflows/study/exchange.py:pack",
+    "parts, parquet": """inference/parts.py:open inference/parts.py:commit inference/parts.py:finish
+        workflows/parts/files.py:write_part""",
+    "parts, npy": "workflows/parts/files.py:_write_array",
+    "shards": """shards/tar.py:write_archive shards/index.py:write_index shards/index.py:find_index
+        shards/index.py:_hash_and_sync shards/cache.py:_download workflows/shard_data.py:shard_data
+        workflows/index_shards.py:_write""",
+    "cached features": "inference/feature_cache.py:keep",
+    "decoded images": "data/decoded_cache.py:_share",
+    SHOWN: """analysis/figure.py:save analysis/pictures.py:save_png
+        reports/card.py:write reports/inspection/comparison.py:write_comparison
+        reports/inspection/page.py:write_inspection reports/inspection/pair.py:write_pair reports/page.py:write_page
+        reports/study/documents.py:write_study reports/study/documents.py:write_progress reports/tables.py:open_table
+        reports/tables.py:save_array reports/tables.py:write_features runs/folder.py:_append
+        tasks/answer_files.py:write tasks/answer_files.py:close tasks/coco_results.py:write_results
+        training/step.py:_raise_diverged workflows/draw_data.py:draw_split workflows/study/conclude.py:conclude
+        workflows/evaluate_report.py:write_evaluation workflows/explain.py:_explain_each workflows/explain.py:_write
+        workflows/explain_masks.py:_write workflows/inspect.py:inspect workflows/inspect_cost.py:compare_costs
+        workflows/inspect_pair.py:inspect_pair workflows/predict.py:_draw_batches workflows/predict.py:write_answers
+        workflows/predict.py:write_rows workflows/study/workers.py:start""",
+    PRESENT: "shards/roots.py:remember_root",
+    PASSING: """data/shared_memory.py:create_memory data/workers.py:serve
+        runs/folder.py:open runtime/claims.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock
+        weights/pickle_sandbox.py:rewrite weights/pickle_sandbox.py:main workflows/study/queue.py:_create""",
+}
+
+
+def find_writers(tree: ast.AST, function: str = "") -> Iterator[str]:
+    """The outermost functions in which files are written."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Call) and is_writing(node):
+            yield function
+        name = node.name if isinstance(node, ast.FunctionDef) and not function else function
+        yield from find_writers(node, name)
+
+
+def is_writing(call: ast.Call) -> bool:
+    owner = getattr(getattr(call.func, "value", None), "id", "")
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in ("open", "fdopen"):
+        modes = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes) or (
+            owner == "os" and "O_CREAT" in ast.dump(call)
+        )
+    return name in WRITERS or (name == "save" and owner in LIBRARIES)
+
+
+def test_every_function_that_writes_files_is_listed() -> None:
+    found = {
+        f"{path.relative_to(PACKAGE).as_posix()}:{function}"
+        for path in files(PACKAGE)
+        if path.relative_to(PACKAGE).as_posix() not in LEFT_OUT
+        for function in find_writers(ast.parse(path.read_text()))
+    }
+    listed = [name for names in KNOWN.values() for name in names.split()]
+    assert len(listed) == len(set(listed))
+    assert found == set(listed)
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[Kind]:
+    return list(write_kinds(tmp_path_factory.mktemp("kinds"), exports=False))
+
+
+def test_every_kind_that_is_listed_is_in_the_table_of_flips(kinds: list[Kind]) -> None:
+    assert set(KNOWN) - {SHOWN, PRESENT, PASSING} <= {kind.name for kind in kinds}
+
+
+def test_every_file_that_is_written_with_a_kind_is_in_the_table_of_flips(kinds: list[Kind]) -> None:
+    for kind in kinds:
+        if kind.folder is not None:
+            others = {path.relative_to(kind.folder).as_posix() for path in {*list_files(kind.folder)} - {*kind.files}}
+            unknown = [name for name in others if not any(fnmatch(name, pattern) for pattern in kind.unread)]
+            assert not unknown, kind.name
