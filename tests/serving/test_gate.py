@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from contextlib import ExitStack
 
 from starlette.testclient import TestClient
 
+from tests.each_row import each_row
 from vitrail.serving.app import create_app
+from vitrail.serving.gate import Admission
+from vitrail.serving.refusals import Refused
 
 TOKEN = "a-token-of-some-length"
 SHOWN = {"authorization": f"Bearer {TOKEN}"}
@@ -99,6 +104,32 @@ def test_a_full_queue_says_when_to_come_again_and_the_rest_is_answered(start, se
     assert client.post("/v1/predict", files={"file": png()}).status_code == 200
 
 
+def test_a_body_that_comes_after_its_queue_has_filled_is_refused_before_the_routes(start, served, png):
+    service = start(lambda: served, queue=2, images=1).service
+    sent, taken = [], ExitStack()
+
+    async def never(*_):
+        raise AssertionError("the routes were called")
+
+    async def receive():
+        taken.enter_context(service.batcher.places(2, "answer", time.monotonic() + 600))
+        return {"type": "http.request", "body": png()}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/predict", "raw_path": b"/v1/predict", "query_string": b""}
+    with taken:
+        asyncio.run(Admission(never, service, token=None, hosts=None)({**scope, "headers": []}, receive, send))
+    assert sent[0]["status"] == 503 and service.batcher.taken == service.held == 0
+
+
+def test_admission_learns_how_long_decoding_takes(client, png):
+    assert client.service.batcher.preparation.predict(1) == 0
+    assert client.post("/v1/predict", files={"file": png()}).status_code == 200
+    assert client.service.batcher.preparation.predict(1) > 0
+
+
 def test_a_deadline_that_passes_is_a_504(start, served, png):
     client = start(lambda: served)
     busy, free = threading.Event(), threading.Event()
@@ -155,3 +186,8 @@ def test_a_head_beyond_64_kilobytes_is_refused(client):
         reply = client.get("/v1/model", **given)
         assert (reply.status_code, reply.json()["error"]["code"]) == (431, "head_too_large")
     assert client.get("/v1/model", headers={"x-a": "a" * 60_000}).status_code == 200
+
+
+@each_row("seconds, header", [(0.0, "1"), (0.3, "1"), (1.0, "1"), (1.2, "2"), (7.9, "8")])
+def test_the_time_to_come_again_is_rounded_up_to_whole_seconds(seconds, header):
+    assert Refused("overloaded", "busy", retry_after=seconds).headers == {"Retry-After": header}

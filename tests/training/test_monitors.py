@@ -72,6 +72,14 @@ def test_no_image_is_its_own_neighbour_where_too_few_were_held_out():
     assert monitor(RUN, lambda: True) is None
 
 
+def test_two_thirds_of_the_watched_images_are_known_and_one_third_is_classified():
+    pixels, labels = np.zeros((300, 32, 32, 3), np.uint8), np.arange(300) % 2
+    splits = open_data({"train": (pixels[:200], labels[:200]), "val": (pixels[200:], labels[200:])})
+    monitor = FeatureMonitor(create_classifier(TINY["vit"], classes=()), splits, RUN, stop_at_bad)
+    assert (len(monitor.known), len(monitor.queries)) == (80, 40)
+    assert monitor.known.keys[0].startswith("train") and monitor.queries.keys[0].startswith("val")
+
+
 def test_without_labels_nobody_is_asked_for_them():
     train = photos().train
     assert train is not None
