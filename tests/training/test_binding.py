@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -227,8 +228,9 @@ def test_a_change_of_the_data_is_refused_with_count_and_example(begun, kind, cha
     change(data)
     before = (run / "metrics.jsonl").read_bytes(), (run / "report.html").read_bytes()
     for steps in (1, 2):  # the run is finished after one
-        with pytest.raises(DataError, match=f"are not those with which the run(?s:.*){words}"):
+        with pytest.raises(DataError, match=f"are not those with which the run(?s:.*){words}") as refused:
             train_in(run, data, steps)
+        assert not re.search("targets: .*(removed|added|order)", str(refused.value)), "their images are named"
     assert before == ((run / "metrics.jsonl").read_bytes(), (run / "report.html").read_bytes())
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from vitrail.checksums import sha256_of
 from vitrail.config.schema import Run
 from vitrail.data.sources.source import Source, Splits, fingerprint, list_splits
-from vitrail.data.sources.stamps import Stamps, find_changes
+from vitrail.data.sources.stamps import Changes, Stamps, find_changes
 from vitrail.errors import CheckpointError, DataError
 from vitrail.files import read_sealed, replace_file, write_sealed
 from vitrail.reports.wording import plural
@@ -155,6 +155,8 @@ def _compare_split(
     """A line for each change of a split; and the number of its files whose content is not known to be the same."""
     now = part.stamp() if any(split == name for split, _ in stamps) else {}
     found = {what: find_changes(stamps[name, what], now[what]) for what in now if (name, what) in stamps}
+    if found.keys() == {"images", "targets"}:  # targets come and go with their images
+        found["targets"] = Changes(changed=found["targets"].changed)
     lines = [f"{name} {what}: {words}" for what, changes in found.items() if (words := changes.describe())]
     if not lines and any(
         before.get(key, digests[key]) != digests[key] for key in {name, name + TARGETS} & digests.keys()
