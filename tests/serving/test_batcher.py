@@ -199,16 +199,79 @@ def test_requests_that_are_being_received_have_places_for_a_moment(clock):
     run(scenario)
 
 
-def test_of_requests_that_are_being_received_no_more_count_than_are_queued(clock):
+def test_slow_clients_count_as_a_batch_and_as_many_as_are_queued(clock):
     async def scenario(batcher, gate):
         learned(batcher, gate, 1.0)
         now = clock.now
         for _ in range(100):  # slow clients, on an idle server
-            batcher.expect(now, now + 2)
+            batcher.expect(now, now + 6)  # 4.1 s for a batch of them, and 1.0 s
         with batcher.places(1, gate, now + 10):  # 1.1 s
-            batcher.expect(now, now + 4)  # and 2.1 s
+            batcher.expect(now, now + 8)  # and 5.1 s, and 1.0 s
             with pytest.raises(Refused):
-                batcher.expect(now, now + 3)
+                batcher.expect(now, now + 7)
+
+    run(scenario)
+
+
+def test_a_flood_on_an_empty_queue_is_refused_beyond_what_can_be_answered(clock):
+    async def scenario(batcher, gate):
+        learned(batcher, gate, 1.0)
+        return [admitted(batcher, clock.now, clock.now + seconds) for seconds in [3.5] * 50]
+
+    assert run(scenario)[0] == [True] * 3 + [False] * 47  # 3.1 s, and 4.1 s
+
+
+def admitted(batcher: Batcher, start: float, deadline: float) -> bool:
+    """Whether a request with its whole body is admitted."""
+    try:
+        batcher.hold(start, deadline, batcher.expect(start, deadline))
+    except Refused:
+        return False
+    return True
+
+
+def test_received_requests_count_in_full_until_they_have_places(clock):
+    async def scenario(batcher, gate):
+        learned(batcher, gate, 1.0)
+        start, deadline = clock.now, clock.now + 100
+        kept = [batcher.hold(start, deadline, batcher.expect(start, deadline)) for _ in range(5)]
+        clock.now += 2 * RECEIVING
+        with pytest.raises(Refused):
+            batcher.expect(clock.now, clock.now + 5.5)  # 6.1 s
+        with batcher.places(1, gate, deadline, kept.pop()), pytest.raises(Refused):
+            batcher.expect(clock.now, clock.now + 5.5)
+        batcher.expect(clock.now, clock.now + 5.5)  # 5.1 s
+        for each in kept:
+            batcher.forget(each)
+        return batcher._received
+
+    assert run(scenario)[0] == set()
+
+
+def test_a_body_that_comes_too_late_is_refused(clock):
+    async def scenario(batcher, gate):
+        learned(batcher, gate, 1.0)
+        start, deadline = clock.now, clock.now + 10
+        slow, slower = batcher.expect(start, deadline), batcher.expect(start, deadline)
+        clock.now += 8
+        with batcher.places(1, gate, clock.now + 10), pytest.raises(Refused) as full:
+            batcher.hold(start, deadline, slow)  # 2.2 s, of 2 s
+        clock.now += 3
+        with pytest.raises(Refused) as late:
+            batcher.hold(start, deadline, slower)
+        return full.value.status, late.value.status
+
+    assert run(scenario)[0] == (503, 504)
+
+
+def test_preparing_an_item_counts_as_time(clock):
+    async def scenario(batcher, gate):
+        learned(batcher, gate, 1.0)
+        batcher.preparation.add(1, 2.0)
+        with batcher.places(1, gate, clock.now + 10):  # 3.1 s
+            with pytest.raises(Refused):
+                batcher.expect(clock.now, clock.now + 6)  # and 3.1 s
+            batcher.expect(clock.now, clock.now + 6.5)
 
     run(scenario)
 

@@ -68,10 +68,10 @@ class Batcher:
         self.taken = 0  # reserved places; only changed in the event loop
         self._reserved = 0.0  # predicted seconds of all of them
         self.guess = 0.05  # seconds per item of a work that was not measured yet
+        self.preparation = Pace(0.0)  # of an item before it is queued, such as decoding an image
         self._paces: dict[str, Pace] = defaultdict(lambda: Pace(self.guess))  # by the name of the work
-        self._expected: dict[
-            object, float
-        ] = {}  # requests that are being received, and until when their places are kept
+        self._expected: dict[object, float] = {}  # requests that are being received, and until when they count
+        self._received: set[object] = set()  # requests that were received and have no places yet
         self._waiting: list[Job] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -86,13 +86,13 @@ class Batcher:
         Args:
             work: what will be done with the items, or its name; its batches were measured.
             deadline: by time.monotonic.
-            expected: the result of `expect` for the request, whose place is given back.
+            expected: the result of `expect` or `hold` for the request, which no longer counts.
 
         Raises:
             Refused: the queue is full, or the items could not be answered before the deadline.
         """
         pace, left = self._paces[name_work(work)], deadline - time.monotonic()
-        self._expected.pop(expected, None)
+        self.forget(expected)
         seconds = self._estimate(pace, count)
         if self.taken + count > self.room:
             raise self.queue_error()
@@ -109,40 +109,67 @@ class Batcher:
             self.taken, self._reserved = self.taken - count, self._reserved - seconds
 
     def expect(self, start: float, deadline: float, expected: object = None) -> object:
-        """Reserves a place for a request that is being received: one item of the work that takes the least time.
+        """Counts a request that is being received as one item of the work that takes the least time.
 
-        It is given back by `places`, by `forget`, or after `RECEIVING` seconds, and no more of them count than places that are
-        taken: slow clients must not keep others out. Without it a flood would be received in full before the first request is
-        admitted.
+        It counts until `hold` or `forget`, at most for `RECEIVING` seconds, and no more of them count than are received and
+        queued, and a batch: slow clients must not keep others out. Without it a flood would be received before it is refused.
 
         Args:
             start: when the request arrived, by time.monotonic.
             deadline: by time.monotonic.
-            expected: a result for the same request, which is returned if it is still kept.
+            expected: a result for the same request, which is returned if it still counts.
 
         Raises:
             Refused: such a request could not be answered before the deadline, but could be at another time.
         """
         now = time.monotonic()
-        if expected in self._expected:
+        if expected in self._expected or expected in self._received:
             return expected
-        for each in [each for each, until in self._expected.items() if until < now]:
-            del self._expected[each]
-        paces, count = list(self._paces.values()), min(len(self._expected), self.taken)
-        least = min((self._estimate(pace, count + 1) + pace.margin for pace in paces), default=0.0)
-        late, is_busy = self.backlog + least - (deadline - now), self.taken > 0
-        if self.taken + count >= self.room or (late > 0 and (is_busy or late <= now - start)):
+        self._expected = {each: until for each, until in self._expected.items() if until >= now}
+        received = self.taken + len(self._received)
+        others = min(len(self._expected), received + self.batch)
+        late, is_busy = self._lateness(others, deadline), received + others > 0
+        if received + others >= self.room or (late > 0 and (is_busy or late <= now - start)):
             raise self.queue_error(late)
         self._expected[expected := object()] = now + RECEIVING
         return expected
 
+    def hold(self, start: float, deadline: float, expected: object) -> object:
+        """Returns the result of `expect` for a request that was received completely; it counts until `places` or `forget`.
+
+        Raises:
+            Refused: as `expect`, or because the request came too late.
+        """
+        if deadline <= time.monotonic():
+            raise deadline_error()
+        if expected not in self._expected:
+            expected = self.expect(start, deadline)
+        del self._expected[expected]
+        late, received = self._lateness(0, deadline), self.taken + len(self._received)
+        if received >= self.room or (late > 0 and received):
+            raise self.queue_error(late)
+        self._received.add(expected)
+        return expected
+
     def forget(self, expected: object) -> None:
-        """Gives back a place of `expect`, if it still is kept."""
+        """Stops counting a result of `expect` or `hold`; does nothing if it no longer counts."""
         self._expected.pop(expected, None)
+        self._received.discard(expected)
+
+    def _lateness(self, others: int, deadline: float) -> float:
+        """Returns the seconds after the deadline at which another item would be answered, after ``others`` and those received.
+
+        Items without places count as those of the work that takes the least time.
+        """
+        paces = list(self._paces.values()) or [Pace(self.guess)]
+        count = len(self._received) + others + 1
+        least = min(self._estimate(pace, count) + pace.margin for pace in paces)
+        return self.backlog + least - (deadline - time.monotonic())
 
     def _estimate(self, pace: Pace, count: int) -> float:
-        """Returns the seconds of ``count`` items of a work, in batches of their own or with others."""
-        return max(pace.predict(count), count * pace.predict(self.batch) / self.batch)
+        """Returns the seconds to prepare ``count`` items and to compute them, in batches of their own or with others."""
+        computing = max(pace.predict(count), count * pace.predict(self.batch) / self.batch)
+        return computing + count * self.preparation.predict(1)
 
     @property
     def backlog(self) -> float:

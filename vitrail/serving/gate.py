@@ -95,6 +95,8 @@ class Admission:
             if body is None:
                 reply.code = CLIENT_CLOSED
                 return
+            if takes_body:
+                expected = self.service.batcher.hold(reply.start, deadline, expected)
             state = {"body": body, "request_id": reply.request_id, "deadline": deadline, "expected": expected}
             scope["state"] = {**scope.get("state", {}), **state}
             await self._run(scope, receive, send, reply)

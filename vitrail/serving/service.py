@@ -41,6 +41,7 @@ class Service:
     def __init__(self, load: Callable[[], LoadedModel] | None, limits: ServerLimits, *, threads: int = 2) -> None:
         self.load, self.limits, self.metrics = load, limits, Metrics()
         self.batcher = Batcher(batch=limits.batch, room=limits.queue, watcher=self.metrics)
+        self.threads = threads
         self.decoders = ThreadPoolExecutor(threads, thread_name_prefix="decoder")
         self.held = 0  # bytes of requests in memory
         self.draining = False
@@ -114,18 +115,21 @@ class Service:
     async def prepare(self, prepare: Callable[..., Kind], upload: Upload, deadline: float) -> Kind:
         """Calls ``prepare``, a method of `LoadedModel`, on an image file in a thread. Raises `Refused`."""
         try:
-            return await self.run_in_thread(self._decode, prepare, upload.content, deadline=deadline)
+            prepared, seconds = await self.run_in_thread(self._decode, prepare, upload.content, deadline=deadline)
         except BadImage as error:
             self.metrics.bad_images.inc()
             reason = ADDRESS.sub("", error.reason)
             raise Refused("bad_image", f"invalid image: {reason}", "send another file") from error
+        self.batcher.preparation.add(1, seconds / self.threads)
+        return prepared
 
-    def _decode(self, prepare: Callable[..., Kind], content: bytes) -> Kind:
-        size = header_size(content)
+    def _decode(self, prepare: Callable[..., Kind], content: bytes) -> tuple[Kind, float]:
+        """Returns the result of ``prepare`` and the seconds that it took."""
+        height, width = header_size(content) or (0, 0)
         # decoding keeps several copies of an image in memory, so only one large image is decoded at a time
-        is_large = size is not None and size[0] * size[1] > LARGE
-        with self._large if is_large else nullcontext():
-            return prepare(content, most_pixels=self.limits.pixels)
+        with self._large if height * width > LARGE else nullcontext():
+            start = time.monotonic()
+            return prepare(content, most_pixels=self.limits.pixels), time.monotonic() - start
 
     async def run_each(
         self, served: LoadedModel, work: Callable[[list[Any]], Any], uploads: list[Upload], deadline: float
