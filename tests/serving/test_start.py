@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 
 import pytest
+import uvicorn
 
 from vitrail.cli import run
 from vitrail.errors import ConfigError
+from vitrail.serving.app import create_app
 from vitrail.serving.limits import ServerLimits
-from vitrail.serving.server import bind, check_reach
+from vitrail.serving.server import TICKS, Server, bind, check_reach
 from vitrail.serving.start import read_token
 
 
@@ -97,3 +100,20 @@ def test_a_model_is_tuned_for_the_largest_batch_unless_that_is_switched_off(monk
     for words in ([], ["--max-batch", "5", "--no-tune"]):
         assert run(["serve", "model", "--port", "0", *words]) == 2
     assert asked == [(16, True), (5, False)]
+
+
+def test_a_server_gives_freed_memory_back_every_ten_seconds(start, monkeypatch):
+    released = []
+    monkeypatch.setattr("vitrail.serving.server.release_memory", lambda: released.append(1))
+    service = start(None).service
+    config = uvicorn.Config(create_app(service), log_config=None)
+    config.load()
+
+    async def tick() -> None:
+        server = Server(config, service)
+        for counter in range(2 * TICKS):
+            await server.on_tick(counter)
+
+    asyncio.run(tick())
+    service.decoders.shutdown()
+    assert len(released) == 2

@@ -20,8 +20,9 @@ def serve(model: str | None = None, /, **flags: Unpack[ServeFlags]) -> None:
         A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported
         .onnx; with --runs it may be left out.
     """
-    from vitrail.runtime.process import use_all_cores
+    from vitrail.runtime.process import use_all_cores, use_one_arena
     from vitrail.workflows.api import serve as run
 
+    use_one_arena()
     use_all_cores()
     run(model, **flags)

@@ -18,6 +18,7 @@ from types import FrameType
 import uvicorn
 
 from vitrail.errors import ConfigError
+from vitrail.runtime.process import release_memory
 from vitrail.serving.app import create_app
 from vitrail.serving.early import refuse_early
 from vitrail.serving.limits import MOST_HEAD
@@ -33,6 +34,7 @@ except ImportError:  # Windows has none
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 QUIET = 1.0  # seconds without a request after which a stopping server closes its socket
 MOST_PORT = 65_535
+TICKS = 100  # of uvicorn's, 0.1 s each, between two times when freed memory is given back to the system
 SPARE_FILES = 256  # open files that are not connections
 log = logging.getLogger("vitrail.serving")
 
@@ -88,6 +90,8 @@ class Server(uvicorn.Server):
         task.add_done_callback(self._reloads.discard)
 
     async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS == 0:
+            self.service.decoders.submit(release_memory)
         if self._stop_time is not None:
             now = time.monotonic()
             quiet = now - max(self._stop_time, self.service.last_request) >= QUIET and not self.server_state.tasks
