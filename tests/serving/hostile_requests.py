@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.serving.hostile_images import bomb, mutated, sound_files
 from tests.serving.load import form, request
+from tests.serving.odd_requests import ODD
 
 ROUTES = ("/v1/predict", "/v1/predict?top=3", "/v1/embed", "/v1/explain?method=attention")
 READ = frozenset({200, 400, 413, 415, 422})
@@ -210,6 +211,11 @@ def tensor(chance: Random) -> dict[str, Any]:
     }
 
 
+def odd_values(chance: Random) -> Hostile:
+    (name,) = chance.choices(list(ODD), (60, 20, 10, 10))
+    return Hostile(f"odd: {name}", ODD[name](chance), frozenset({200, *range(400, 423), 431, 504}))
+
+
 def broken_framing(chance: Random) -> Hostile:
     name = chance.choice(list(FRAMES))
     content = FRAMES[name](
@@ -285,14 +291,15 @@ REFUSED_AT_ONCE = (
 
 # how often each comes, out of 100
 FAMILIES: dict[Callable[[Random], Hostile], int] = {
-    broken_image: 45,
-    claimed_size: 8,
-    several_images: 5,
-    broken_form: 12,
-    chopped_form: 6,
-    broken_json: 10,
-    odd_call: 6,
-    broken_framing: 8,
+    broken_image: 20,
+    claimed_size: 4,
+    several_images: 3,
+    broken_form: 6,
+    chopped_form: 3,
+    broken_json: 5,
+    odd_call: 4,
+    odd_values: 50,
+    broken_framing: 5,
 }
 
 
