@@ -1,11 +1,14 @@
-"""`vitrail serve` with deadlines: answers in time at 1 to 50 times the capacity, for three models of different cost.
+"""`vitrail serve` with deadlines: answers in time at 1 to 50 times the capacity, for models of different cost.
 
     python benchmarks/serving_deadlines.py photographs/
+    python benchmarks/serving_deadlines.py photographs/ --before ../older     # a checkout to compare with
 
-The server has one core, all clients share another. Capacity is what 8 clients in a closed loop get without a deadline;
-each situation is an open loop of a multiple of it, in which every request carries the deadline. Goodput is the rate of
-answers that came in time, as a share of the capacity. Of the requests that were admitted, the share answered with 504 is
-reported; a request that is refused at once gets 503, or 504 where the model cannot meet the deadline at all.
+The server has one core and all clients share another ("one core"), or both share both cores ("two cores"). The network has
+one thread. Capacity is what 8 clients in a closed loop get without a deadline; each situation is an open loop of a multiple
+of it, in which every request carries the deadline. Goodput is the rate of answers that came in time, as a share of the
+capacity. ``offered`` is the multiple that the clients managed to send. Of the requests that were admitted, the share answered
+with 504 is reported; a request that is refused at once gets 503, or 504 where the model cannot meet the deadline at all.
+Servers take turns in each situation, and are asked at the same rate: a multiple of the capacity of the current code.
 
 Models have random weights; every answer is compared with that of the library.
 """
@@ -18,7 +21,9 @@ import os
 import sys
 import tempfile
 import time
-from itertools import cycle, islice
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,7 @@ import vitrail
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.serving.load import Question, closed_loop, is_prediction, open_loop, upload
-from tests.serving.process import serve
+from tests.serving.process import Process, serve
 from vitrail.weights.native import save_model
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -37,9 +42,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "vit-ti16 at 224": {"name": "vit-ti16"},
     "vit-b16 at 224": {"name": "vit-b16"},
 }
-DEADLINES = (0.5, 2.5, 10.0, 30.0)  # seconds
-TIMES = (1, 2, 5, 10, 50)  # the capacity
-LEAST = 20.0  # seconds in which the capacity is measured
+DEADLINES = (0.5, 2.5, 10.0)  # seconds
+TIMES = (1, 5, 10, 50)  # the capacity
+CLOSED = 10.0  # seconds in which the capacity is measured
+CORES = {"one core": (1, 5, 10, 50), "two cores": (10, 50)}  # and the multiples that are measured with them
+OURS, BEFORE = "vitrail", "before"
 
 
 def make_questions(model: Any, files: list[bytes], deadline: float | None) -> list[Question]:
@@ -52,39 +59,59 @@ def make_questions(model: Any, files: list[bytes], deadline: float | None) -> li
 
 
 def measure(
-    model: Any, address: tuple[str, int], files: list[bytes], seconds: float, deadlines: list[float]
+    model: Any,
+    servers: dict[str, Process],
+    files: list[bytes],
+    seconds: float,
+    deadlines: list[float],
+    times: list[int],
 ) -> dict[str, Any]:
-    """Capacity, and by deadline and multiple of it the goodput and what became of the requests."""
+    """Capacity of each server, and by deadline and multiple the goodput and what became of the requests."""
+    addresses = {name: server.address() for name, server in servers.items()}
     plain = cycle(make_questions(model, files, None))
-    asyncio.run(closed_loop(address, islice(plain, 32), clients=8))  # warms up
-    started = time.perf_counter()
-    tally = asyncio.run(closed_loop(address, until(plain, started + max(seconds, LEAST)), clients=8))
-    capacity = len(tally.seconds[200]) / (time.perf_counter() - started)
+    capacities = {name: find_capacity(address, plain) for name, address in addresses.items()}
+    print(capacities, flush=True)
     rows = []
-    for deadline in deadlines:
+    for deadline, multiple in product(deadlines, times):
         asked = cycle(make_questions(model, files, deadline))
-        for times in TIMES:
-            length = max(seconds, 1.2 * deadline)
-            started = time.perf_counter()
-            tally = asyncio.run(open_loop(address, asked, rate=times * capacity, seconds=length))
-            elapsed = time.perf_counter() - started
-            if tally.wrong:
-                raise SystemExit(f"{tally.wrong} wrong answers")
-            answered = tally.seconds[200]
-            late = sum(latency > deadline + 0.25 for latency in answered)
-            # a 504 that comes at once is a refusal; one that comes about the deadline was admitted
-            expired = sum(latency > 0.5 * deadline for latency in tally.seconds[504])
-            row = {
-                "deadline": deadline,
-                "times": times,
-                "goodput": round((len(answered) - late) / elapsed / capacity, 3),
-                "expired_of_admitted": round(expired / max(expired + len(answered), 1), 4),
-                "statuses": tally.statuses,
-                "dropped": tally.lost + tally.unreachable,  # connections above the limit are closed without a reply
-            }
-            print(row, flush=True)
-            rows.append(row)
-    return {"capacity": round(capacity, 2), "situations": rows}
+        for name in list(addresses)[:: -1 if len(rows) % 2 else 1]:
+            found = flood(addresses[name], asked, multiple * capacities[OURS], max(seconds, 1.2 * deadline), deadline)
+            rate, sent = found.pop("answers"), found.pop("sent")
+            shares = {"goodput": round(rate / capacities[OURS], 3), "offered": round(sent / capacities[OURS], 1)}
+            rows.append({"server": name, "deadline": deadline, "times": multiple, **shares, **found})
+            print(rows[-1], flush=True)
+    return {"capacities": {name: round(each, 2) for name, each in capacities.items()}, "situations": rows}
+
+
+def find_capacity(address: tuple[str, int], questions: Iterator[Question]) -> float:
+    """The rate of 8 clients in a closed loop, after a warm-up."""
+    asyncio.run(closed_loop(address, islice(questions, 32), clients=8))
+    started = time.perf_counter()
+    tally = asyncio.run(closed_loop(address, until(questions, started + CLOSED), clients=8))
+    return len(tally.seconds[200]) / (time.perf_counter() - started)
+
+
+def flood(
+    address: tuple[str, int], questions: Iterator[Question], rate: float, seconds: float, deadline: float
+) -> dict[str, Any]:
+    """The rates of answers in time and of requests, and what became of the others."""
+    started = time.perf_counter()
+    tally = asyncio.run(open_loop(address, questions, rate=rate, seconds=seconds))
+    elapsed = time.perf_counter() - started
+    if tally.wrong:
+        raise SystemExit(f"{tally.wrong} wrong answers")
+    answered = tally.seconds[200]
+    late = sum(latency > deadline + 0.25 for latency in answered)
+    # a 504 that comes at once is a refusal; one that comes about the deadline was admitted
+    expired = sum(latency > 0.5 * deadline for latency in tally.seconds[504])
+    return {
+        "answers": (len(answered) - late) / elapsed,
+        "sent": len(tally.lateness) / (seconds + tally.lateness[-1]),
+        "expired_of_admitted": round(expired / max(expired + len(answered), 1), 4),
+        "refusal_p50_ms": round(tally.milliseconds(503, 0.5), 1) if tally.seconds[503] else None,
+        "statuses": tally.statuses,
+        "dropped": tally.lost + tally.unreachable,  # connections above the limit are closed without a reply
+    }
 
 
 def until(questions: Any, end: float) -> Any:
@@ -92,29 +119,45 @@ def until(questions: Any, end: float) -> Any:
         yield next(questions)
 
 
+def measure_model(name: str, asked: argparse.Namespace, files: list[bytes]) -> dict[str, Any]:
+    """What is found for a model of `MODELS` with each number of cores."""
+    torch.manual_seed(0)
+    model = vitrail.create_model(**MODELS[name], classes=10).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    folders = {OURS: None} | ({BEFORE: asked.before.resolve()} if asked.before else {})
+    both = os.sched_getaffinity(0)
+    first, *_, last = sorted(both)
+    found = {}
+    for cores in asked.cores:
+        times = [each for each in asked.times if each in CORES[cores]]
+        with ExitStack() as stack:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            path, core = save_model(place / "model.safetensors", model), first if cores == "one core" else None
+            servers = {
+                each: stack.enter_context(serve(path, place / f"{each}.txt", core=core, folder=folder))
+                for each, folder in folders.items()
+            }
+            print(f"{name}, {cores}", flush=True)
+            os.sched_setaffinity(0, both if core is None else {last})
+            found[cores] = measure(model, servers, files, asked.seconds, asked.deadlines, times)
+            os.sched_setaffinity(0, both)
+    return found
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("images", type=Path, help="a folder of image files and nothing else")
-    words.add_argument("--seconds", type=float, default=8, help="of a situation, at least 1.2 of its deadline")
+    words.add_argument("--before", type=Path, help="a folder with other code of vitrail, measured in turns")
+    words.add_argument("--seconds", type=float, default=5, help="of a situation, at least 1.2 of its deadline")
     words.add_argument("--deadlines", nargs="*", type=float, default=list(DEADLINES), help="in seconds")
-    words.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    words.add_argument("--times", nargs="*", type=int, default=list(TIMES), help="multiples of the capacity")
+    words.add_argument("--cores", nargs="*", default=list(CORES), choices=list(CORES))
+    words.add_argument("--models", nargs="*", default=list(MODELS)[:2], choices=list(MODELS))
     asked = words.parse_args()
     torch.set_num_threads(1)
-    first, *_, last = sorted(os.sched_getaffinity(0))
-    files = [path.read_bytes() for path in sorted(asked.images.iterdir())][:32]
-    found = {}
-    for name in asked.models:
-        torch.manual_seed(0)
-        model = vitrail.create_model(**MODELS[name], classes=10).eval()
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.05)
-        with tempfile.TemporaryDirectory() as place:
-            path = save_model(Path(place) / "model.safetensors", model)
-            with serve(path, Path(place) / "stderr.txt", core=first) as server:
-                os.sched_setaffinity(0, {last})
-                print(name, flush=True)
-                found[name] = measure(model, server.address(), files, asked.seconds, asked.deadlines)
-                os.sched_setaffinity(0, {first, last})
+    files = [path.read_bytes() for path in sorted(asked.images.iterdir())[:32]]
+    found = {name: measure_model(name, asked, files) for name in asked.models}
     print(harness.write("serving_deadlines", {"models": found}, device="cpu"))
 
 

@@ -25,9 +25,10 @@ class Process:
     Args:
         log: the file that its stderr goes to.
         core: the one core that it may use, else any.
+        folder: where it starts, whose modules come first; else the current folder.
     """
 
-    def __init__(self, words: Sequence[str], log: Path, *, core: int | None = None) -> None:
+    def __init__(self, words: Sequence[str], log: Path, *, core: int | None = None, folder: Path | None = None) -> None:
         self.log = log
         before = os.sched_getaffinity(0)
         if core is not None:
@@ -39,6 +40,7 @@ class Process:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
+                    cwd=folder,
                     env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
         finally:
@@ -83,9 +85,9 @@ class Process:
         return count
 
 
-def serve(model: Path | str, log: Path, *words: str, core: int | None = None) -> Process:
+def serve(model: Path | str, log: Path, *words: str, core: int | None = None, folder: Path | None = None) -> Process:
     """``vitrail serve`` of one model on a free port."""
-    return Process(["-m", "vitrail", "serve", str(model), "--port", "0", *words], log, core=core)
+    return Process(["-m", "vitrail", "serve", str(model), "--port", "0", *words], log, core=core, folder=folder)
 
 
 def family(pid: int) -> list[int]:
