@@ -19,7 +19,7 @@ from vitrail.untrusted.numbers import to_real, to_whole
 from vitrail.untrusted.yaml_documents import parse_yaml
 
 CHECK = "check the file"
-KEYS = re.compile(rb"(?m)^[ \t{,\"']*([A-Za-z]+)[\"']?[ \t]*:")
+KEYS = re.compile(rb"(?m)(?:^|[{,])[ \t\"']*([A-Za-z]+)[\"']?[ \t]*:")
 BEYOND = 1e-3  # how far a coordinate may lie outside of 0 to 1 by rounding
 
 
