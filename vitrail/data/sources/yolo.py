@@ -113,7 +113,9 @@ def _read_split(base: Path, places: Sequence[Path], names: Mapping[int, str], pa
                 objects.note("images that cannot be read, whose objects are left out", key)
                 objects.add(key, size, [])
                 continue
-            objects.add(key, size, [_read_line(line, size, names, labels, outlines) for line in read_lines(labels, CHECK)])
+            objects.add(
+                key, size, [_read_line(line, size, names, labels, outlines) for line in read_lines(labels, CHECK)]
+            )
     objects.convention.check(f"the text files of {path}")
     return objects
 
