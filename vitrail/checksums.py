@@ -12,6 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vitrail.untrusted.json_documents import parse_json
@@ -30,6 +31,12 @@ _ZIP = b"vitrail sha256 of all bytes before: "
 def sha256_of(content: bytes | memoryview) -> str:
     """Returns the SHA-256 in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """Returns the SHA-256 of a file in hexadecimal, without reading it into memory. Raises `OSError`."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(document: Mapping[str, Any]) -> dict[str, Any]:

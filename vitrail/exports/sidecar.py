@@ -5,11 +5,11 @@ The format is that of ``sha256sum``, which compares them too: ``sha256sum --chec
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from vitrail.checksums import hash_file
 from vitrail.errors import CheckpointError
 from vitrail.files import replace_file
 
@@ -54,7 +54,6 @@ def sums_of(path: Path) -> Path:
 
 def _hash(path: Path) -> str:
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return hash_file(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}", AGAIN) from error

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.checksums import FIELD, seal
+from vitrail.checksums import FIELD, hash_file, seal
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import disk_errors, document_errors, make_folder, read_sealed, write_sealed
 from vitrail.runtime.claims import Claims
@@ -255,5 +255,5 @@ def _size(path: Path) -> int | None:
 
 def state_of(path: Path) -> dict[str, Any]:
     """The size and SHA-256 of a file."""
-    with disk_errors(path), open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    with disk_errors(path):
+        return {"bytes": path.stat().st_size, "sha256": hash_file(path)}

@@ -8,7 +8,6 @@ named and passed over. Nothing is ever unpickled.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as bytes_from_tensors
 from torch import Tensor
 
-from vitrail.checksums import seal, sha256_of
+from vitrail.checksums import hash_file, seal, sha256_of
 from vitrail.errors import CheckpointError, DiskError
 from vitrail.files import disk_errors, dump_json, free_bytes, parse_sealed, sync_folder, write_bytes
 from vitrail.runtime import fault_injection
@@ -153,9 +152,7 @@ def digest_content(content: bytes) -> Facts:
 
 def digest_file(path: Path) -> Facts:
     """Size and hash of a file, as the manifest has them."""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+    return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

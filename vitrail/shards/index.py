@@ -9,7 +9,6 @@ Axes: n images, S shards, K classes.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitrail.checksums import seal, sha256_of
+from vitrail.checksums import hash_file, seal, sha256_of
 from vitrail.errors import DataError
 from vitrail.files import dump_json, parse_sealed, replace_file, sync_folder, write_bytes
 from vitrail.shards.cache import Unavailable, cache_folder, fetch_file, fetch_shard, fetch_to, is_cached, is_remote
@@ -259,7 +258,7 @@ def _open(folder: Path, place: str) -> ShardIndex:
             tables={name: file["sha256"] for name, file in described["tables"].items()},
         )
         for name, digest in index.tables.items():
-            if _hash(folder / f"{name}.npy") != digest:
+            if hash_file(folder / f"{name}.npy") != digest:
                 raise ValueError(f"{name}.npy does not match its checksum")
         end, found = sum(shard.bytes for shard in index.shards), vars(index.mapped)
         tables = {name: table for name, table in found.items() if table is not None}
@@ -275,12 +274,7 @@ def _damaged(index: str, place: str, error: Exception) -> DataError:
     return DataError(f"the index {index} is damaged: {error}", again)
 
 
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _hash_and_sync(path: Path) -> str:
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(path)

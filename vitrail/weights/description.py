@@ -4,7 +4,6 @@ in the header of a file, or in a sidecar file beside weights of a foreign layout
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail import checksums
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Backbone, Config
@@ -162,8 +162,7 @@ def read_sidecar(weights: Path) -> dict[str, Any] | None:
 def hash_file(path: Path) -> str:
     """Returns the SHA-256 of a file. Raises `CheckpointError` if it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return checksums.hash_file(path)
     except OSError as error:
         what = f"{path} cannot be read: {error.strerror}"
         raise CheckpointError(what, "check the path and its permissions") from error

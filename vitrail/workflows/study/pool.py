@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.checksums import hash_file
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.holdout import choose_held_out
@@ -135,8 +136,7 @@ def find_damage(folder: Path, fingerprint: str) -> str:
 def _hash_file(path: Path) -> str:
     """The SHA-256 of a file; empty where it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return hash_file(path)
     except OSError:
         return ""
 
