@@ -22,6 +22,7 @@ from vitrail.errors import DataError
 from vitrail.files import read_sealed
 from vitrail.runs.checkpoint import list_checkpoints, step_of
 from vitrail.training import binding
+from vitrail.workflows.shard_data import shard_data
 
 TINY = (
     "model.name=vit-ti16",
@@ -247,6 +248,28 @@ def test_copied_files_with_other_times_are_compared_by_their_content(begun, tmp_
     assert "warning" not in log_of(run)
 
 
+def test_a_training_on_shards_has_the_bits_of_one_on_their_folder_and_goes_on_from_either(tmp_path) -> None:
+    folder = write_classes(tmp_path / "folder")
+    shards = tmp_path / "shards"
+    shard_data(folder, shards, images=5, quiet=True)
+    for name, begun, data in (
+        ("one", folder, folder),
+        ("two", shards, shards),
+        ("a", folder, shards),
+        ("b", shards, folder),
+    ):
+        for steps, source in ((2, begun), (3, data)):
+            train_in(tmp_path / name, source, steps)
+        for file in ("metrics.jsonl", "model/model.safetensors"):
+            assert (tmp_path / name / file).read_bytes() == (tmp_path / "one" / file).read_bytes(), (name, file)
+        moved = "of 16 images of train only the length was compared" in log_of(tmp_path / name)
+        assert moved == (begun is not data), name
+    (folder / "train/dog/3.bmp").write_bytes((folder / "train/dog/3.bmp").read_bytes() + b"\0")
+    shard_data(folder, tmp_path / "others", images=5, quiet=True)
+    with pytest.raises(DataError, match=r"train images: 1 changed, e\.g\. 'train/dog/3\.bmp'"):
+        train_in(tmp_path / "b", tmp_path / "others", 4)
+
+
 def test_files_whose_content_was_not_recorded_are_counted(tmp_path, monkeypatch) -> None:
     data, run = write_classes(tmp_path / "data"), tmp_path / "run"
     monkeypatch.setattr(stamps, "HASHED", 5)
@@ -254,7 +277,7 @@ def test_files_whose_content_was_not_recorded_are_counted(tmp_path, monkeypatch)
     touch_all(data)
     train_in(run, data, 1)  # finished
     train_in(run, data, 2)
-    assert "of 11 images of train only the length was compared, since the time of change is another one" in log_of(run)
+    assert "of 11 images of train only the length was compared" in log_of(run)
     invert_all(data)
     with pytest.raises(DataError, match="train images: 5 changed"):
         train_in(run, data, 3)

@@ -133,8 +133,7 @@ def _compare(
     for name, part in parts.items():
         changes[name], unknown = _compare_split(name, part, before, digests, stamps)
         if unknown:
-            same = "only the length was compared, since the time of change is another one"
-            unsure.append(f"of {plural(unknown, 'image')} of {name} {same}")
+            unsure.append(f"of {plural(unknown, 'image')} of {name} only the length was compared")
     if known := {key.removesuffix(TARGETS) for key in before if key.endswith(TARGETS)}:  # earlier versions have none
         changes |= {name: [f"{name}: the split is gone"] for name in known - parts.keys()}
         changes |= {name: [f"{name}: the split is new"] for name in parts.keys() - known}

@@ -93,7 +93,7 @@ class Stamped:
 class Changes:
     """The differences between what was recorded and what is there: how many, and the names of files or images.
 
-    ``unknown`` have the same length and another time of change, and their content was not recorded.
+    ``unknown`` have the same length, may have another content, and no content was recorded that theirs can be compared with.
     """
 
     removed: int = 0
@@ -111,16 +111,20 @@ class Changes:
 
 
 def find_changes(before: Stamps, now: Stamped) -> Changes:
-    """Compares files or images with what was recorded of them."""
+    """Compares files or images with what was recorded of them.
+
+    Of images that were recorded as files and are read from shards now, or the other way round, only the lengths can be compared.
+    """
     order = np.argsort(before.names, kind="stable")
     places = np.searchsorted(before.names, now.name_hashes, sorter=order)
     places = order[places.clip(max=len(order) - 1)] if len(order) else np.zeros(len(now.names), np.int64)
     known = before.names[places] == now.name_hashes if len(order) else np.zeros(len(now.names), bool)
     rows, places = np.flatnonzero(known), places[known]
-    touched = before.versions[places] != now.versions[rows]
-    differs = (before.sizes[places] != now.sizes[rows]) | (touched & (now.root is None))
+    moved = bool(before.hashes.any()) == (now.root is None)  # from files to shards, or back
+    touched = (before.versions[places] != now.versions[rows]) | moved
+    differs = (before.sizes[places] != now.sizes[rows]) | (touched & (now.root is None) & (not moved))
     touched &= ~differs
-    unknown = touched & (before.hashes[places] == 0)
+    unknown = touched & ((before.hashes[places] == 0) | moved)
     compared = np.flatnonzero(touched & ~unknown)
     differs[compared] = now.hash_contents(rows[compared]) != before.hashes[places[compared]]
     return Changes(
