@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -106,6 +107,33 @@ def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, never_stopped, monkeyp
     assert_same_run(never_stopped, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"other settings[\s\S]*optim\.lr"):
         parts(lr=0.5)
+
+
+def test_checkpoints_and_their_metrics_are_synced_before_a_checkpoint_has_its_name(tmp_path, monkeypatch) -> None:
+    fsync, rename = os.fsync, os.rename
+    synced: dict[int, int] = {}  # bytes by inode
+    seen, missing = [], []
+
+    def sync(handle: int) -> None:
+        fsync(handle)
+        status = os.fstat(handle)
+        synced[status.st_ino] = status.st_size
+
+    def name(source: Path, target: Path) -> None:
+        if target.name.startswith("step-"):
+            seen.append(target)
+            missing.extend(path.name for path in (source, *source.iterdir()) if path.stat().st_ino not in synced)
+            counted = json.loads((source / "state.json").read_text())["progress"]["metrics_bytes"]
+            metrics = tmp_path / "run" / "metrics.jsonl"
+            missing.extend(["metrics"] * (synced.get(metrics.stat().st_ino, -1) < counted))
+            synced.pop(target.parent.stat().st_ino, None)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", name)
+    train_briefly(out=tmp_path / "run")
+    assert len(seen) >= STEPS and missing == []
+    assert (tmp_path / "run" / "checkpoints").stat().st_ino in synced, "the last name too"
 
 
 @pytest.mark.slow

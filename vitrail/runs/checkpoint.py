@@ -120,7 +120,8 @@ def publish(aside: Path, final: Path, state: dict[str, Any], files: Mapping[str,
     fault_injection.hit("checkpoint.after_state")
     manifest = seal({"format_version": version, "files": {**files, "state.json": digest_content(content)}})
     write_bytes(aside / "manifest.json", dump_json(manifest).encode())
-    sync_folder(aside)
+    for each in (*filter(Path.is_dir, aside.iterdir()), aside):
+        sync_folder(each)
     fault_injection.hit("checkpoint.after_manifest")
     fault_injection.hit("checkpoint.before_rename")
     if final.exists():
