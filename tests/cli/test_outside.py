@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import io
 import json
 import os
 import subprocess
 import sys
 import tarfile
+from base64 import b64encode
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -111,21 +115,44 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return desk
 
 
+def upload(address: tuple[str, int]) -> list[int]:
+    """The statuses of replies to images of 2 MB that have the names of files and addresses, and to an address itself."""
+    noise, file = np.random.default_rng(0).integers(0, 256, (900, 900, 3), dtype=np.uint8), io.BytesIO()
+    Image.fromarray(noise).save(file, "PNG")
+    form = b'--edge\r\nContent-Disposition: form-data; name="file"; filename="../photos/train/a/0.png"\r\n\r\n'
+    named = {"name": "http://192.0.2.1/a.png", "data": b64encode(file.getvalue()).decode()}
+    bodies = [
+        ("multipart/form-data; boundary=edge", form + file.getvalue() + b"\r\n--edge--\r\n"),
+        ("application/json", json.dumps({"image": named}).encode()),
+        ("application/json", b'{"image": "http://192.0.2.1/a.png"}'),
+    ]
+    statuses = []
+    with closing(http.client.HTTPConnection(*address, timeout=300)) as connection:
+        for kind, body in bodies:
+            connection.request("POST", "/v1/predict", body, {"Content-Type": kind})
+            reply = connection.getresponse()
+            statuses.append(reply.status)
+            reply.read()
+    return statuses
+
+
 def test_every_verb_is_watched() -> None:
     verbs = {name for name in build_app() if not name.startswith("-")}
     assert verbs == ENDS_BY_ITSELF | {"serve"}
 
 
 @pytest.mark.slow
-def test_no_verb_connects_or_writes_elsewhere(desk: Path, tmp_path: Path) -> None:
+def test_no_verb_connects_or_writes_elsewhere(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server writes nothing at all."""
     commands = [line.split() for line in COMMANDS.strip().splitlines()]
     (desk / "commands.json").write_text(json.dumps(commands))
     with tarfile.open(desk / "archives" / "0.tar", "w") as archive:
         archive.add(desk / "photos/train/a/0.png", "0.png")
     done = subprocess.run([sys.executable, "-c", RUN, "commands.json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("WATCH_INSIDE", os.pathsep.join(("/dev/", "/proc/self/")))
     with Process(["-m", "vitrail", "serve", MODEL, "--port", "0", *PATIENT], tmp_path / "serve.txt") as server:
-        server.address()
+        assert upload(server.address()) == [200, 200, 400]
         assert server.end() == 0
     log = (tmp_path / "hook" / "log.txt").read_text()
     assert not log

@@ -120,6 +120,14 @@ def test_human_words_are_read() -> None:
             seconds(wrong)
 
 
+def test_a_run_stays_on_its_device() -> None:
+    asked, _ = request(flags={"data": {"source": "x"}})
+    stored = replace(asked, compute=replace(asked.compute, device="cuda:0"))
+    assert continue_run(asked, stored, "run")[0].compute.device == "cuda:0"
+    with pytest.raises(ConfigError, match=r"compute\.device: 'cuda:0' there, 'cpu' asked"):
+        continue_run(replace(asked, compute=replace(asked.compute, device="cpu")), stored, "run")
+
+
 def test_two_runs_differ_only_in_what_was_asked_explicitly() -> None:
     asked = RECIPES["small-data"].run
     stored = replace(asked, compute=replace(asked.compute, device="cpu", precision="bf16", threads=2))

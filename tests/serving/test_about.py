@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 from tests.looked_at import shaken
 from tests.serving.test_gate import SHOWN, TOKEN
 from vitrail.errors import CheckpointError
 from vitrail.inference.options import InferenceOptions
+from vitrail.serving.batcher import HUNG, Current
 from vitrail.serving.loaded_model import LoadedModel, load_model
 from vitrail.weights.native import save_model
 
@@ -54,6 +56,22 @@ def test_where_a_model_came_from_is_told_without_folders(start):
 
 def test_probes_may_ask_for_the_head_alone(client):
     assert client.head("/livez").status_code == client.head("/readyz").status_code == 200
+
+
+def test_a_network_that_hangs_for_two_minutes_or_has_died_is_not_alive(client):
+    batcher = client.service.batcher
+
+    def statuses() -> list[int]:
+        return [client.get(path).status_code for path in ("/livez", "/readyz", "/v2/health/live")]
+
+    for seconds, status in ((60, 200), (121, 503)):
+        batcher._current = Current(time.monotonic() - seconds, 0.0)
+        assert statuses() == [status] * 3, seconds
+    batcher._current = None
+    assert statuses() == [200] * 3 and HUNG == 120
+    batcher.close()
+    batcher._thread.join()
+    assert statuses() == [503] * 3
 
 
 def test_prometheus_is_told_of_requests_batches_and_bad_images(client, png):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
-from contextlib import ExitStack
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from starlette.testclient import TestClient
 
@@ -95,6 +98,48 @@ def test_too_many_pixels_and_too_many_images_are_refused(start, served, png):
     assert client.post("/v1/predict", files=[("file", png())] * 3).status_code == 413
 
 
+def test_large_images_are_decoded_one_at_a_time(client, png, monkeypatch):
+    service, held = client.service, []
+    monkeypatch.setattr("vitrail.serving.service.LARGE", 40 * 52)
+    for content in (png(40, 52), png(41, 52)):
+        service._decode(lambda content, most_pixels: held.append(service._large.locked()), content)
+    assert held == [False, True]
+
+
+@contextmanager
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """What is logged inside the block, with the access log."""
+    records, handler, access = [], logging.Handler(), logging.getLogger("vitrail.access")
+    handler.emit = records.append
+    logging.getLogger("vitrail").addHandler(handler)
+    before = access.level
+    access.setLevel(logging.INFO)
+    try:
+        yield records
+    finally:
+        access.setLevel(before)
+        logging.getLogger("vitrail").removeHandler(handler)
+
+
+def test_the_log_has_a_line_for_each_request_and_a_traceback_with_the_id_of_one_that_failed(client, png, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(client.service, "run_each", fail)
+    with logged() as records:
+        client.get("/livez")
+        client.get("/nothing")
+        assert client.post("/v1/predict", files={"file": png()}, headers={"x-request-id": "mine-7"}).status_code == 500
+    lines = [record.getMessage() for record in records if record.name == "vitrail.access"]
+    assert [line.partition(" in ")[0] for line in lines] == [
+        "GET '/livez' 200",
+        "GET '/nothing' 404",
+        "POST '/v1/predict' 500",
+    ]
+    (failed,) = [record for record in records if record.exc_info]
+    assert failed.exc_info[0] is RuntimeError and "mine-7" in failed.getMessage()
+
+
 def test_a_full_queue_says_when_to_come_again_and_the_rest_is_answered(start, served, png):
     client = start(lambda: served, queue=2, images=1)
     with client.service.batcher.places(2, "answer", time.monotonic() + 600):
@@ -142,9 +187,14 @@ def test_a_deadline_that_passes_is_a_504(start, served, png):
     with client:
         client.portal.start_task_soon(client.service.batcher.run, block, 0, time.monotonic() + 600)
         assert busy.wait(600)
-        late = client.post("/v1/predict", files={"file": png()}, headers={"x-deadline-ms": "50"})
+        soon = {"x-deadline-ms": "50"}
+        late = [
+            client.post(f"/v1/{path}", files={"file": png()}, headers=soon) for path in ("predict", "embed", "explain")
+        ]
+        image = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [b64encode(png()).decode()]}
+        late.append(client.post("/v2/models/tiny/infer", json={"inputs": [image]}, headers=soon))
         free.set()
-        assert late.status_code == 504 and late.json()["error"]["code"] == "deadline"
+        assert [reply.status_code for reply in late] == [504] * 4 and late[0].json()["error"]["code"] == "deadline"
         assert client.post("/v1/predict", files={"file": png()}).status_code == 200
     assert client.post("/v1/predict", files={"file": png()}, headers={"x-deadline-ms": "soon"}).status_code == 400
     batcher = client.service.batcher
@@ -179,6 +229,8 @@ def test_only_a_whole_host_header_is_an_allowed_name(start, served):
     )
     statuses = {host: client.get("/v1/model", headers={"host": host}).status_code for host in (*allowed, *refused)}
     assert statuses == dict.fromkeys(allowed, 200) | dict.fromkeys(refused, 403)
+    for path in ("/livez", "/readyz"):
+        assert client.get(path, headers={"host": "10.0.0.7:8000"}).status_code == 200
 
 
 def test_a_head_beyond_64_kilobytes_is_refused(client):

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
-from tests.looked_at import shaken
+import vitrail
+from tests.looked_at import picture, shaken
 from tests.models.tiny import TINY
 from tests.weights.graphs import write_graph
 from vitrail.analysis.attention import compute_head_maps
@@ -43,6 +45,31 @@ def test_three_ways_of_sending_give_the_answer_of_the_library(client, served, pn
         assert answer["name"] == name and answer["label"] == expected.label
         assert [each["label"] for each in answer["top"]] == [label for label, _ in expected.top]
         assert np.allclose([each["score"] for each in answer["top"]], [score for _, score in expected.top], atol=1e-6)
+
+
+def test_every_answer_in_json_names_the_version_of_the_model(client, served, png):
+    for path in ("predict", "predict?explain=rollout", "embed", "explain", "explain?method=occlusion"):
+        told = client.post(f"/v1/{path}", files={"file": png()}).json()
+        assert told["model"] == {"name": "tiny", "version": served.version}, path
+
+
+def test_uploads_are_decoded_as_the_files_of_an_evaluation(client, served, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    whole, clear = picture(40, 60), picture(40, 60, seed=1).convert("RGBA")
+    clear.putalpha(picture(40, 60, seed=2).convert("L"))
+    deep = np.random.default_rng(0).integers(0, 2**16, (40, 60), dtype=np.uint16)
+    whole.save(tmp_path / "turned.jpg", exif=exif)
+    clear.save(tmp_path / "clear.png")
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    whole.convert("CMYK").save(tmp_path / "inks.jpg")
+    paths = sorted(tmp_path.iterdir())
+    told = client.post("/v1/predict?top=7", files=[("file", path.read_bytes()) for path in paths]).json()["predictions"]
+    expected = vitrail.predict(served.model, paths, top=7, quiet=True, log=lambda line: None)
+    for answer, here in zip(told, expected, strict=True):
+        assert {each["label"]: each["score"] for each in answer["top"]} == pytest.approx(dict(here.top), abs=1e-6), (
+            here.key
+        )
 
 
 def test_several_images_are_answered_in_their_order_and_a_bad_one_in_its_place(client, served, png):

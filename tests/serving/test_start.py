@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import sys
+import time
+from collections.abc import Iterator
 
 import pytest
 import uvicorn
 
 from vitrail.cli import run
 from vitrail.errors import ConfigError
+from vitrail.serving import server as module
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.server import TICKS, Server, bind, check_reach
@@ -52,6 +56,53 @@ def test_an_address_that_is_taken_or_none_is_refused():
     for host, port in (("127.0.0.1", 70_000), ("no such host.", 80), ("127.0.0.1", -1)):
         with pytest.raises(ConfigError, match=r"cannot listen on|out of range"):
             bind(host, port)
+
+
+@pytest.fixture
+def server(start) -> Iterator[Server]:
+    service = start(None).service
+    config = uvicorn.Config(create_app(service), log_config=None)
+    config.load()
+    yield Server(config, service)
+    service.decoders.shutdown()
+
+
+def test_names_of_hosts_that_are_given_replace_those_of_this_machine(start, monkeypatch):
+    asked = []
+
+    def create(*_, hosts, **__):
+        asked.append(hosts)
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "create_app", create)
+    for host, hosts in (("127.0.0.1", ()), ("127.0.0.1", ("a.example", "b")), ("0.0.0.0", ())):
+        with bind(host, 0) as bound, pytest.raises(InterruptedError):
+            module.run(start(None).service, bound, token=None, hosts=hosts, runs=None)
+    assert asked == [("127.0.0.1", "localhost", "[::1]"), ("a.example", "b"), None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_a_second_one_ends_at_once(server, number):
+    with server.capture_signals():
+        handle = signal.getsignal(number)
+    assert handle == server.handle_exit
+    handle(number, None)
+    assert (server.service.draining, server.should_exit, server.force_exit) == (True, False, False)
+    handle(number, None)
+    assert (server.should_exit, server.force_exit) == (True, True)
+
+
+def test_replies_are_awaited_until_the_time_to_drain_has_passed(server, monkeypatch):
+    async def shutdown(server, sockets=None):
+        seconds.append(server.config.timeout_graceful_shutdown)
+
+    seconds = []
+    monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
+    server.servers = []
+    for passed in (5.5, 100.0):
+        server._stop_time = time.monotonic() - passed
+        asyncio.run(server.shutdown())
+    assert seconds == [19, 1]  # of 25
 
 
 def test_limits_that_cannot_be_meant_are_refused():
@@ -102,18 +153,14 @@ def test_a_model_is_tuned_for_the_largest_batch_unless_that_is_switched_off(monk
     assert asked == [(16, True), (5, False)]
 
 
-def test_a_server_gives_freed_memory_back_every_ten_seconds(start, monkeypatch):
+def test_a_server_gives_freed_memory_back_every_ten_seconds(server, monkeypatch):
     released = []
     monkeypatch.setattr("vitrail.serving.server.release_memory", lambda: released.append(1))
-    service = start(None).service
-    config = uvicorn.Config(create_app(service), log_config=None)
-    config.load()
 
     async def tick() -> None:
-        server = Server(config, service)
         for counter in range(2 * TICKS):
             await server.on_tick(counter)
 
     asyncio.run(tick())
-    service.decoders.shutdown()
+    server.service.decoders.shutdown()
     assert len(released) == 2

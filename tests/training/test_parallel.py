@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,12 @@ from tests.training import on_ranks
 from tests.training.ranks import Pool, start_pool
 from vitrail.config.compose import request
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, LostRankError
+from vitrail.errors import ConfigError, LostProcessError, LostRankError
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
+from vitrail.runs.tensor_shards import list_tensors
+from vitrail.runtime import launch
 from vitrail.runtime.distributed import ALONE, Ranks, is_lost_rank, lost_ranks
 from vitrail.runtime.launch import CODES, count_devices, is_launched, summarise
 from vitrail.tasks.classification import create_classifier
@@ -171,6 +174,10 @@ def test_a_run_goes_on_at_another_number_of_ranks(pool, data, tmp_path):
         else:
             assert pool(world, on_ranks.run, out, more, "supervised", data) == [""] * world
             assert RunFolder(out).read_config().compute.parallel == parallel
+            newest = checkpoint.list_checkpoints(out / "checkpoints")[-1] / checkpoint.SHARDS
+            written = sum(path.stat().st_size for path in newest.iterdir())
+            held = sum(math.prod(shape) * kind.itemsize for shape, kind in list_tensors(newest).values())
+            assert held < written < 1.5 * held, "what several ranks hold is written by one of them"
     assert column(out, "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-5)
     assert on_ranks.difference(tmp_path / "one", out) < 1e-4
 
@@ -324,6 +331,20 @@ def test_a_lost_rank_is_told_from_a_fault():
 )
 def test_the_exit_codes_of_all_ranks_make_one(codes, asked, code):
     assert summarise(codes, asked) == code
+
+
+@pytest.mark.parametrize(
+    ("codes", "restarts", "code"), [([7, 7, 0], 3, 0), ([7, 7, 7], 2, 7), ([7, 6], 3, 6), ([7], 0, 7), ([75], 3, 75)]
+)
+def test_only_lost_processes_are_started_again_and_no_more_often_than_asked(monkeypatch, codes, restarts, code):
+    left = iter(codes)
+    for name in ("OMP_NUM_THREADS", launch.LAUNCHER):  # which are set for the ranks
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(launch, "count_devices", lambda devices: 2)
+    monkeypatch.setattr(launch, "_launch_once", lambda count, arguments: next(left))
+    assert launch.launch("2", ["train"], restarts=restarts) == code
+    assert not list(left)
+    assert LostRankError.code == LostProcessError.code == 7  # a rank and a data worker
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,16 @@ def test_a_loss_that_is_not_finite_is_not_applied_and_its_batch_is_named(tmp_pat
         assert torch.equal(tensor.nan_to_num(7.0), before[name].nan_to_num(7.0))
     facts = json.loads((tmp_path / "diverged.json").read_text())
     assert (facts["step"], facts["keys"]) == (0, list(batch.keys))
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path) -> None:
+    found = training(tmp_path, SMALL, "model.name=vit-ti16")
+    before = {name: tensor.clone() for name, tensor in found.objective.state_dict().items()}
+    next(found.objective.parameters()).register_hook(lambda gradient: gradient * torch.inf)
+    with pytest.raises(DivergedError, match=r"the gradient's norm (inf|nan) at step 0; this update was not applied"):
+        take_step(found, next(found.batches(0, 1)))
+    assert math.isfinite(found.loss)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in found.objective.state_dict().items())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-weights"])

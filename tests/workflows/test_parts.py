@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.dataset
@@ -210,6 +211,9 @@ def test_shards_compute_their_own_parts_and_the_last_one_writes_the_manifest(tmp
         counted.clear()
     assert [row["path"] for row in rows(tmp_path)] == [f"images/{number:02}.png" for number in range(11)]
     assert vitrail.check_parts(tmp_path).sound
+    (tmp_path / "_done.json").unlink()
+    predict(tmp_path, batch=3, device="cpu")  # these may change
+    assert counted == [] and vitrail.check_parts(tmp_path).sound
 
 
 def test_a_part_that_another_process_computes_is_left_to_it(tmp_path, counted, monkeypatch):
@@ -349,6 +353,24 @@ def test_without_ray_its_engine_is_refused_with_the_remedy(tmp_path, monkeypatch
     assert "pip install 'vitrail[ray]'" in refused.value.remedy
     with pytest.raises(ConfigError, match="in memory"):
         predict(tmp_path, engine="ray", model=shaken())
+
+
+def test_ray_is_asked_to_try_a_part_four_times():
+    asked = {}
+
+    class Parts:
+        def map_batches(self, actor, **how):
+            asked.update(how)
+            return self
+
+        def iter_batches(self, **_):
+            return iter(())
+
+    data = SimpleNamespace(ActorPoolStrategy=lambda **_: None, from_items=lambda items, **_: Parts())
+    ray = SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}], data=data)
+    job = compute.Job(verb="embed", model="model", options=InferenceOptions())
+    assert ray_engine._compute(ray, job, {}, [0, 1], print) == 0
+    assert (asked["max_task_retries"], asked["max_restarts"]) == (3, -1)  # of a part, and of an actor without end
 
 
 ONE = {"CPU": 8.0}

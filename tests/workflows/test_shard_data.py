@@ -6,7 +6,9 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,7 @@ import pytest
 from PIL import Image
 
 import vitrail
+from tests.test_files import run_and_kill
 from vitrail.cli import run
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
@@ -108,6 +111,21 @@ def test_what_cannot_be_sharded_is_refused_and_nothing_is_left(tmp_path):
     with pytest.raises(DataError, match=r"the image bee/gone\.png cannot be read: No such file"):
         vitrail.shard_data(data, tmp_path / "out", quiet=True)
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked to be killed")
+def test_a_process_that_is_killed_leaves_no_folder_and_the_same_call_writes_all(tmp_path):
+    data, out = class_folders(tmp_path / "photos"), tmp_path / "here" / "shards"
+    write = partial(vitrail.shard_data, data, out, images=5, quiet=True)
+    write()
+    whole, kills = digests(out), 0
+    shutil.rmtree(out)
+    while run_and_kill(write, 2 * kills + 1):
+        kills += 1
+        assert not out.exists() or digests(out) == whole
+        shutil.rmtree(out, ignore_errors=True)
+    assert kills >= 5 and digests(out) == whole
+    assert [path.name for path in out.parent.iterdir()] == ["shards"]
 
 
 def archive(path, members, form=tarfile.USTAR_FORMAT):

@@ -104,6 +104,21 @@ def test_validation_images_are_needed(tmp_path):
         tune_rate(RUN, tmp_path / "run", data=data, transform=None, say=say_nothing, ranks=ALONE)
 
 
+def test_a_rate_is_judged_on_the_validation_split_alone():
+    judged = []
+
+    def judge(parts):
+        judged.extend(parts.items())
+        return {
+            name: SimpleNamespace(figures={"nll": 0.5}, metric=SimpleNamespace(higher_is_better=True)) for name in parts
+        }
+
+    splits = SimpleNamespace(val="validation images", test="test images")
+    prepared = SimpleNamespace(data=SimpleNamespace(splits=splits), judge=judge)
+    assert module._judge_validation(prepared) == {"loss": 0.5}
+    assert judged == [("val", "validation images")]
+
+
 def test_the_loss_of_a_task_without_a_likelihood_is_its_first_figure():
     metric = SimpleNamespace(higher_is_better=True)
     assert loss_of(SimpleNamespace(figures={"top1": 0.9, "nll": 0.4}, metric=metric)) == 0.4

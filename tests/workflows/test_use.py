@@ -20,6 +20,8 @@ from PIL import Image
 
 import vitrail
 from vitrail.cli import run
+from vitrail.config.compose import request
+from vitrail.config.parse import flatten, plain
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
 from vitrail.inference.options import InferenceOptions
@@ -287,6 +289,22 @@ def test_the_network_that_was_chosen_stands_in_the_settings(tmp_path: Path) -> N
     run = vitrail.train(few, out=tmp_path / "run", steps=1, batch=8, quiet=True)
     kept = yaml.safe_load((run.folder / "config.yaml").read_text())["model"]
     assert (kept["name"], kept["changes"]["width"], kept["changes"]["patch_size"]) == ("vit-ti16", 64, [2, 2])
+
+
+def test_the_settings_of_a_run_are_all_in_its_config_with_those_that_were_chosen(trained: Result) -> None:
+    kept = flatten(yaml.safe_load((trained.folder / "config.yaml").read_text()))
+    known = flatten(plain(request(flags={"data": {"source": "photos"}})[0]))
+    free = ("model.changes", "model.preprocessing", "objective.changes", "optim.rates")
+    assert {name for name in kept if not name.startswith(free)} == {name for name in known if not name.startswith(free)}
+    chosen = (
+        "model.size",
+        "data.workers",
+        "data.micro_batch",
+        "compute.device",
+        "compute.precision",
+        "compute.threads",
+    )
+    assert [name for name in chosen if kept[name] is None] == []
 
 
 def test_weights_are_fine_tuned_at_another_resolution_from_a_zero_head(
