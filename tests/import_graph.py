@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "vitrail"
 FLOOR = {
     "errors": 0, "markup": 0, "untrusted": 0,
     "checksums": 1, "rows": 1, "torch_private": 1,
-    "files": 2,
+    "files": 2, "images": 2, "stamps": 2,
     "shards": 3,
     "models": 4, "data": 4, "runtime": 4,
     "tasks": 5, "config": 5,
@@ -30,7 +30,7 @@ def files(package: Path) -> list[Path]:
 
 
 def module(package: Path, file: Path) -> tuple[str, ...]:
-    """``vitrail/data/decode.py`` -> ``("vitrail", "data", "decode")``."""
+    """``vitrail/images/decode.py`` -> ``("vitrail", "data", "decode")``."""
     return (package.name, *file.relative_to(package).with_suffix("").parts)
 
 

@@ -33,6 +33,7 @@ DIRECT = {
         "json.loads": "the argument from the process that started it",
         "zipfile.ZipFile": "the directory, in a process with limited memory and time",
     },
+    "data/sources/label_texts.py": {"csv.reader": "one cell of a table, whose line is limited"},
     "runs/checkpoint.py": {"json.loads": "a file whose SHA-256 is in the sealed manifest"},
     "workflows/study/queue.py": {"json.loads": "the lease of a process of the same study"},
     "training/binding.py": {"np.load": "a file whose SHA-256 is compared before"},
@@ -47,7 +48,7 @@ DIRECT = {
     "data/sources/parquet.py": {"parquet.ParquetFile": "rows and expansion are checked before columns are read"},
     "data/sources/manifests.py": {"csv.reader": "lines of limited length"},
     "data/sources/class_map.py": {"csv.reader": "a file of limited size"},
-    "data/sources/mask_folders.py": {"csv.DictReader": "a file of limited size"},
+    "data/sources/mask_names.py": {"csv.reader": "a file of limited size"},
     "data/sources/bad_images.py": {"csv.reader": "rows that vitrail wrote, each with a checksum"},
 }
 

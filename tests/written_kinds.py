@@ -16,13 +16,13 @@ from tests.looked_at import picture, shaken
 from tests.weights.graphs import write_graph
 from tests.weights.kinds import a_model
 from tests.workflows.study.planned import POOL, fake_result, make_study
-from vitrail.data.decode import BadImage
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.bad_images import read_bad_images
 from vitrail.data.sources.open import open_data
 from vitrail.exports.sidecar import sums_of, write_sums
 from vitrail.files import read_sealed
+from vitrail.images.decode import BadImage
 from vitrail.inference.feature_cache import FeatureCache, Found
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runs import checkpoint

@@ -117,7 +117,9 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "annotations of another folder": (
         "train coco" + TRAIN,
-        change_coco(lambda content: [entry.update(file_name="x/" + entry["file_name"]) for entry in content["images"]]),
+        change_coco(
+            lambda content: [entry.update(file_name="x/" + entry["file_name"][::-1]) for entry in content["images"]]
+        ),
         3,
         "are not found",
     ),
@@ -125,11 +127,11 @@ MISTAKES: dict[str, Mistake] = {
         "train coco" + TRAIN,
         change_coco(lambda content: content["categories"].pop()),
         3,
-        "name all categories",
+        "which instances.json does not name",
     ),
     "two files for one split": (
         "train coco" + TRAIN,
-        lambda folder: write(folder / "coco" / "annotations" / "again.json", json.dumps(coco())),
+        lambda folder: write(folder / "coco" / "annotations" / "instances_again.json", json.dumps(coco())),
         3,
         "give the file that is meant",
     ),
@@ -145,10 +147,10 @@ MISTAKES: dict[str, Mistake] = {
         "train voc" + TRAIN,
         lambda folder: write(folder / "voc" / "Annotations" / "a.xml", voc("a")[:-40]),
         3,
-        "export the annotations again",
+        "a.xml cannot be read",
     ),
     "masks of unknown colours": ("train masks" + TRAIN, colour_masks, 3, "add them to the table"),
-    "a mask in JPEG": ("train masks" + TRAIN, jpeg_mask, 3, "save masks as PNG"),
+    "a mask in JPEG": ("train masks" + TRAIN, jpeg_mask, 3, "1 of 3 masks cannot be read"),
     "masks of another size": ("train masks" + TRAIN, small_masks, 3, "the mask is for 6 x 5 pixels"),
     "masks of other names": ("train masks" + TRAIN, rename_masks, 3, "give masks the names of their images"),
     "fewer names than values": (

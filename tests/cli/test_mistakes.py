@@ -103,7 +103,7 @@ def bad_yaml(folder: Path) -> None:
 
 
 def manifests(folder: Path) -> None:
-    (folder / "no_label.csv").write_text("file,kind\na.png,ant\n")
+    (folder / "no_label.csv").write_text("file,kind,colour\na.png,ant,red\n")
     (folder / "missing.csv").write_text("path,label\nnowhere/a.png,ant\nnowhere/b.png,bee\n")
 
 

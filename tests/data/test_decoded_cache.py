@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.decode import decode
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
+from vitrail.images.decode import decode
 
 
 def folder(root, sizes, channels=3):

@@ -10,9 +10,9 @@ from PIL import Image, ImageOps
 
 from vitrail.data import pictures
 from vitrail.data.augment.policy import Augment
-from vitrail.data.decode import BadImage
 from vitrail.data.pictures import TrainingCrop, crop, jpeg_size
 from vitrail.data.sources.contents import Arrays, Files, Strings
+from vitrail.images.decode import BadImage
 
 SIZE = (48, 64)
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from vitrail.data import preprocessing
-from vitrail.data.decode import BadImage, decode
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
+from vitrail.images.decode import BadImage, decode
 
 
 def noise(height: int, width: int, channels: int = 3) -> np.ndarray:

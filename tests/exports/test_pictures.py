@@ -12,12 +12,12 @@ import torch
 from torch.export import Dim
 
 from tests.exports.exported import classifier_of, expected
-from vitrail.data.decode import decode
 from vitrail.data.preprocessing import INTERPOLATIONS, WHOLE_PIXELS, Preprocessing
 from vitrail.exports.graph import quiet_exporters
 from vitrail.exports.onnx import to_onnx
 from vitrail.exports.pictures import Preparation
 from vitrail.exports.quantise import to_int8
+from vitrail.images.decode import decode
 from vitrail.tasks.classification import Classifier
 
 # one pixel, the model's own size, smaller and larger on either side, strips of which no more than the crop is scaled

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.decode import BadImage, decode
+from vitrail.images.decode import BadImage, decode
 from vitrail.runtime.libtiff import redirect_libtiff
 
 pytestmark = pytest.mark.skipif(

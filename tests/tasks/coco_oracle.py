@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitrail.data.rle import Rle
+from vitrail.images.rle import Rle
 from vitrail.tasks.matching import Detected, Truth
 
 SIZE = (60, 80)

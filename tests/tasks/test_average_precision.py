@@ -11,7 +11,7 @@ import pytest
 
 from tests.slow import few_or_nightly
 from tests.tasks.coco_oracle import evaluate, jitter, random_set
-from vitrail.data.rle import Rle
+from vitrail.images.rle import Rle
 from vitrail.tasks.average_precision import (
     average_precision,
     average_recall,

@@ -16,8 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.each_row import each_row
-from vitrail import train
-from vitrail.data.sources import stamps
+from vitrail import stamps, train
 from vitrail.errors import DataError
 from vitrail.files import read_sealed
 from vitrail.runs.checkpoint import list_checkpoints, step_of

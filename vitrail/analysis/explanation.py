@@ -17,9 +17,9 @@ from vitrail.analysis.occlusion import choose_window, measure_occlusion, occlusi
 from vitrail.analysis.pictures import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
 from vitrail.analysis.rollout import relevance, relevance_of_score, rollout
 from vitrail.data.augment.placement import Frames
-from vitrail.data.decode import MAX_PIXELS, BadImage, decode
 from vitrail.data.imagenet import index_classes
 from vitrail.errors import ConfigError, nearest
+from vitrail.images.decode import MAX_PIXELS, BadImage
 from vitrail.markup import image_uri, tag
 from vitrail.models.backbone import at_rest, device_of
 from vitrail.rows import show_facts
@@ -139,7 +139,7 @@ class Explanation:
     def _repr_html_(self) -> str:
         """The picture under its heat map, if the file can still be read, beside the row."""
         try:
-            picture, box = shrink(to_rgb(np.asarray(to_pixels(self.key, 3))), self.box, SHOWN_SIDE)
+            picture, box = shrink(to_rgb(np.asarray(to_pixels(self.key))), self.box, SHOWN_SIDE)
         except BadImage:
             return show_facts(self.row().items())
         lit = overlay(picture, self.heat, box=box, reach=self.reach, range=find_light_range(self.heat))
@@ -168,8 +168,7 @@ def prepare_image(
 ) -> PreparedImage:
     """Prepares an image file of at most ``max_pixels``, or a decoded image of a source. Raises `BadImage`."""
     preprocessing, device = model.preprocessing, device_of(model)
-    own = preprocessing.channels
-    image = decode(content, channels=own, max_pixels=max_pixels) if isinstance(content, bytes) else content
+    image = preprocessing.decode(content, max_pixels=max_pixels) if isinstance(content, bytes) else content
     pixels = preprocessing.picture(image)
     picture = to_uint8(np.asarray(image))
     images = preprocessing.normalise(torch.from_numpy(pixels)[None].to(device))

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from vitrail.analysis.attention import compute_layer_maps
 from vitrail.analysis.rollout import relevance, rollout
-from vitrail.data.decode import BadImage
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.label_maps import decode_mask
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage
+from vitrail.images.masks import decode_mask
 from vitrail.tasks import Task
 
 

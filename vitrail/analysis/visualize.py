@@ -19,9 +19,9 @@ from torch import Tensor
 from vitrail.analysis.attention import Place, check_index, compute_head_maps, compute_query_shares, select_head
 from vitrail.analysis.attention_geometry import Lift
 from vitrail.analysis.pictures import to_rgb, to_thumbnail, to_uint8
-from vitrail.data.decode import convert_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
+from vitrail.images.decode import convert_image
 from vitrail.models import AttentionGrid, device_of
 from vitrail.runtime.progress import in_notebook
 from vitrail.tasks import Task
@@ -135,7 +135,7 @@ def _read_image(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarra
         image = _read_bytes(Path(image))
     elif isinstance(image, np.ndarray | Tensor) and image.ndim == 4:
         image = image[0]
-    return model.preprocess([image]), to_pixels(image, model.preprocessing.channels)
+    return model.preprocess([image]), to_pixels(image, model.preprocessing)
 
 
 def _take_single(image: Any) -> Any:

@@ -11,7 +11,7 @@ from vitrail.config.keywords import flags_of
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import find_recipe
 from vitrail.config.schema import TASK_VERBS, Run, Unlabelled
-from vitrail.config.units import part, seconds, size_in_pixels
+from vitrail.config.units import numbers, part, seconds, size_in_pixels
 from vitrail.errors import ConfigError, nearest
 
 LENGTHS = ("epochs", "steps", "time")
@@ -144,6 +144,7 @@ def _convert_units(layer: Mapping[str, Any]) -> dict[str, Any]:
         ("schedule", "time"): seconds,
         ("data", "max_bad"): part,
         ("data", "fraction"): part,
+        ("data", "pixel_range"): numbers,
         ("model", "size"): size_in_pixels,
     }
     read = dict(layer)

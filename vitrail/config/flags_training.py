@@ -62,7 +62,19 @@ class TrainingFlags(TypedDict, total=False):
     ]
     max_bad: Annotated[
         str | float | None,
-        Flag("Stop if more than this share of the images cannot be read, e.g. 1%.", setting="data.max_bad", word=str),
+        Flag(
+            "Stop if more than this share of images or objects cannot be read, e.g. 1%.",
+            setting="data.max_bad",
+            word=str,
+        ),
+    ]
+    pixel_range: Annotated[
+        str | Sequence[float] | None,
+        Flag(
+            "Values of 16-bit and float images that become black and white: 0,4095; by default those of the training images.",
+            setting="data.pixel_range",
+            word=str,
+        ),
     ]
     dry_run: Annotated[
         bool, Flag("Print the plan, and an estimate of time and memory from a few measured steps.", False)

@@ -13,6 +13,7 @@ from vitrail.config.parse import flatten, plain
 from vitrail.data.augment.policy import Augment
 from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.errors import ConfigError, nearest
+from vitrail.images.pixel_range import check_levels
 
 TaskVerb = Literal["classify", "segment", "detect"]
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
@@ -68,7 +69,8 @@ class DataSettings:
     """The data and the batches; ``batch`` is the number of images of one update, over all its micro-steps.
 
     Small images are decoded once; with ``decoded``, a folder, they are kept there, and mapped by all processes that need them.
-    ``limit``, or ``fraction``, trains on a part of the training images (`vitrail.data.sources.holdout.choose_part`).
+    ``pixel_range`` are the values of images of more than 8 bits that become 0 and 1, by default the extremes of the training
+    images. ``limit``, or ``fraction``, trains on a part of the training images (`vitrail.data.sources.holdout.choose_part`).
     """
 
     source: str = ""
@@ -83,6 +85,7 @@ class DataSettings:
     max_bad: float = MOST_BAD
     channels: int | None = None
     decoded: str | None = None
+    pixel_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         _demand(self.batch >= 1, f"data.batch is {self.batch}", "give a batch of at least 1")
@@ -99,6 +102,8 @@ class DataSettings:
         _demand(not both, f"data.limit is {self.limit}, and {share}", "set one of them, the other to null")
         _demand(self.repeats >= 1, f"data.repeats is {self.repeats}", "1 means no repeated augmentation")
         _demand(self.workers is None or self.workers >= 0, f"data.workers is {self.workers}", "give 0 or more")
+        if self.pixel_range is not None:
+            check_levels(self.pixel_range)
         _demand(0 <= self.max_bad <= 1, f"data.max_bad is {self.max_bad}", "give a part, e.g. 0.01 or 1%")
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import PIL
 
-from vitrail.data.decode import BadImage, decode, header_size
 from vitrail.data.sources.contents import Arrays, UserDataset
+from vitrail.data.sources.deep_files import DeepFiles
 from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 from vitrail.files import disk_errors, read_sealed, stage_file, write_sealed
+from vitrail.images.decode import BadImage, decode, header_size
 
 SMALL = 64  # maximum pixels per side
 PROBES = 65  # number of images whose headers are read
@@ -61,7 +62,8 @@ def keep_decoded(
         DataError: a bad image if ``bad`` is None, or what ``bad`` raises.
     """
     channels = channels or 3
-    as_is = source.kind == "arrays" or isinstance(source.contents, UserDataset) or isinstance(source.targets, LabelMaps)
+    as_is = isinstance(source.contents, UserDataset | DeepFiles) or isinstance(source.targets, LabelMaps)
+    as_is |= source.kind == "arrays"
     size = None if as_is else _common_size(source)
     if size is None or max(size) > SMALL or len(source) * size[0] * size[1] * channels > KEPT_BYTES:
         return source

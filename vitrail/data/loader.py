@@ -31,6 +31,7 @@ from vitrail.data.transfer import send
 from vitrail.data.windows import Windows
 from vitrail.data.workers import Made, Make, Workers, in_order, make_all
 from vitrail.errors import DataError
+from vitrail.untrusted.limits import PIXELS
 
 DEVICE_BYTES = 2**32  # arrays up to this size are kept on the device
 Bad = Callable[[str, str], None]  # (key, reason); may raise to stop
@@ -158,6 +159,7 @@ def eval_batches(
     fast: bool = False,
     collate: Collate = collate_labels,
     spans: Iterable[range] | None = None,
+    max_pixels: int = PIXELS,
 ) -> Generator[Batch, None, None]:
     """Yields every item once, in order, preprocessed but not normalised; epoch and view are 0.
 
@@ -167,6 +169,7 @@ def eval_batches(
         fast: decode JPEG files at a reduced size, if it is at least the size to which preprocessing scales them.
         spans: the items to read, run by run, in place of all: taken while reading runs ahead, in the thread that takes the
             batches. No batch has items of two spans.
+        max_pixels: of an image file; a larger one is bad.
 
     Raises:
         DataError: arrays with another number of channels; a worker died.
@@ -179,7 +182,7 @@ def eval_batches(
         if preprocessing.resized(*size) == size == preprocessing.size:
             yield from _read_arrays(source, jobs, None, collate)
             return
-    make = Evaluated(source.contents, preprocessing, fast, _annotations(source))
+    make = Evaluated(source.contents, preprocessing, fast, _annotations(source), max_pixels)
     batches = _read_pictures(source, make, jobs, collate=collate, workers=workers, bad=bad)
     with closing(batches):
         yield from filter(len, batches)

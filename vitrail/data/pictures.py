@@ -18,7 +18,6 @@ from PIL import Image
 
 from vitrail.data.augment.crops import TRIES, crop_box
 from vitrail.data.augment.policy import Augment
-from vitrail.data.decode import BadImage, decode, size_of, upright_size
 from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
 from vitrail.data.rng import keys
 from vitrail.data.sources.annotations import Annotations
@@ -26,6 +25,8 @@ from vitrail.data.sources.contents import Contents, UserDataset
 from vitrail.data.sources.label_maps import IGNORED
 from vitrail.data.windows import Windows
 from vitrail.errors import ConfigError, DataError
+from vitrail.images.decode import BadImage, decode, size_of, upright_size
+from vitrail.untrusted.limits import PIXELS
 
 JPEG = b"\xff\xd8\xff"  # the only format with decoding at a reduced size
 REDUCING_GAP = 3.0  # large pictures are first reduced by an integer factor, to at least three times the result
@@ -150,6 +151,7 @@ class Evaluated:
     preprocessing: Preprocessing | Windows
     fast: bool = False
     annotations: Annotations | None = None
+    max_pixels: int = PIXELS
 
     def __call__(self, epoch: int, sample: int, view: int) -> Picture:
         content = read(self.contents, 0, epoch, sample, view)
@@ -157,7 +159,7 @@ class Evaluated:
             return self._prepare(content, content.shape[:2], sample)
         full = jpeg_size(content) if self.fast else None
         at_least = self.preprocessing.resized(*full) if full else None
-        image = decode(content, channels=self.preprocessing.channels, at_least=at_least)
+        image = self.preprocessing.decode(content, max_pixels=self.max_pixels, at_least=at_least)
         return self._prepare(image, full or size_of(image), sample)
 
     def _prepare(self, image: Image.Image | np.ndarray, full: tuple[int, int], sample: int) -> Picture:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
-from vitrail.data.decode import BadImage, convert_image
 from vitrail.errors import ConfigError, nearest
+from vitrail.images.decode import BadImage, convert_image
+from vitrail.images.deep_images import decode_file
+from vitrail.images.pixel_range import Levels, check_levels
+from vitrail.untrusted.limits import PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +50,7 @@ class Preprocessing:
             (TensorFlow). An image smaller than the crop gets a black border.
         interpolation: Pillow's filter; all of them antialias when shrinking, except `nearest`.
         mean, std: one per channel, for values in [0, 1].
+        pixel_range: the values of images of more than 8 bits, or of floats, that become 0 and 1; None for images of 8 bits.
 
     Raises:
         ConfigError: an invalid value or combination.
@@ -60,6 +64,7 @@ class Preprocessing:
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    pixel_range: Levels | None = None
 
     def __post_init__(self) -> None:
         allowed = {"resize": ("short", "squash", "fit", "none"), "rounding": ("floor", "round")}
@@ -79,6 +84,8 @@ class Preprocessing:
         if len(self.mean) != len(self.std) or not finite or min(self.std, default=0) < LEAST_STD:
             fact = f"mean {self.mean} and std {self.std}"
             raise ConfigError(fact, f"give one mean and one positive std of {LEAST_STD:g} or more per channel")
+        if self.pixel_range is not None:
+            check_levels(self.pixel_range)
 
     @classmethod
     def timm(
@@ -125,12 +132,14 @@ class Preprocessing:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         resize: int | str | None = None,
+        pixel_range: Sequence[float] | None = None,
     ) -> Preprocessing:
         """The same with some values replaced, for weights that do not say how they were trained.
 
         Args:
             mean, std: for values in [0, 1], one number per channel or one for all.
             resize: pixels of the shorter side before the crop, or "squash", "fit" or "none".
+            pixel_range: two numbers, as in the constructor.
 
         Raises:
             ConfigError: as in the constructor.
@@ -139,6 +148,8 @@ class Preprocessing:
         if resize is not None:
             scaled = isinstance(resize, int)
             changes |= {"resize": "short" if scaled else resize, "resize_to": resize if scaled else None}
+        if pixel_range is not None:
+            changes["pixel_range"] = tuple(pixel_range)
         for name, numbers in (("mean", mean), ("std", std)):
             if numbers is not None:
                 changes[name] = tuple(numbers) * (self.channels if len(numbers) == 1 else 1)
@@ -147,6 +158,13 @@ class Preprocessing:
             fact = f"mean {changed.mean} and std {changed.std} for {self.channels} channels"
             raise ConfigError(fact, "give one number per channel, or one for all")
         return changed
+
+    def decode(
+        self, content: bytes, *, max_pixels: int = PIXELS, at_least: tuple[int, int] | None = None
+    ) -> Image.Image | np.ndarray:
+        """Decodes an image file for `picture`; the arguments are those of `decode_file`."""
+        how = {"max_pixels": max_pixels, "at_least": at_least}
+        return decode_file(content, channels=self.channels, levels=self.pixel_range, **how)
 
     def picture(self, image: Image.Image | np.ndarray) -> np.ndarray:
         """The model's input before normalisation: uint8 (C, h, w), or float32 in [0, 1] for a float array.
@@ -208,7 +226,10 @@ class Preprocessing:
         return top * down, left * across, (top + self.size[0]) * down, (left + self.size[1]) * across
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        if self.pixel_range is None:  # as earlier versions wrote it
+            del values["pixel_range"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:

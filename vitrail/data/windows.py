@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.decode import size_of
 from vitrail.data.preprocessing import MOST_SIDE, Preprocessing
 from vitrail.errors import ConfigError
+from vitrail.images.decode import size_of
+from vitrail.images.pixel_range import Levels
+from vitrail.untrusted.limits import PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +63,10 @@ class Windows:
         return self.whole.channels
 
     @property
+    def pixel_range(self) -> Levels | None:
+        return self.whole.pixel_range
+
+    @property
     def enlarged(self) -> Preprocessing:
         """How the whole picture would be seen by a model whose input is ``zoom`` times as large."""
         height, width = self.size
@@ -74,6 +80,11 @@ class Windows:
 
     def normalise(self, images: Tensor) -> Tensor:
         return self.whole.normalise(images)
+
+    def decode(
+        self, content: bytes, *, max_pixels: int = PIXELS, at_least: tuple[int, int] | None = None
+    ) -> Image.Image | np.ndarray:
+        return self.whole.decode(content, max_pixels=max_pixels, at_least=at_least)
 
     def picture(self, image: Image.Image | np.ndarray) -> np.ndarray:
         """The inputs before normalisation, (V, C, h, w), the whole picture first.

@@ -28,10 +28,10 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from vitrail.data.decode import BadImage
 from vitrail.data.pictures import Picture
 from vitrail.data.shared_memory import Reader, Writer, create_memory
 from vitrail.errors import ConfigError, DataError, LostProcessError, VitrailError
+from vitrail.images.decode import BadImage
 
 Row = Sequence[int]  # epoch, sample, view
 Make = Callable[[int, int, int], Picture]  # raises BadImage

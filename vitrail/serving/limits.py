@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from vitrail.data.decode import MAX_PIXELS
 from vitrail.errors import ConfigError
+from vitrail.images.decode import MAX_PIXELS
 
 MOST_HEAD = 64 << 10  # maximum size of a request's head in bytes
 

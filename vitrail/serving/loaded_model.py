@@ -36,9 +36,9 @@ from vitrail.analysis.explanation import (
 )
 from vitrail.analysis.occlusion import choose_window, coarsen_window
 from vitrail.data.augment.placement import Frames
-from vitrail.data.decode import decode, size_of
 from vitrail.data.pictures import Picture
 from vitrail.errors import ConfigError
+from vitrail.images.decode import size_of
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.tuning import tune
@@ -154,7 +154,7 @@ class LoadedModel:
     def prepare(self, content: bytes, *, most_pixels: int) -> Picture:
         """Decodes and resizes an image file to the model's input, uint8, not normalised. Raises `BadImage`."""
         preprocessing = self.model.preprocessing
-        image = decode(content, channels=preprocessing.channels, max_pixels=most_pixels)
+        image = preprocessing.decode(content, max_pixels=most_pixels)
         top, left, bottom, right = preprocessing.visible_box(*size_of(image))
         return Picture(preprocessing.picture(image), (left, top, right, bottom), size_of(image))
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from vitrail.data.decode import BadImage, header_size
 from vitrail.errors import VitrailError
+from vitrail.images.decode import BadImage, header_size
 from vitrail.serving.batcher import Batcher, deadline_error
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.loaded_model import LoadedModel

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.decode import BadImage
 from vitrail.errors import ConfigError, DataError
+from vitrail.images.decode import BadImage
 from vitrail.markup import Markup, join, tag
 from vitrail.rows import SHOWN
 from vitrail.tasks.answer import Answer

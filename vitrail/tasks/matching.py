@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.rle import Rle, mask_iou
+from vitrail.images.rle import Rle, mask_iou
 
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -13,11 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.decode import BadImage, convert_image, decode, size_of
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.folders import Scan, list_image_files
+from vitrail.data.sources.mask_pairs import list_images
+from vitrail.data.sources.scan import Scan
 from vitrail.data.windows import Windows
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage, convert_image, decode, size_of
 from vitrail.markup import Markup, image_uri, tag
 
 REMEDY = (
@@ -28,12 +29,16 @@ THUMBNAIL = 96  # pixels of its longer side
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
 
 
-def to_pixels(picture: Any, channels: int) -> Image.Image | np.ndarray:
-    """An upright Pillow image or an array (H, W, C), uint8 or float32 in [0, 1]. Raises `BadImage` for anything else."""
+def to_pixels(picture: Any, preprocessing: Preprocessing | Windows | None = None) -> Image.Image | np.ndarray:
+    """An upright Pillow image or an array (H, W, C), uint8 or float32 in [0, 1], with the channels of ``preprocessing``, else 3.
+
+    Raises `BadImage` for anything else.
+    """
+    channels = 3 if preprocessing is None else preprocessing.channels
     if isinstance(picture, str | os.PathLike):
         picture = _read(picture)
     if isinstance(picture, bytes):
-        return decode(picture, channels=channels)
+        return decode(picture) if preprocessing is None else preprocessing.decode(picture)
     if isinstance(picture, Image.Image):
         return convert_image(picture, channels)
     if isinstance(picture, Tensor):
@@ -80,7 +85,7 @@ def list_pictures(pictures: Any) -> list[Any]:
     Raises `DataError` for a folder without images.
     """
     if isinstance(pictures, str | os.PathLike):
-        return list_image_files(pictures, Scan()) if os.path.isdir(pictures) else [pictures]
+        return list_images(pictures, Scan()) if os.path.isdir(pictures) else [pictures]
     if isinstance(pictures, np.ndarray | Tensor):
         return list(pictures) if pictures.ndim == 4 else [pictures]
     several = isinstance(pictures, Iterable) and not isinstance(pictures, Image.Image | bytes)
@@ -110,7 +115,7 @@ class Transform:
         An error calls the picture ``name``.
         """
         try:
-            image = to_pixels(picture, self.preprocessing.channels)
+            image = to_pixels(picture, self.preprocessing)
             pixels = torch.from_numpy(self.preprocessing.picture(image))  # (C, H, W)
         except BadImage as error:
             raise DataError(f"{name} cannot be used: {error.reason}", REMEDY) from error
@@ -120,7 +125,7 @@ class Transform:
 def open_image(picture: Picture) -> Image.Image:
     """A picture with up to three channels, upright, in RGB. Raises `BadImage` if it cannot be read or drawn."""
     try:
-        image = to_pixels(picture, 3)
+        image = to_pixels(picture)
         if isinstance(image, np.ndarray):
             image = Image.fromarray(image if image.dtype == np.uint8 else (image * 255).astype(np.uint8))
         image = convert_image(image, 3)

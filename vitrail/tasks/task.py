@@ -351,7 +351,7 @@ class Task(nn.Module, ABC):
         Raises:
             BadImage: it cannot be used.
         """
-        return self.preprocessing.picture(to_pixels(picture, self.preprocessing.channels))
+        return self.preprocessing.picture(to_pixels(picture, self.preprocessing))
 
     def _answer(self, pictures: Sequence[Picture], windows: Windows | None) -> tuple[Tensor, Frames]:
         """The outputs for pictures, in windows for a single one, and what they show of these."""

@@ -11,6 +11,7 @@ import torch
 from vitrail.config.schema import Parallel, Precision, Run
 from vitrail.config.units import largest_divisor
 from vitrail.data.sample_order import TrainStream
+from vitrail.data.sources.deep_files import find_levels
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.reports.wording import plural
@@ -55,6 +56,7 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
         micro_batch=data.micro_batch or default_micro_batch(plan.image_bytes, data.batch, device),
         workers=workers,
         channels=plan.channels,
+        pixel_range=data.pixel_range or find_levels(train),
     )
     steps = length_in_steps(run, len(train))
     save = replace(run.save, log_every=run.save.log_every or (max(1, min(50, steps // 100)) if steps else 10))

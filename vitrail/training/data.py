@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from vitrail.data.loader import Batch, Collate, train_batches
 from vitrail.data.sample_order import measure_mixing
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.holdout import take_part
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.tasks import find_task
 
 Transform = Callable[[Any], Any]
 WELL_MIXED = 0.8  # of the entropy of labels in random batches, below which a warning is due
@@ -84,12 +86,21 @@ def open_run_data(
         channels=channels,
         labelled=labels,
         task=run.task if labels else None,
+        max_bad=run.data.max_bad if run.data.on_bad == "skip" else 0.0,
     )
     splits = limit_training(splits, run.data, run.seed)
+    splits = open_deep(splits, channels=channels, levels=run.data.pixel_range)
     total = sum(map(len, list_splits(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.bad_images, total=total)
     decoded = None if run.data.decoded is None else Path(run.data.decoded)
     return RunData(splits, bad, transform, channels, decoded)
+
+
+def check_trainable(splits: Splits, task: str, head: Mapping[str, Any]) -> None:
+    """Raises `DataError` for data without training images, or that the task cannot learn from; ``head`` are its options."""
+    if splits.train is None or not len(splits.train):
+        raise DataError("the data hold no training images", "see `vitrail data check`", value=splits.layout)
+    find_task(task).choose_arguments(splits.train, head)
 
 
 def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:

@@ -15,10 +15,10 @@ from vitrail import weights
 from vitrail.config.default_model import model_for_images
 from vitrail.config.reconcile import changes_for
 from vitrail.config.schema import ModelSettings, Run
-from vitrail.data.decode import BadImage, upright_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
+from vitrail.images.decode import BadImage, upright_size
 from vitrail.models import Backbone, activation_bytes, configure, cost_of, sketch
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
@@ -114,6 +114,8 @@ def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[
     size, channels, kind = run.model.size, run.data.channels, find_task(run.task)
     assert size is not None and channels is not None, "the run is not resolved"
     prepared: dict[str, Any] = {**({} if kind.resize is None else {"resize": kind.resize}), **run.model.preprocessing}
+    if run.data.pixel_range is not None:
+        prepared["pixel_range"] = run.data.pixel_range
     torch.manual_seed(run.seed)
     if start is None:
         assert run.model.name is not None

@@ -19,7 +19,7 @@ def to_whole(value: Any, what: str, *, least: int = 0, most: int = 2**31 - 1) ->
         ValueError: it is no whole number in this range.
     """
     try:
-        number = value if isinstance(value, int) else to_real(value, what)
+        number = value if isinstance(value, int) and not isinstance(value, bool) else to_real(value, what)
         if int(number) == number and least <= number <= most:
             return int(number)
     except (ValueError, OverflowError):  # OverflowError: infinity
@@ -29,7 +29,7 @@ def to_whole(value: Any, what: str, *, least: int = 0, most: int = 2**31 - 1) ->
 
 def to_real(value: Any, what: str) -> float:
     """Converts a number, or text of one, to a float, which may be infinite or NaN. Raises `ValueError` for anything else."""
-    if isinstance(value, int | float | str):
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)
         except (ValueError, OverflowError):

@@ -77,8 +77,20 @@ class YamlError(ValueError):
         self.problem, self.where = problem, where
 
 
-def parse_yaml(content: bytes | str) -> Any:
+class _TextLoader(_Loader):
+    """Keeps every scalar but merge keys as the text that the document has."""
+
+
+_TextLoader.yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
+
+
+def parse_yaml(content: bytes | str, *, as_text: bool = False) -> Any:
     """Parses a YAML document of plain values.
+
+    Args:
+        content: text, or its bytes in UTF-8.
+        as_text: whether scalars stay text as they are written, where YAML 1.1 reads ``no`` as false, ``010`` as 8 and ``12:30``
+            as 750.
 
     Raises:
         YamlError: the content is not YAML in UTF-8, has other tags than those of plain values or a key twice in a mapping, or
@@ -88,7 +100,7 @@ def parse_yaml(content: bytes | str) -> Any:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
         if len(text) > YAML_BYTES:
             raise YamlError(f"{len(text):,} characters, at most {YAML_BYTES:,} are read")
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_TextLoader if as_text else _Loader)
     except UnicodeDecodeError as error:
         raise YamlError(f"not UTF-8 text: {error.reason}") from error
     except yaml.YAMLError as error:

@@ -6,12 +6,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_evenly, list_splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import make_folder, replace_file
+from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import name_files
 from vitrail.reports.wording import plural
 from vitrail.runtime.progress import Say

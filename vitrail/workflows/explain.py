@@ -21,10 +21,10 @@ from vitrail.analysis.explanation import (
     resolve_options,
 )
 from vitrail.analysis.pictures import find_light_range, overlay, save_png
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Item, Source
 from vitrail.files import dump_json, make_folder, replace_file
+from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import find_inputs, name_files
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import Results

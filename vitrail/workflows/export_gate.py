@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
-from vitrail.data.decode import BadImage
 from vitrail.data.loader import Bad
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, ConfigError, DataError
@@ -29,6 +28,7 @@ from vitrail.exports.comparison import (
     measure_speeds,
     scale_pictures,
 )
+from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import find_inputs, split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import inputs
@@ -221,7 +221,7 @@ def _read_pictures(source: Source, truths: list[Truth], task: Task, bad: Bad) ->
     for row in range(len(source)):
         try:
             item = source.read(row)
-            pixels = np.asarray(to_pixels(item.content, channels))
+            pixels = np.asarray(to_pixels(item.content, task.preprocessing))
         except BadImage as error:
             bad(source.keys[row], error.reason)
             continue

@@ -19,11 +19,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from vitrail.data.decode import EXTENSIONS
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, format_label, from_numbers, from_texts
 from vitrail.data.sources.manifests import LABELS
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import disk_errors, replace_folder, stage_folder
+from vitrail.images.decode import EXTENSIONS
 from vitrail.reports.wording import plural
 from vitrail.rows import Records
 from vitrail.runtime.progress import ProgressBar, Say

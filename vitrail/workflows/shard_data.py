@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.decode import EXTENSIONS, FORMATS, BadImage
 from vitrail.data.sample_order import order_of_epoch
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split, list_splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import replace_folder, stage_folder
+from vitrail.images.decode import EXTENSIONS, FORMATS, BadImage
 from vitrail.rows import Records
 from vitrail.runtime.progress import ProgressBar
 from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, write_index

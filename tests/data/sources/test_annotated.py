@@ -116,18 +116,18 @@ def test_data_check_counts_objects_and_finds_pictures_of_another_size(tmp_path):
 MISTAKES = {
     "no such category": (
         lambda root: write(root / "annotations" / "instances.json", coco(categories=[{"id": 3, "name": "cat"}])),
-        "annotations of the categories 17, which it does not name",
+        "annotation 0: the category '17', which instances.json does not name",
     ),
     "an image that is not listed": (
         lambda root: write(root / "annotations" / "instances.json", coco(images=coco()["images"][1:])),
-        "an annotation of the image 100, which it does not list",
+        "an annotation of the image '100', which instances.json does not list",
     ),
     "a box of words": (
         lambda root: write(
             root / "annotations" / "instances.json",
             coco(annotations=[{"id": 1, "image_id": 100, "category_id": 3, "bbox": "0 0 1 1"}]),
         ),
-        "and not four numbers; give bbox: [left, top, width, height] in pixels",
+        "annotation 1: bbox is 0 0 1 1, not 4 numbers; give bbox: [left, top, width, height] in pixels",
     ),
     "cut off": (
         lambda root: write(root / "annotations" / "instances.json", json.dumps(coco())[:-20]),
@@ -161,16 +161,18 @@ def test_mistakes_in_voc_files_are_named_with_the_remedy(tmp_path):
     write_voc(tmp_path)
     path = tmp_path / "Annotations" / "a.xml"
     for content, message in (
-        ("<annotation><object><name>cat</name></object></annotation>", "an object has no name or no bndbox"),
+        ("<annotation><object><name>cat</name></object></annotation>", "JPEGImages/a.png, object 1: it has no bndbox"),
         ("<annotation>", "a.xml cannot be read"),
         ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "declares a document type"),
-        (voc("a").replace("<xmin>1<", "<xmin>one<"), "could not convert string to float: 'one'"),
+        (voc("a").replace("<xmin>1<", "<xmin>one<"), "xmin is 'one', not a number"),
     ):
         write(path, content)
         assert message in refusal(tmp_path)
     write(path, voc("a"))
     write(tmp_path / "ImageSets" / "Main" / "val.txt", "c\nd\n")
-    assert "the image 'd' of the split val is not in" in refusal(tmp_path)
+    assert "train: lines of lists that name no image: 1 (d)" in open_data(tmp_path).notes
+    write(tmp_path / "ImageSets" / "Main" / "val.txt", "d\n")
+    assert "none of the 1 images in the list of val is in" in refusal(tmp_path)
 
 
 def test_mistakes_in_yolo_files_are_named_with_the_remedy(tmp_path):
@@ -181,15 +183,16 @@ def test_mistakes_in_yolo_files_are_named_with_the_remedy(tmp_path):
         ("0 0.5 0.5 0.2 1.2", "the coordinate 1.2, and not fractions of the image; give numbers from 0 to 1"),
         ("2 0.5 0.5 0.1 0.1", "the class 2, which has no name"),
         ("0 0.5 0.5 0.1", "a line of 3 coordinates"),
-        ("cat 0.5 0.5 0.1 0.1", "has the line 'cat 0.5"),
+        ("cat 0.5 0.5 0.1 0.1", "the class is 'cat', not a whole number"),
     ):
         write(path, content)
         assert message in refusal(tmp_path)
     path.unlink()
-    splits = open_data(tmp_path)
+    assert "no training image has an object" in refusal(tmp_path)
+    splits = open_data(tmp_path, labelled=False)
     assert splits.notes == ("train: images without a text file, taken as images without objects: 1 (a.png)",)
     write(tmp_path / "data.yaml", "train: images/missing\nval: images/val\nnames: [cat, dog]\n")
-    assert "missing, which does not exist; give folders relative to the file" in refusal(tmp_path)
+    assert "missing, which does not exist; give paths relative to the file" in refusal(tmp_path)
     write(tmp_path / "more.yaml", "train: images/train\nnames: [cat, dog]\n")
     assert "several descriptions of objects: data.yaml, more.yaml" in refusal(tmp_path)
 
@@ -223,7 +226,7 @@ def test_shapes_of_labelme_and_cvat_become_the_boxes_around_them(tmp_path):
     write_cvat(tmp_path / "cvat")
     drawn = (
         '<box label="dog" xtl="10" ytl="12" xbr="14" ybr="20" rotation="90"/><points label="dog" points="1,2"/>'
-        '<ellipse label="cat" cx="10" cy="12" rx="3" ry="2"/><mask label="cat" rle="1, 2" left="3" top="4" width="5" height="6"/>'
+        '<ellipse label="cat" cx="10" cy="12" rx="3" ry="2"/><mask label="cat" rle="0,30" left="3" top="4" width="5" height="6"/>'
     )
     write(tmp_path / "cvat" / "annotations.xml", cvat(drawn))
     splits = open_data(tmp_path / "cvat", validation=0)
@@ -237,23 +240,26 @@ def test_mistakes_in_files_of_labelme_and_cvat_are_named_with_the_remedy(tmp_pat
     write_labelme(tmp_path / "labelme")
     path = tmp_path / "labelme" / "train" / "a.json"
     for content, message in (
-        (labelme("a", imagePath="z.png"), "z.png', which does not exist; put the image beside its annotation"),
+        (labelme("a", imagePath="z.png"), "the image 'z.png' does not exist: put the image beside its annotation"),
         (
             labelme("a", shapes=[{"label": "cat"}]),
-            "a.json is no file of labelme: KeyError: 'points'; save the annotation again",
+            "train/a.json, shape 1: it has no 'points'",
         ),
-        (labelme("a", shapes=[{"label": "cat", "points": [["one", 2]]}]), "could not convert string to float: 'one'"),
+        (labelme("a", shapes=[{"label": "cat", "points": [["one", 2]]}]), "a point of points is 'one', not a number"),
     ):
         write(path, content)
         assert message in refusal(tmp_path / "labelme")
     path.unlink()
-    assert "images without an annotation file, left out: 1 (a.png)" in open_data(tmp_path / "labelme").notes[0]
+    assert (
+        "images without an annotation file, left out: 1 (a.png)"
+        in open_data(tmp_path / "labelme", labelled=False).notes[0]
+    )
     write_cvat(tmp_path / "cvat")
     path = tmp_path / "cvat" / "annotations.xml"
     for content, message in (
-        (cvat('<box label="cat" xtl="1"/>'), "KeyError: 'ytl'; export it again as 'CVAT for images 1.1'"),
-        (cvat('<polygon label="cat" points="1,2;three,4"/>'), "could not convert string to float: 'three'"),
-        (cvat().replace("c.png", "d.png"), "the image 'd.png', which is not found; put the images into"),
+        (cvat('<box label="cat" xtl="1"/>'), "images/Train/a.png, box 1: it has no 'ytl'"),
+        (cvat('<polygon label="cat" points="1,2;three,4"/>'), "x is 'three', not a number"),
+        (cvat().replace("c.png", "d.png"), "the image 'd.png' is not found: put the images into"),
         ("<annotations/>", "has no images"),
         ('<!DOCTYPE x [<!ENTITY a "b">]><annotations/>', "declares a document type"),
     ):
@@ -285,7 +291,9 @@ def test_colours_without_a_table_become_classes_and_unknown_ones_are_refused(tmp
     assert opened.classes == ("#090807", "#c80000")
     assert "give a palette.csv with index,name,red,green,blue" in opened.notes[0]
     write(tmp_path / "palette.csv", "index,name,red,green,blue\n0,sky,9,8,7\n1,ground,201,0,0\n")
-    assert "have the colours (200, 0, 0), which the table does not name" in refusal(tmp_path)
+    assert "have the colours (200, 0, 0) (3 masks, e.g. masks/train/a_mask.png), which palette.csv does not" in refusal(
+        tmp_path
+    )
 
 
 def test_255_is_the_foreground_of_masks_without_other_values(tmp_path):
@@ -299,12 +307,12 @@ def test_255_is_the_foreground_of_masks_without_other_values(tmp_path):
 def test_values_without_a_name_and_images_without_a_mask_are_said(tmp_path):
     write_masks(tmp_path, {0: 0, 1: 4, 2: 255})
     write(tmp_path / "classes.txt", "sky\nground\n")
-    assert "have the values 4, and there are 2 class names; add their names to classes.txt" in refusal(tmp_path)
+    assert "e.g. masks/train/a_mask.png), and classes.txt names 2; add their names" in refusal(tmp_path)
     (tmp_path / "classes.txt").unlink()
     (tmp_path / "masks" / "train" / "a_mask.png").unlink()
     opened = open_data(tmp_path)
     assert opened.classes == ("0", "4")
-    assert opened.notes == ("train: images in images/train without a mask, left out: 1 (a.png)",)
+    assert opened.notes == ("train: images without a mask, left out: 1 (images/train/a.png)",)
 
 
 def test_cityscapes_is_read_as_its_19_judged_classes(tmp_path):

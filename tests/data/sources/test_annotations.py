@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.contents import Arrays, Files, Strings
 from vitrail.data.sources.holdout import choose_held_out
-from vitrail.data.sources.label_maps import IGNORED, LabelMaps, decode_mask
+from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage
+from vitrail.images.masks import decode_mask
 
 
 def draw_objects(images: int, seed: int = 0) -> list[Objects]:
@@ -88,13 +89,14 @@ def test_grey_and_palette_masks_are_their_numbers(mode):
 
 def test_other_modes_of_masks():
     binary = np.array([[0, 255]], np.uint8)
-    np.testing.assert_array_equal(decode_mask(save_mask(binary, "1")), binary)
+    np.testing.assert_array_equal(decode_mask(save_mask(binary, "1")), [[0, 1]])
+    np.testing.assert_array_equal(decode_mask(save_mask(LEVELS, "LA")), LEVELS)
     wide = BytesIO()
     Image.fromarray(LEVELS.astype(np.uint16)).save(wide, "PNG")
     np.testing.assert_array_equal(decode_mask(wide.getvalue()), LEVELS)
     too_wide = BytesIO()
     Image.fromarray(LEVELS.astype(np.uint16) + 300).save(too_wide, "PNG")
-    with pytest.raises(BadImage, match="values above 255"):
+    with pytest.raises(BadImage, match="has the values 300, 301, 302, 555; save classes as numbers up to 254"):
         decode_mask(too_wide.getvalue())
     with pytest.raises(BadImage, match="in JPEG, which does not keep values exactly; save it as PNG"):
         decode_mask(save_mask(LEVELS, "L", "JPEG"))
@@ -126,8 +128,11 @@ def test_colours_of_masks_become_classes(tmp_path):
     masks = [save_mask(colours, "RGB"), save_mask(LEVELS, "L")]
     maps = label_maps(tmp_path, masks, [[0, 0, 200], [200, 0, 0], [1, 2, 3]], [0, 1, IGNORED])
     np.testing.assert_array_equal(maps.of(0), [[1, 0], [0, IGNORED]])
-    with pytest.raises(BadImage, match="one number per pixel, others a colour"):
+    with pytest.raises(BadImage, match=r"the mask contains \[0, 0, 0\], .* which stands for no class"):
         maps.of(1)
+    numbers = label_maps(tmp_path, masks, [0, 1, 2, 255], [0, 1, 2, IGNORED])
+    with pytest.raises(BadImage, match="the mask has colours, others have numbers"):
+        numbers.of(0)
     np.testing.assert_array_equal(maps.count_classes(2), [2, 1])  # the mask that cannot be used is left out
 
 

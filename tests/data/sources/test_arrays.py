@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3)).astype(np.uint8)
 LABELS = np.array([0, 1, 2, 0, 1, 2])

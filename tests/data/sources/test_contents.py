@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import Arrays, Files, Strings, normalise_path, read_file, read_head, to_array
+from vitrail.images.decode import BadImage
 
 TEXTS = ["", "a", "Käse/é.jpg", "x" * 300, "蜜蜂\u00a0.png", "\U0001f41d", "a"]
 

@@ -208,14 +208,6 @@ def test_images_beside_class_folders_are_named_as_unused(tmp_path):
     assert list(splits.train.keys) == ["ant/1.jpg", "bee/1.jpg"]
 
 
-def test_a_manifest_beside_one_folder_of_images_is_pointed_out(tmp_path):
-    make(tmp_path, "images/1.jpg")
-    (tmp_path / "labels.csv").write_text("path,label\nimages/1.jpg,ant\n")
-    with pytest.raises(DataError, match=r"contains one folder of images, 'images', and labels\.csv") as error:
-        open_data(tmp_path)
-    assert error.value.remedy.endswith("labels.csv")
-
-
 def test_nothing_is_opened_or_measured_while_scanning(tmp_path, monkeypatch):
     make(tmp_path, *(f"{name}/{number}.jpg" for name in "ab" for number in range(50)))
     opened = []

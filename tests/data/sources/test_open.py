@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.holdout import choose_held_out
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import ConfigError, DataError
+from vitrail.images.decode import BadImage
 
 
 def arrays(labels, *, seed=0):

@@ -22,12 +22,12 @@ from tests.data.sources.layouts import (
     write_yolo,
     write_yolo_polygons,
 )
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.contents import Strings
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.painted import PaintedMaps
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage
 
 # corners (x, y) of the objects of the picture "a", 40 x 60: a large dog and on it a small cat, as polygons
 DOG, CAT = [(0, 0), (40, 0), (40, 30), (0, 30)], [(10, 10), (20, 10), (20, 20), (10, 20)]
@@ -106,7 +106,7 @@ def test_an_outline_that_cannot_be_read_is_named(tmp_path):
     write_coco(tmp_path)
     objects = [{"id": 1, "image_id": 100, "category_id": 3, "bbox": [1, 1, 9, 9], "segmentation": [[1, 2, 3]]}]
     write(tmp_path / "annotations" / "instances.json", coco(annotations=objects))
-    with pytest.raises(DataError, match="has a polygon"):
+    with pytest.raises(DataError, match="annotation 1, its outline, whose box has no class: a polygon is a flat list"):
         open_data(tmp_path, task="segmentation")
 
 

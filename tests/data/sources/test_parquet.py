@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vitrail.data.decode import BadImage
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources import parquet
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage
 from vitrail.training.data import warn_of_order
 
 

@@ -12,13 +12,13 @@ from PIL import Image
 
 import vitrail
 from vitrail.data.augment.policy import POLICIES
-from vitrail.data.decode import BadImage
 from vitrail.data.loader import eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources import shards
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
+from vitrail.images.decode import BadImage
 from vitrail.shards import cache
 from vitrail.workflows.shard_data import shard_data
 

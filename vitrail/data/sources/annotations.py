@@ -15,8 +15,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.decode import BadImage
-from vitrail.data.sources.stamps import Stamped, hash_each
+from vitrail.images.decode import BadImage
+from vitrail.stamps import Stamped, hash_each
+
+DRAWN_BOX = b"#"  # as the outline of an object: it was drawn as an upright rectangle, and is all of its box
 
 
 class Annotations(ABC):
@@ -80,7 +82,8 @@ class Objects(Annotations):
         areas: (M,) float32 in square pixels, of the objects' outlines where these are known.
         ends: (n,) int64, the number of objects up to and with each image.
         sizes: (n, 2) int32 height and width of the pictures as they were annotated; 0 where the annotation does not say.
-        outlines: the outline of each object as compressed run lengths of COCO (`vitrail.data.rle`), empty for one without.
+        outlines: the outline of each object as compressed run lengths of COCO (`vitrail.images.rle`), `DRAWN_BOX`, or empty for
+            an object without one.
     """
 
     task, counted = "detection", "objects"

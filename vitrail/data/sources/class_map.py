@@ -16,8 +16,7 @@ from vitrail.data.imagenet import index_classes
 from vitrail.data.sources.labels import BETWEEN
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
-from vitrail.untrusted.limits import LIST_BYTES
-from vitrail.untrusted.regular import open_regular
+from vitrail.untrusted.text_files import read_text
 
 
 def read_class_map(file: Path) -> dict[str, list[str]]:
@@ -26,8 +25,7 @@ def read_class_map(file: Path) -> dict[str, list[str]]:
     Several classes of the model stand on several lines, or on one, separated by `;`. Raises `ConfigError`.
     """
     try:
-        with open_regular(file, LIST_BYTES) as opened:
-            rows = [row for row in csv.reader(opened.read().decode("utf-8-sig").splitlines()) if row]
+        rows = [row for row in csv.reader(read_text(file).splitlines()) if row]
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"the class map {file} cannot be read: {error}", "give a CSV file") from error
     mapping: dict[str, list[str]] = {}

@@ -6,37 +6,65 @@ Category ids are names, not numbers: classes are joined by their name, and ids a
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.decode import BadImage
-from vitrail.data.rle import Rle
 from vitrail.data.sources.contents import has_keys, make_key, read_file
-from vitrail.data.sources.labels import SPLITS, RawSplit
-from vitrail.data.sources.object_lists import LARGEST, Box, ObjectList, Size, read_size
+from vitrail.data.sources.labels import SPLITS, RawSplit, format_label
+from vitrail.data.sources.named_files import NamedFiles
+from vitrail.data.sources.object_lists import LARGEST, ObjectList, read_name, read_numbers, read_size
+from vitrail.data.sources.scan import is_system_name
+from vitrail.data.sources.shapes import Box, Size, enclose_rectangle
+from vitrail.data.sources.split_lists import find_split
 from vitrail.errors import DataError, nearest
+from vitrail.images.decode import BadImage
+from vitrail.images.rle import Rle
 from vitrail.untrusted.json_documents import parse_json
+from vitrail.untrusted.numbers import to_real, to_whole
 
 KEYS = ("images", "annotations", "categories")
-ANNOTATION_FOLDERS = ("", "annotations")
 IMAGE_FOLDERS = ("", "images")
+BOXES = ("instances", "_annotations")  # begin the names of files of objects where others stand beside them
+KNOWN = frozenset(
+    {"id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "ignore", "attributes", "score"}
+    | {
+        "keypoints",
+        "num_keypoints",
+        "keypoint_scores",
+        "caption",
+        "track_id",
+        "instance_id",
+        "category_name",
+        "isbbox",
+        "color",
+    }
+)
+KNOWN_OF_FILE = frozenset({*KEYS, "info", "licenses", "type", "contributor", "version"})
 
 
-def find_coco(root: Path) -> dict[str, Path]:
-    """The COCO files of a folder by split: beside its images, in ``annotations/`` or in folders named after splits."""
-    folders = [root / name for name in ANNOTATION_FOLDERS]
-    folders += sorted(path for path in root.iterdir() if path.is_dir() and path.name.lower() in SPLITS)
-    files = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.json")) if is_coco(path)]
+def find_coco(root: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """The COCO files of a folder by split: beside its images, in ``annotations/`` or in folders named after splits.
+
+    Returns:
+        The files, and the names of other JSON files beside them, which are not used.
+
+    Raises:
+        DataError: several files of objects for one split.
+    """
+    inside = [path for path in sorted(root.iterdir()) if path.is_dir() and not is_system_name(path.name)]
+    folders = [root, *(path for path in inside if path.name.lower() in ("annotations", *SPLITS))]
+    every = [path for folder in folders for path in sorted(folder.glob("*.json"))]
+    files = [path for path in every if is_coco(path)]
     found: dict[str, Path] = {}
-    for path in files:
-        split = split_of(path, root)
-        if split in found:
-            what = f"{root} has two files of objects for the split {split}: {found[split].name} and {path.name}"
+    for split in dict.fromkeys(split_of(path, root) for path in files):
+        group = [path for path in files if split_of(path, root) == split]
+        best = [path for path in group if path.name.startswith(BOXES)] or group
+        if len(best) > 1:
+            what = f"{root} has two files of objects for the split {split}: {best[0].name} and {best[1].name}"
             raise DataError(what, "give the file that is meant in place of the folder, or a dict of files by split")
-        found[split] = path
-    return found
+        found[split] = best[0]
+    return found, tuple(path.name for path in every if path not in found.values()) if found else ()
 
 
 def is_coco(path: Path) -> bool:
@@ -47,65 +75,109 @@ def is_coco(path: Path) -> bool:
 def split_of(path: Path, root: Path) -> str:
     """The split that the name of a file, or of its folder, contains; "train" if it contains none."""
     inside = path.relative_to(root)
-    for part in (inside.stem, *inside.parent.parts[::-1]):
-        for word in re.findall("[a-z]+", part.lower()):
-            if word in SPLITS:
-                return SPLITS[word]
-    return "train"
+    return next(filter(None, map(find_split, (inside.stem, *inside.parent.parts[::-1]))), "train")
 
 
-def read_coco(root: Path, files: Mapping[str, Path], *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
+def read_coco(
+    root: Path, files: Mapping[str, Path], others: Sequence[str] = (), *, outlines: bool = False
+) -> tuple[str, dict[str, RawSplit]]:
     """The objects and images of COCO files by split. Image paths are relative to ``root`` where they lie in it.
 
-    With ``outlines``, the objects keep their polygons and run lengths.
+    With ``outlines``, the objects keep their polygons and run lengths. ``others`` are files that the layout names as not used.
 
     Raises:
-        DataError: a file is not COCO's, names an unknown category or image, or its images are not found.
+        DataError: a file is not COCO's, or its images are not found.
     """
     names: dict[str, None] = {}
     parts = {split: _read_one(path, root, names, outlines) for split, path in files.items()}
-    layout = f"COCO objects ({', '.join(path.name for path in files.values())})"
-    return layout, {split: part.split(str(root), tuple(names)) for split, part in parts.items()}
+    unused = f"; not used: {', '.join(others[:8])}{', ...' if len(others) > 8 else ''}" if others else ""
+    layout = f"COCO objects ({', '.join(path.name for path in files.values())}{unused})"
+    return layout, {split: part.split(tuple(names)) for split, part in parts.items()}
 
 
 def _read_one(path: Path, root: Path, names: dict[str, None], outlines: bool) -> ObjectList:
     """The objects of one file; adds its classes to ``names`` in the order of their ids."""
     plain = _parse(path)
-    categories = {_take(entry, "id", path): str(_take(entry, "name", path)) for entry in plain["categories"]}
-    names |= dict.fromkeys(name for _, name in sorted(categories.items(), key=lambda pair: str(pair[0]).zfill(12)))
-    entries = {_take(entry, "id", path): entry for entry in plain["images"]}
-    if len(entries) < len(plain["images"]):
-        raise DataError(f"{path} gives several images the same id", "give each image an id of its own")
-    folder = _find_images(path, root, [str(_take(entry, "file_name", path)) for entry in plain["images"]])
-    objects = ObjectList()
-    pictures = {number: _read_picture(entry, folder, root, path) for number, entry in entries.items()}
+    categories = _read_categories(plain["categories"], path)
+    names |= dict.fromkeys(name for _, name in sorted(categories.items(), key=lambda pair: pair[0].zfill(12)))
+    objects = ObjectList(str(root))
+    objects.note_unknown(plain, KNOWN_OF_FILE, path.name)
+    pictures = _read_pictures(plain["images"], root, path, objects)
     outlined = {
-        number: objects.find_outlined(key, size, root) if outlines else None for number, (key, size) in pictures.items()
+        number: objects.find_outlined(key, size) if outlines else None for number, (key, size) in pictures.items()
     }
-    found: dict[Any, list[Box]] = {number: [] for number in entries}
-    unknown: set[str] = set()
-    for annotation in plain["annotations"]:
-        number, category = _take(annotation, "image_id", path), _take(annotation, "category_id", path)
-        if number not in found:
-            raise DataError(
-                f"{path} has an annotation of the image {number!r}, which it does not list", "add the image"
-            )
-        if category not in categories:
-            unknown.add(str(category))
-            continue
-        box = _read_box(annotation, categories[category], path)
-        if (size := outlined[number]) and (segmentation := annotation.get("segmentation")):
-            box.outline = _read_outline(segmentation, size, path)
-        found[number].append(box)
-    if unknown:
-        shown = ", ".join(sorted(unknown)[:8])
-        raise DataError(
-            f"{path} has annotations of the categories {shown}, which it does not name", "name all categories"
-        )
+    found: dict[str, list[Box]] = {number: [] for number in pictures}
+    for place, entry in enumerate(plain["annotations"]):
+        number = _read_id(entry.get("image_id"))
+        key, size = pictures.get(number, (f"{path.name}, image {number or '?':.40}", (0, 0)))
+        where = f"{key}, annotation {_read_id(entry.get('id')) or f'number {place}':.40}"
+        if not entry.keys() <= KNOWN:
+            objects.note_unknown(entry, KNOWN, key)
+        with objects.rejecting(where):
+            if number not in pictures:
+                raise ValueError(
+                    f"an annotation of the image {number or 'without an id'!r:.60}, which {path.name} does not list"
+                )
+            if (category := _read_id(entry.get("category_id"))) not in categories:
+                raise ValueError(f"the category {category or 'without an id'!r:.60}, which {path.name} does not name")
+            box = _read_box(entry, categories[category], size)
+            box.outline = _read_outline(entry, outlined[number], where, objects)
+            found[number].append(box)
+            if entry.get("num_keypoints") or entry.get("keypoints"):
+                objects.note("keypoints, not used", key)
     for number, (key, size) in pictures.items():
         objects.add(key, size, found[number])
     objects.convention.check(path)
     return objects
+
+
+def _read_id(value: Any) -> str:
+    """An id as text, alike for 3, 3.0 and "3"; empty for anything else than a number or text."""
+    return "" if isinstance(value, bool | dict | list) else format_label(value)
+
+
+def _read_categories(entries: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
+    categories: dict[str, str] = {}
+    for entry in entries:
+        try:
+            number, name = _read_id(entry.get("id")), read_name(entry.get("name"), "its name")
+        except ValueError as error:
+            raise DataError(f"a category of {path}: {error}: {json.dumps(entry):.120}", "give it a name") from error
+        if not number:
+            raise DataError(f"a category of {path} has no id: {json.dumps(entry):.120}", "give it an id")
+        if categories.setdefault(number, name) != name:
+            what = f"{path} gives the categories {categories[number]!r} and {name!r} the same id {number}"
+            raise DataError(what, "give each category an id of its own")
+    return categories
+
+
+def _read_pictures(
+    entries: Sequence[Mapping[str, Any]], root: Path, path: Path, objects: ObjectList
+) -> dict[str, tuple[str, Size]]:
+    """The key of each image and its (height, width), by its id. Entries that cannot be read are rejected."""
+    named = {}
+    for place, entry in enumerate(entries):
+        with objects.rejecting(f"{path.name}, image {_read_id(entry.get('id')) or f'number {place}':.40}"):
+            number, name = _read_id(entry.get("id")), entry["file_name"]
+            if not number or not isinstance(name, str) or not name:
+                raise ValueError(f"it has no id or no file_name: {json.dumps(entry):.120}")
+            size = read_size(entry.get("height"), entry.get("width"))
+            if number in named:
+                what = f"{path} gives several images the same id {number}: {named[number][0]} and {name}"
+                raise DataError(what, "give each image an id of its own")
+            named[number] = name, size
+    folder, files = _find_images(path, root, [name for name, _ in named.values()], objects)
+    for name, found in files.items():
+        if found is None:
+            objects.note(f"images of {path.name} that are not found", name)
+    try:
+        return {
+            number: (make_key(folder / (files[name] or name), root), size) for number, (name, size) in named.items()
+        }
+    except ValueError as error:
+        raise DataError(
+            f"{path}: {error}", f"export the annotations again, with the images inside of {root}"
+        ) from error
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -122,54 +194,101 @@ def _parse(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _take(entry: Mapping[str, Any], name: str, path: Path) -> Any:
-    value = entry.get(name)
-    if value is None or isinstance(value, (dict, list)):
-        raise DataError(f"an entry of {path} has no {name!r}: {json.dumps(entry):.120}", "export the annotations again")
-    return value
-
-
-def _read_box(annotation: Mapping[str, Any], name: str, path: Path) -> Box:
-    values = annotation.get("bbox")
-    if not isinstance(values, list) or len(values) != 4 or not all(isinstance(value, (int, float)) for value in values):
-        what = f"an annotation of {path} has the box {json.dumps(values):.80}, and not four numbers"
-        raise DataError(what, "give bbox: [left, top, width, height] in pixels")
-    left, top, width, height = map(float, values)
-    area = annotation.get("area")
-    area = float(area) if isinstance(area, (int, float)) and 0 < area < LARGEST**2 else None
-    box = (left, top, left + width, top + height)
-    return Box(name, box, bool(annotation.get("iscrowd")), area, given=(left, top, width, height))
-
-
-def _read_picture(entry: Mapping[str, Any], folder: Path, root: Path, path: Path) -> tuple[str, Size]:
-    """The key of an image, and its (height, width)."""
+def _read_box(entry: Mapping[str, Any], name: str, size: Size) -> Box:
+    """The object of an annotation; without a box, that around its outline."""
+    flags = ((field, entry.get(field) or 0) for field in ("iscrowd", "ignore"))
+    crowd = any([flag if isinstance(flag, bool) else to_whole(flag, field, most=1) for field, flag in flags])
+    area = entry.get("area")
+    area = (
+        float(area) if isinstance(area, int | float) and not isinstance(area, bool) and 0 < area < LARGEST**2 else None
+    )
+    if entry.get("bbox") in (None, []):
+        if not (segmentation := _normalise(entry.get("segmentation"))):
+            raise ValueError("it has neither bbox nor segmentation; give bbox: [left, top, width, height] in pixels")
+        return Box(name, _enclose(segmentation, size), crowd, area)
     try:
-        return make_key(folder / str(entry["file_name"]), root), read_size(entry.get("height"), entry.get("width"))
+        left, top, width, height = read_numbers(entry["bbox"], 4, "bbox")
     except ValueError as error:
-        what = f"{path} has the image {str(entry['file_name'])!r:.80}: {error}"
-        raise DataError(what, f"export the annotations again, with the images inside of {root}") from error
+        raise ValueError(f"{error}; give bbox: [left, top, width, height] in pixels") from error
+    attributes = entry.get("attributes")
+    turned = to_real(attributes.get("rotation") or 0, "the rotation") if isinstance(attributes, dict) else 0.0
+    corners = (left, top, left + width, top + height)
+    if turned:  # as CVAT writes boxes
+        return Box(name, enclose_rectangle(name, corners, turned).box, crowd, area)
+    return Box(name, corners, crowd, area, given=(left, top, width, height))
 
 
-def _read_outline(segmentation: Any, size: Size, path: Path) -> Rle:
-    try:
+def _normalise(segmentation: Any) -> Any:
+    """Polygons as flat lists, also where one polygon stands alone or has pairs of numbers; run lengths as they are.
+
+    Raises `ValueError` for anything else than lists or run lengths.
+    """
+    if not isinstance(segmentation, list) or not segmentation:
+        return segmentation
+    if not any(isinstance(part, list) for part in segmentation):
+        return [segmentation]
+    if all(
+        isinstance(part, list) and len(part) == 2 and not any(isinstance(x, list) for x in part)
+        for part in segmentation
+    ):
+        return [[value for point in segmentation for value in point]]
+    polygons = []
+    for part in segmentation:
+        nested = isinstance(part, list) and part and all(isinstance(point, list) for point in part)
+        polygons.append([value for point in part for value in point] if nested else part)
+    return polygons
+
+
+def _enclose(segmentation: Any, size: Size) -> tuple[float, float, float, float]:
+    """The box around polygons, or around run lengths in a picture of this size."""
+    if isinstance(segmentation, dict):
+        return Rle.of_coco(segmentation, size).box
+    points = [read_numbers(part, len(part) if isinstance(part, list) else 0, "a polygon") for part in segmentation]
+    if any(len(part) < 6 or len(part) % 2 for part in points):
+        raise ValueError(f"a polygon of {min(map(len, points))} numbers; pairs of at least three points are required")
+    xs, ys = ([value for part in points for value in part[start::2]] for start in (0, 1))
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+def _read_outline(entry: Mapping[str, Any], size: Size | None, where: str, objects: ObjectList) -> Rle | None:
+    """The outline of an annotation in a picture of this size; None without one, or with one that is rejected."""
+    if size is None or not entry.get("segmentation"):
+        return None
+    with objects.rejecting(f"{where}, its outline, whose box has no class", kept=True):
+        segmentation = _normalise(entry["segmentation"])
+        if isinstance(segmentation, list):
+            flat = [part for part in segmentation if not isinstance(part, list) or len(part) > 4 or len(part) % 2]
+            if len(flat) < len(segmentation):
+                objects.note("polygons of one or two points, left out", where)
+            if not flat:
+                return None
+            segmentation = flat
         return Rle.of_coco(segmentation, size)
-    except ValueError as error:
-        raise DataError(f"{path} has {error}", "export the annotations again") from error
+    return None
 
 
-def _find_images(path: Path, root: Path, file_names: Sequence[str]) -> Path:
-    """The folder to which the file names are relative: the first in which most of some images are."""
+def _find_images(
+    path: Path, root: Path, file_names: Sequence[str], objects: ObjectList
+) -> tuple[Path, dict[str, str | None]]:
+    """The folder to which the file names are relative, the first in which most of some images are; and the names as stored.
+
+    Where no folder has them, the names alone are looked for, as in exports with the paths of a server.
+    """
     folders = list(_list_candidates(path, root))
     some = file_names[:: max(len(file_names) // 20, 1)]
-    present = [sum((folder / name).is_file() for name in some) for folder in folders]
-    best = max(range(len(folders)), key=lambda place: present[place])  # the first of equals
-    if some and not present[best]:
-        looked = ", ".join(str(folder) for folder in folders[:6])
-        close = nearest(Path(some[0]).name, [entry.name for entry in folders[0].iterdir()]) if folders else ""
-        raise DataError(
-            f"the images of {path} are not found, e.g. {some[0]!r}", f"put them in one of {looked}; {close}"
-        )
-    return folders[best]
+    for cut in (lambda name: name, lambda name: name.replace("\\", "/").rpartition("/")[2]):
+        finders = [NamedFiles(folder) for folder in folders]
+        present = [sum(files.find(cut(name)) is not None for name in some) for files in finders]
+        best = max(range(len(folders)), key=lambda place: present[place])  # the first of equals
+        if not some or present[best]:
+            if some and cut(some[0]) != some[0] and finders[best].find(some[0]) is None:
+                objects.remarks.append(
+                    f"images of {path.name} are found by their names, without folders such as in {some[0]!r}"
+                )
+            return folders[best], {name: finders[best].find_file(cut(name)) for name in file_names}
+    looked = ", ".join(str(folder) for folder in folders[:6])
+    close = nearest(Path(some[0]).name, [entry.name for entry in folders[0].iterdir()]) if folders else ""
+    raise DataError(f"the images of {path} are not found, e.g. {some[0]!r}", f"put them in one of {looked}; {close}")
 
 
 def _list_candidates(path: Path, root: Path) -> Iterable[Path]:

@@ -22,11 +22,11 @@ from typing import Any, BinaryIO, Literal, Protocol, overload
 import numpy as np
 from PIL import Image
 
-from vitrail.data.decode import BadImage, convert_image, upright_size
-from vitrail.data.sources.stamps import Stamped, hash_each, read_ends, stat_file
 from vitrail.errors import DataError, find_fault
-from vitrail.untrusted.limits import LIST_BYTES
+from vitrail.images.decode import BadImage, convert_image, upright_size
+from vitrail.stamps import Stamped, hash_each, read_ends, stat_file
 from vitrail.untrusted.regular import open_regular
+from vitrail.untrusted.text_files import read_text
 
 TAKEN = 2**14  # names that are copied at once
 
@@ -226,10 +226,12 @@ def read_upright_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 
 def read_lines(path: str | os.PathLike[str], remedy: str) -> list[str]:
-    """The lines of a list in UTF-8, such as names of classes. Raises `DataError` with the ``remedy``."""
+    """The lines of a list, such as names of classes or of images, without spaces around them and without blank lines.
+
+    Raises `DataError` with the ``remedy``.
+    """
     try:
-        with open_regular(path, LIST_BYTES) as file:
-            return file.read().decode("utf-8-sig").splitlines()
+        return [line for text in read_text(path).splitlines() if (line := text.strip())]
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", remedy) from error
 

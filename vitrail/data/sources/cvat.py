@@ -6,96 +6,139 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitrail.data.sources.contents import make_key
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.sources.box_convention import Corners
+from vitrail.data.sources.contents import make_key, read_head
 from vitrail.data.sources.labels import SPLITS, RawSplit
-from vitrail.data.sources.object_lists import Box, Corners, ObjectList, Size, enclose_polygon, read_size
+from vitrail.data.sources.named_files import NamedFiles
+from vitrail.data.sources.object_lists import ObjectList, read_name, read_size
+from vitrail.data.sources.shapes import Box, Size, enclose_ellipse, enclose_polygon, enclose_rectangle
 from vitrail.data.sources.xml_files import read_xml
 from vitrail.errors import DataError
+from vitrail.images.rle import Rle
+from vitrail.untrusted.numbers import to_real, to_whole
 
 FILE = "annotations.xml"
 IMAGES = ("images", "")
-WITHOUT_AREA = ("polyline", "points", "skeleton", "cuboid")
+SHAPES = ("polygon", "box", "ellipse", "mask")  # that have an area
+KNOWN = frozenset(
+    {
+        "label",
+        "occluded",
+        "source",
+        "z_order",
+        "rotation",
+        "points",
+        "xtl",
+        "ytl",
+        "xbr",
+        "ybr",
+        "cx",
+        "cy",
+        "rx",
+        "ry",
+        "rle",
+    }
+    | {"left", "top", "width", "height", "group_id", "outside", "keyframe", "frame", "attributes", "id"}
+)
+KNOWN_OF_IMAGE = frozenset(
+    {"id", "name", "subset", "width", "height", "task_id", "job_id", "project_id", "media_type", "frame"}
+)
+REMEDY = "export it again as 'CVAT for images 1.1'"
 
 
 def is_cvat(root: Path) -> bool:
-    """Whether a folder has an ``annotations.xml``."""
-    return (root / FILE).is_file()
+    """Whether a folder has an ``annotations.xml`` of CVAT."""
+    return (root / FILE).is_file() and b"<annotation>" not in read_head(root / FILE, 2**12)
 
 
 def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
     """The objects of ``annotations.xml`` by the subset of each image.
 
-    Of a polygon, ellipse, mask or rotated box the upright box is taken, and with ``outlines`` the polygon, too; points and
-    lines are left out.
+    Of a polygon, ellipse, mask or turned box the upright box is taken, and with ``outlines`` the shape itself, too; points,
+    lines and tags are left out.
 
     Raises:
-        DataError: a file that cannot be parsed, or an image that does not exist.
+        DataError: a file that cannot be parsed, or that has no images.
     """
     path = root / FILE
     tree = read_xml(path)
     parts: dict[str, ObjectList] = {}
-    try:
-        declared = [name.text.strip() for name in tree.iterfind("meta//labels/label/name") if name.text]
-        for image in tree.iterfind("image"):
-            subset = image.get("subset") or ""
-            objects = parts.setdefault(SPLITS.get(subset.lower(), "train"), ObjectList())
-            key = _find_image(root, image.attrib["name"], subset)
-            for kind in WITHOUT_AREA:
-                for _ in image.iterfind(kind):
-                    objects.note(f"shapes without area ({kind}), left out", key)
-            size = read_size(image.attrib["height"], image.attrib["width"])
-            outlined = objects.find_outlined(key, size, root) if outlines else None
-            found = (_read_shape(shape, outlined) for shape in image)
-            objects.add(key, size, [box for box in found if box is not None])
-    except (KeyError, ValueError) as error:
-        what = f"{path} cannot be read: {type(error).__name__}: {error}"
-        raise DataError(what, "export it again as 'CVAT for images 1.1'") from error
+    files = NamedFiles(root)
+    declared = [name.text.strip() for name in tree.iterfind("meta//labels/label/name") if name.text]
+    for number, image in enumerate(tree.iterfind("image")):
+        subset = image.get("subset") or ""
+        objects = parts.setdefault(SPLITS.get(subset.lower(), "train"), ObjectList(str(root)))
+        with objects.rejecting(f"{FILE}, image {image.get('id', number)}"):
+            key = _find_image(root, files, image.attrib["name"], subset)
+            _read_image(image, key, objects, outlines)
     if not parts:
-        raise DataError(f"{path} has no images", "export it again as 'CVAT for images 1.1'")
+        kinds = sorted({child.tag for child in tree} - {"version", "meta"})
+        raise DataError(f"{path} has no images{', but ' + ', '.join(kinds)[:80] if kinds else ''}", REMEDY)
+    for child in tree:
+        if child.tag not in ("version", "meta", "image"):
+            next(iter(parts.values())).note(f"elements {child.tag!r:.40}, not used", FILE)
     names = tuple(dict.fromkeys([*declared, *sorted(set().union(*(part.names() for part in parts.values())))]))
-    return f"CVAT objects ({FILE})", {split: part.split(str(root), names) for split, part in parts.items()}
+    return f"CVAT objects ({FILE})", {split: part.split(names) for split, part in parts.items()}
 
 
-def _find_image(root: Path, name: str, subset: str) -> str:
-    """The path of an image below ``root``."""
+def _find_image(root: Path, files: NamedFiles, name: str, subset: str) -> str:
+    """The path of an image below ``root``. Raises `ValueError` where there is none."""
     for folder in IMAGES:
         for inside in (f"{subset}/{name}", name) if subset else (name,):
-            if (path := root / folder / inside).is_file():
-                return make_key(path, root)
-    what = f"{root / FILE} names the image {name!r}, which is not found"
-    raise DataError(what, f"put the images into {root / IMAGES[0]}, or export them with the annotations")
+            if found := files.find_file(f"{folder}/{inside}".lstrip("/") if folder else inside):
+                return make_key(root / found, root)
+    raise ValueError(f"the image {name!r:.80} is not found: put the images into {root / IMAGES[0]}")
 
 
-def _read_shape(shape: ElementTree.Element, outlined: Size | None) -> Box | None:
-    """The object of a shape, of a polygon with its outline if the image's size is given as ``outlined``; None without area."""
+def _read_image(image: ElementTree.Element, key: str, objects: ObjectList, outlines: bool) -> None:
+    objects.note_unknown(image.attrib, KNOWN_OF_IMAGE, key)
+    size = read_size(image.get("height"), image.get("width"))
+    outlined = objects.find_outlined(key, size) if outlines else None
+    found = []
+    for number, shape in enumerate(image, 1):
+        if shape.tag not in SHAPES:
+            objects.note(f"shapes without area ({shape.tag:.40}), left out", key)
+            continue
+        objects.note_unknown(shape.attrib, KNOWN, key)
+        with objects.rejecting(f"{key}, {shape.tag} {number}"):
+            found.append(_read_shape(shape, outlined))
+    objects.add(key, size, found)
+
+
+def _read_shape(shape: ElementTree.Element, outlined: Size | None) -> Box:
+    """The object of a shape, with its outline if the image's size is given as ``outlined``."""
+    name = read_name(shape.attrib["label"])
+    degrees = to_real(shape.get("rotation", 0), "the rotation")
     if shape.tag == "polygon":
         pairs = (point.split(",") for point in shape.attrib["points"].split(";"))
-        return enclose_polygon(shape.attrib["label"], [(float(x), float(y)) for x, y in pairs], outlined)
+        return enclose_polygon(name, [(to_real(x, "x"), to_real(y, "y")) for x, y in pairs], outlined)
     if shape.tag == "box":
-        box = _turn(_numbers(shape, "xtl", "ytl", "xbr", "ybr"), float(shape.get("rotation", 0)))
-    elif shape.tag == "ellipse":
+        return enclose_rectangle(name, _numbers(shape, "xtl", "ytl", "xbr", "ybr"), degrees, outlined)
+    if shape.tag == "ellipse":
         x, y, across, down = _numbers(shape, "cx", "cy", "rx", "ry")
-        box = x - across, y - down, x + across, y + down
-    elif shape.tag == "mask":
-        left, top, width, height = _numbers(shape, "left", "top", "width", "height")
-        box = left, top, left + width, top + height
-    else:
-        return None
-    return Box(shape.attrib["label"], box)
+        return enclose_ellipse(name, (x, y), (across, down), degrees, outlined)
+    left, top, width, height = _numbers(shape, "left", "top", "width", "height")
+    if not math.isfinite(left + top):
+        raise ValueError(f"a mask at ({left}, {top})")
+    box = Box(name, (left, top, left + width, top + height))
+    if outlined:
+        patch = _read_mask(shape, outlined)
+        box.outline = Rle.of_patch(patch, (round(left), round(top)), outlined)
+    return box
+
+
+def _read_mask(shape: ElementTree.Element, most: Size) -> NDArray[np.bool_]:
+    """The pixels of a brush mask (h, w) from its run lengths: row by row, beginning with pixels outside of it."""
+    height, width = (to_whole(shape.attrib[side], side, most=limit) for side, limit in zip(("height", "width"), most))
+    counts = np.array([to_whole(count, "a run", most=height * width) for count in shape.attrib["rle"].split(",")])
+    if counts.sum() != height * width:
+        raise ValueError(f"the runs of a mask have {counts.sum():,} pixels, and it has {width} x {height}")
+    return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(height, width)
 
 
 def _numbers(shape: ElementTree.Element, *names: str) -> Corners:
-    first, second, third, fourth = (float(shape.attrib[name]) for name in names)
+    first, second, third, fourth = (to_real(shape.attrib[name], name) for name in names)
     return first, second, third, fourth
-
-
-def _turn(box: Corners, degrees: float) -> Corners:
-    """The upright box around a box that is turned about its centre."""
-    if not math.isfinite(degrees):
-        raise ValueError(f"a box that is turned by {degrees} degrees")
-    left, top, right, bottom = box
-    cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
-    wide, tall = right - left, bottom - top
-    x, y = (left + right) / 2, (top + bottom) / 2
-    across, down = (wide * cosine + tall * sine) / 2, (wide * sine + tall * cosine) / 2
-    return x - across, y - down, x + across, y + down

@@ -1,107 +1,19 @@
-"""Folders of images: one folder per class, optionally inside train / val / test, or images without classes.
-
-Nothing depends on the order in which the file system lists names. A million files are scanned in seconds: no file is
-opened or queried for its length, except files without an extension.
-"""
+"""Folders of images: one folder per class, optionally inside train / val / test, or images without classes."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from dataclasses import dataclass, field
 from glob import glob, has_magic
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.decode import EXTENSIONS, looks_like_image
-from vitrail.data.sources.contents import Files, Strings, read_head
+from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, sort_names
+from vitrail.data.sources.scan import Scan, is_system_name
 from vitrail.errors import DataError
-
-MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
-
-
-@dataclass
-class Scan:
-    """One walk over a data set: counts other files, and remembers folders so that no link enters one twice."""
-
-    others: Counter[str] = field(default_factory=Counter)  # files that are not images, by extension
-    entered: set[tuple[int, int]] = field(default_factory=set)
-
-    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
-        """The names of the subfolders and of the images directly in a folder, each sorted. Raises `DataError`."""
-        folders, images = [], []
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name.startswith((".", "__MACOSX")):
-                        continue
-                    if _is_folder(entry):
-                        folders.append(entry.name)
-                    elif is_image(entry):
-                        images.append(entry.name)
-                    else:
-                        self.others["." + entry.name.rpartition(".")[2].lower() if "." in entry.name else "none"] += 1
-        except OSError as error:
-            fact = f"the folder {folder} cannot be read: {error.strerror}"
-            raise DataError(fact, "check its permissions") from error
-        return sorted(folders), sorted(images)
-
-    def enter(self, folder: str) -> bool:
-        """Record a folder; False if it was entered before, which ends loops of symbolic links."""
-        status = os.stat(folder)
-        identity = (status.st_dev, status.st_ino)
-        if identity in self.entered:
-            return False
-        self.entered.add(identity)
-        return True
-
-    def list_images(self, root: str, inside: str) -> list[str]:
-        """The sorted paths, relative to ``root``, of all images in its subfolder ``inside``, at any depth."""
-        paths, waiting = [], [inside]
-        while waiting:
-            folder = waiting.pop()
-            folders, images = self.list_folder(os.path.join(root, folder))
-            before = f"{folder}/" if folder else ""
-            paths += [before + name for name in images]
-            subfolders = [before + name for name in folders]
-            waiting += [path for path in subfolders if self.enter(os.path.join(root, path))]
-        return sorted(paths)
-
-    def describe_others(self) -> str:
-        """The files that were not used, for the description of the layout."""
-        if not self.others:
-            return ""
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.others.items()))
-        return f"; {self.others.total():,} other file{'s' if self.others.total() > 1 else ''} not used ({kinds})"
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def is_image(entry: os.DirEntry[str]) -> bool:
-    """Decide by the extension; without one, by the first bytes."""
-    if "." in entry.name:
-        return entry.name.rpartition(".")[2].lower() in EXTENSIONS
-    return looks_like_image(read_head(entry.path, 16))
-
-
-def list_image_files(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
-    """The sorted paths of all images in a folder, at any depth; ``scan`` counts the other files.
-
-    Raises `DataError` for a folder without images.
-    """
-    scan.enter(str(folder))
-    if not (names := scan.list_images(str(folder), "")):
-        what = f"the folder {folder} contains no images{scan.describe_others()}"
-        raise DataError(what, "give files, or a folder with images")
-    return [str(Path(folder) / name) for name in names]
+from vitrail.images.decode import EXTENSIONS
 
 
 def read_folder(root: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]] | None:
@@ -126,7 +38,6 @@ def read_folder(root: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]
     if split_and_note is None:
         return None
     part, note = split_and_note
-    _check_for_manifest(root, part, labelled)
     layout = "class folders" if part.labels else "an unlabelled folder of images"
     return f"{layout}{note}{scan.describe_others()}", {"train": part}
 
@@ -196,7 +107,7 @@ def read_class_folders(pattern: str) -> tuple[str, dict[str, RawSplit]]:
         )
     root = Path(*takewhile(lambda part: not has_magic(part), parts))
     scan = Scan()
-    found = [Path(path) for path in glob(pattern) if os.path.isdir(path) and not Path(path).name.startswith(".")]
+    found = [Path(path) for path in glob(pattern) if os.path.isdir(path) and not is_system_name(Path(path).name)]
     classes: dict[str, dict[str, Strings]] = {}  # split -> class -> images
     for folder in sorted(found):
         scan.enter(str(folder))
@@ -223,25 +134,16 @@ def _split_and_name(parts: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _list_folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return [path for path in folder.iterdir() if path.is_dir() and not is_system_name(path.name)]
 
 
 def _has_image(folder: Path) -> bool:
     """Whether a folder contains an image, at any depth. Stops at the first one."""
-    for _, _, names in os.walk(folder):
-        if any(name.rpartition(".")[2].lower() in EXTENSIONS for name in names if not name.startswith(".")):
+    for _, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_system_name(name)]
+        if any(name.rpartition(".")[2].lower() in EXTENSIONS for name in names if not is_system_name(name)):
             return True
     return False
-
-
-def _check_for_manifest(root: Path, part: RawSplit, labelled: bool) -> None:
-    if not labelled or part.labels is None or len(part.labels.names) > 1:
-        return
-    manifests = sorted(path.name for path in root.iterdir() if path.suffix.lower() in MANIFESTS)
-    if manifests:
-        fact = f"{root} contains one folder of images, {part.labels.names[0]!r}, and {', '.join(manifests)}"
-        choice = next((name for name in manifests if name.startswith(("labels", "metadata", "train"))), manifests[0])
-        raise DataError(fact, f"give the file with the labels: {root / choice}")
 
 
 def find_data_files(root: Path) -> tuple[str, dict[str, list[Path]]] | None:
@@ -256,7 +158,7 @@ def find_data_files(root: Path) -> tuple[str, dict[str, list[Path]]] | None:
             files += [path for path in sorted(folder.glob(f"*/*{suffix}")) if path.parent.name.lower() in SPLITS]
             splits: dict[str, list[Path]] = {}
             for path in files:
-                if split := _split_of(path):
+                if split := split_of_file(path):
                     splits.setdefault(split, []).append(path)
             if splits:
                 return suffix, {split: splits[split] for split in SPLIT_ORDER if split in splits}
@@ -265,7 +167,8 @@ def find_data_files(root: Path) -> tuple[str, dict[str, list[Path]]] | None:
     return None
 
 
-def _split_of(path: Path) -> str | None:
+def split_of_file(path: Path) -> str | None:
+    """The split that the folder of a file, or the first word of its name, says."""
     if (above := path.parent.name.lower()) in SPLITS:
         return SPLITS[above]
     word = path.stem.lower()

@@ -5,22 +5,19 @@ n images, H and W of the upright picture, V values of masks, K classes.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from vitrail.data.decode import FORMATS, MAX_PIXELS, BadImage
 from vitrail.data.sources.annotations import Annotations, check_annotated_size
 from vitrail.data.sources.contents import Contents
-from vitrail.data.sources.stamps import Stamped, hash_each
+from vitrail.images.decode import BadImage
+from vitrail.images.masks import IGNORED, encode_colours, open_mask, read_colours, read_numbers
+from vitrail.stamps import Stamped, hash_each
 
-IGNORED = 255  # the index of pixels without a class; so there are at most 255 classes
 COUNTED = 1000  # maps that are read to count classes; of more, as many evenly spaced ones
 
 
@@ -48,18 +45,31 @@ class LabelMaps(Annotations):
     def of(self, row: int) -> NDArray[np.uint8]:
         """(H, W) uint8 indices of classes, or `IGNORED`. Raises `BadImage` for a mask that cannot be used."""
         content = self.contents[row]
-        levels = decode_mask(content) if isinstance(content, bytes) else content[..., 0]
-        if levels.ndim != self.values.ndim + 1:
-            kinds = {2: "one number", 3: "a colour"}
-            raise BadImage(f"the mask has {kinds[levels.ndim]} per pixel, others {kinds[self.values.ndim + 1]}")
-        colours = levels.ndim == 3
-        codes, found = _encode(self.values, colours), _encode(levels, colours)  # (V,), (H, W)
-        order = np.argsort(codes)
-        places = order[np.searchsorted(codes, found, sorter=order).clip(max=len(codes) - 1)]
-        if (unknown := codes[places] != found).any():
+        colours = self.values.ndim == 2
+        if isinstance(content, bytes):
+            image = open_mask(content)
+            levels = read_colours(image) if colours else read_numbers(image)
+        else:
+            levels = content[..., 0]
+        found = self._index_colours(levels) if colours else self._index_numbers[levels]
+        if (unknown := found < 0).any():
             examples = np.unique(levels[unknown], axis=0)[:5].tolist()
             raise BadImage(f"the mask contains {', '.join(map(str, examples))}, which stands for no class")
-        return self.indices[places]
+        return found.astype(np.uint8)
+
+    @cached_property
+    def _index_numbers(self) -> NDArray[np.int16]:
+        """(256,) the class of each number, -1 for one that stands for none."""
+        table = np.full(256, -1, np.int16)
+        table[self.values] = self.indices
+        return table
+
+    def _index_colours(self, levels: NDArray[np.uint8]) -> NDArray[np.int16]:
+        """(H, W) the class of each pixel of (H, W, 3) colours, -1 for one that stands for none."""
+        codes, found = encode_colours(self.values), encode_colours(levels)  # (V,), (H, W)
+        order = np.argsort(codes)
+        places = order[np.searchsorted(codes, found, sorter=order).clip(max=len(codes) - 1)]
+        return np.where(codes[places] == found, self.indices[places], np.int16(-1))
 
     def read_map(self, row: int, size: tuple[int, int]) -> NDArray[np.uint8]:
         levels = self.of(row)
@@ -97,40 +107,3 @@ class LabelMaps(Annotations):
     def renumber(self, indices: NDArray[np.int64]) -> LabelMaps:
         table = np.append(indices, np.full(256 - len(indices), IGNORED)).astype(np.uint8)
         return replace(self, indices=table[self.indices])
-
-
-def _encode(levels: NDArray[np.uint8], colours: bool) -> NDArray[np.integer]:
-    """One number per value: of colours red + 256 green + 65,536 blue."""
-    return levels.astype(np.uint32) @ np.array([1, 256, 65536], np.uint32) if colours else levels
-
-
-def decode_mask(content: bytes) -> NDArray[np.uint8]:
-    """The stored values of a mask: (H, W) uint8 of palette, grey and 1-bit images, or (H, W, 3) of colour images.
-
-    A palette gives its indices, not its colours. Masks have no EXIF orientation.
-
-    Raises:
-        BadImage: no lossless image, or one with values above 255.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            with Image.open(BytesIO(content), formats=FORMATS) as image:
-                if image.format in ("JPEG", "WEBP"):
-                    raise BadImage(f"a mask in {image.format}, which does not keep values exactly; save it as PNG")
-                if image.width * image.height > MAX_PIXELS:
-                    raise BadImage(f"the mask has {image.width} x {image.height} pixels, over {MAX_PIXELS:,}")
-                image.load()
-                if image.mode in ("P", "L", "1"):
-                    levels = np.asarray(image)
-                    return levels.astype(np.uint8) * (255 if image.mode == "1" else 1)
-                if image.mode in ("RGB", "RGBA"):
-                    return np.asarray(image)[..., :3]
-                numbers = np.asarray(image)
-    except BadImage:
-        raise
-    except Exception as error:  # Pillow raises many types for a broken file
-        raise BadImage(f"the mask: {type(error).__name__}: {error}") from error
-    if numbers.ndim != 2 or numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() > 255:
-        raise BadImage("the mask has values above 255 or a mode that is not supported; save numbers of 8 bits")
-    return numbers.astype(np.uint8)

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import has_keys, make_key, read_file
-from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
-from vitrail.data.sources.object_lists import Box, Corners, ObjectList, Size, enclose_polygon, read_size
-from vitrail.errors import DataError
+from vitrail.data.sources.named_files import NamedFiles
+from vitrail.data.sources.object_lists import ObjectList, read_name, read_points, read_size
+from vitrail.data.sources.scan import Scan
+from vitrail.data.sources.shapes import (
+    Box,
+    Point,
+    Size,
+    enclose_ellipse,
+    enclose_patch,
+    enclose_polygon,
+    enclose_rectangle,
+)
+from vitrail.images.decode import BadImage
+from vitrail.images.masks import decode_mask
+from vitrail.images.rle import unite
 from vitrail.untrusted.json_documents import parse_json
 
 KEYS = ("shapes", "imagePath")
-FEWEST_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2}  # of the shapes that have an area
+FOLDERS = ("annotations", "json", "jsons", "labelme", "labels")  # that may have the files, in any letter case
+# of the shapes that have an area: "rotation" is X-AnyLabeling's turned box
+FEWEST_POINTS = {"polygon": 3, "rectangle": 2, "rotation": 3, "circle": 2, "mask": 2}
+KNOWN = frozenset(
+    {"label", "points", "group_id", "shape_type", "flags", "mask", "description", "attributes", "kie_linking", "score"}
+    | {"difficult", "direction", "line_color", "fill_color", "other_data", "cells"}
+)
 
 
 def is_labelme(root: Path) -> bool:
-    """Whether a folder, or one of a split in it, has JSON files of labelme; one file of each is looked at."""
-    folders = [root, *(path for path in root.iterdir() if path.name.lower() in SPLITS and path.is_dir())]
+    """Whether a folder, or one of a split or of annotations in it, has JSON files of labelme; one file of each is looked at."""
+    folders = [root, *(path for path in root.iterdir() if path.name.lower() in (*SPLITS, *FOLDERS) and path.is_dir())]
     examples = (next(folder.glob("*.json"), None) for folder in folders)
     return any(path is not None and has_keys(path, KEYS) for path in examples)
 
@@ -29,57 +47,104 @@ def is_labelme(root: Path) -> bool:
 def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
     """The objects of labelme's files below ``root``, by split where the folders of the files are named after splits.
 
-    Of a polygon, circle or mask the box is taken, and with ``outlines`` the polygon, too; points and lines have no area and
-    are left out.
+    Of a polygon, circle or mask the box is taken, and with ``outlines`` the shape itself, too; points and lines have no area and
+    are left out. Shapes of one label and one group are one object.
 
     Raises:
-        DataError: a file that cannot be parsed, or whose image does not exist.
+        DataError: no file can be read.
     """
     parts: dict[str, ObjectList] = {}
+    files = NamedFiles(root)
     for path in sorted(root.rglob("*.json")):
-        if has_keys(path, KEYS):
-            top = path.relative_to(root).parts[0].lower()
-            _read_one(path, root, parts.setdefault(SPLITS.get(top, "train"), ObjectList()), outlines)
+        top = path.relative_to(root).parts[0].lower()
+        if has_keys(path, KEYS[:1]) or has_keys(path, KEYS[1:]):
+            objects = parts.setdefault(SPLITS.get(top, "train"), ObjectList(str(root)))
+            _read_one(path, root, files, objects, outlines)
     annotated = {key for part in parts.values() for key in part.keys}
     first = next(iter(parts.values()))
     for key in Scan().list_images(str(root), ""):
         if key not in annotated:
             first.note("images without an annotation file, left out", key)
     names = sort_names(set().union(*(part.names() for part in parts.values())))
-    return "labelme objects", {split: part.split(str(root), names) for split, part in parts.items()}
+    return "labelme objects", {split: part.split(names) for split, part in parts.items()}
 
 
-def _read_one(path: Path, root: Path, objects: ObjectList, outlines: bool) -> None:
+def _read_one(path: Path, root: Path, files: NamedFiles, objects: ObjectList, outlines: bool) -> None:
     """Adds the image and the shapes of one file."""
+    where = path.relative_to(root).as_posix()
     try:
         plain = parse_json(read_file(path))
-        image = path.parent / str(plain["imagePath"]).replace("\\", "/")
-        key, size = make_key(image, root), read_size(plain.get("imageHeight"), plain.get("imageWidth"))
-        if not image.is_file():
-            remedy = "put the image beside its annotation"
-            raise DataError(f"{path} names the image {str(image)!r}, which does not exist", remedy)
-        outlined = objects.find_outlined(key, size, root) if outlines else None
-        found = [box for shape in plain["shapes"] if (box := _read_shape(shape, key, objects, outlined)) is not None]
     except BadImage as error:
-        raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{path} is no file of labelme: {type(error).__name__}: {error}"
-        raise DataError(what, "save the annotation again") from error
-    objects.add(key, size, found)
+        return objects.reject(where, error.reason)
+    except ValueError as error:
+        return objects.reject(where, f"it is no valid JSON: {error}")
+    if not isinstance(plain, dict) or not isinstance(plain.get("shapes"), list):
+        return objects.reject(where, "it has no list of shapes")
+    with objects.rejecting(where):
+        key = _find_image(path, root, files, plain["imagePath"])
+        size = read_size(plain.get("imageHeight"), plain.get("imageWidth"))
+        outlined = objects.find_outlined(key, size) if outlines else None
+        groups: dict[Any, list[Box]] = {}
+        for number, shape in enumerate(plain["shapes"], 1):
+            with objects.rejecting(f"{where}, shape {number}"):
+                if (box := _read_shape(shape, key, objects, outlined)) is not None:
+                    group = shape.get("group_id")
+                    groups.setdefault((number,) if group is None else (box.name, str(group)), []).append(box)
+        objects.add(key, size, [_join(boxes) for boxes in groups.values()])
 
 
-def _read_shape(shape: Mapping[str, Any], key: str, objects: ObjectList, outlined: Size | None) -> Box | None:
+def _find_image(path: Path, root: Path, files: NamedFiles, named: Any) -> str:
+    """The image of a file: where the file says, or beside it. Raises `ValueError` where it is not."""
+    name = str(named).replace("\\", "/")
+    beside = path.parent.relative_to(root)
+    for place in (beside / name, beside / PurePosixPath(name).name):
+        if found := files.find_file(place.as_posix()):
+            return make_key(root / found, root)
+    raise ValueError(f"the image {name!r:.80} does not exist: put the image beside its annotation")
+
+
+def _read_shape(shape: Any, key: str, objects: ObjectList, outlined: Size | None) -> Box | None:
     """The object of a shape of the image ``key``; None for one without area, which is noted."""
-    kind, name = str(shape.get("shape_type") or "polygon"), str(shape["label"])
-    points = [(float(x), float(y)) for x, y in shape["points"]]
+    if not isinstance(shape, dict):
+        raise ValueError(f"it is {shape!s:.80}")
+    objects.note_unknown(shape, KNOWN, key)
+    kind, name = str(shape.get("shape_type") or "polygon"), read_name(shape["label"])
+    points = read_points(shape["points"], "points")
     if len(points) < FEWEST_POINTS.get(kind, math.inf):
         return objects.note(f"shapes without area ({kind:.40}), left out", key)
     if kind == "circle":
-        return Box(name, _enclose_circle(*points[:2]))
-    return enclose_polygon(name, points, outlined if kind == "polygon" else None)
+        radius = math.dist(*points[:2])
+        return enclose_ellipse(name, points[0], (radius, radius), 0.0, outlined)
+    if kind == "mask":
+        return _read_mask(name, shape, points, outlined)
+    if kind == "rectangle":
+        xs, ys = zip(*points)
+        return enclose_rectangle(name, (min(xs), min(ys), max(xs), max(ys)))
+    return enclose_polygon(name, points, outlined)
 
 
-def _enclose_circle(centre: tuple[float, float], edge: tuple[float, float]) -> Corners:
-    """The box around a circle, given by its centre and a point of its edge."""
-    (x, y), radius = centre, math.dist(centre, edge)
-    return x - radius, y - radius, x + radius, y + radius
+def _read_mask(name: str, shape: Mapping[str, Any], points: list[Point], outlined: Size | None) -> Box:
+    """The object of a mask: a PNG file in base64 that lies between two pixels, the second of them included."""
+    (left, top), (right, bottom) = points[:2]
+    box = Box(name, (left, top, right + 1, bottom + 1))
+    if outlined:
+        try:
+            patch = decode_mask(base64.b64decode(str(shape["mask"]), validate=True))
+        except BadImage as error:
+            raise ValueError(error.reason) from error
+        if patch.shape != (bottom - top + 1, right - left + 1):
+            raise ValueError(
+                f"a mask of {patch.shape[1]} x {patch.shape[0]} pixels from ({left}, {top}) to ({right}, {bottom})"
+            )
+        box.outline = enclose_patch(name, patch, (round(left), round(top)), outlined).outline
+    return box
+
+
+def _join(boxes: list[Box]) -> Box:
+    """One object of several shapes."""
+    if len(boxes) == 1:
+        return boxes[0]
+    lows, highs = zip(*((one.box[:2], one.box[2:]) for one in boxes))
+    corners = (*map(min, zip(*lows)), *map(max, zip(*highs)))
+    outlines = [one.outline for one in boxes if one.outline is not None]
+    return Box(boxes[0].name, corners, outline=unite(outlines) if len(outlines) == len(boxes) else None)

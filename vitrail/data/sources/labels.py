@@ -8,28 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
 from vitrail.data.imagenet import index_classes
-from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.annotations import Annotations, Objects
 from vitrail.data.sources.contents import Contents, check_names
+from vitrail.data.sources.split_names import SPLIT_ORDER as SPLIT_ORDER
+from vitrail.data.sources.split_names import SPLITS as SPLITS
 from vitrail.errors import DataError, nearest
 from vitrail.untrusted.limits import CLASSES, DIGITS
 
-# name of a split in folders, files and columns -> its name here
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
-SPLIT_ORDER = ("train", "val", "test")
 BETWEEN = ";"  # separates the labels of one image
 ROWS_SHOWN = 20
 
@@ -57,6 +48,15 @@ class Labels:
         return count_classes(self.values, len(self.names))
 
 
+class Faulty(NamedTuple):
+    """Objects or masks that cannot be read: their number, that of all, the first with what is wrong, and what they are."""
+
+    count: int = 0
+    of: int = 0
+    first: str = ""
+    what: str = "objects"
+
+
 @dataclass(frozen=True, eq=False)
 class RawSplit:
     """One split as read, before its labels are joined with those of the other splits."""
@@ -64,9 +64,10 @@ class RawSplit:
     contents: Contents
     labels: Labels | None = None  # None: unlabelled
     notes: tuple[str, ...] = ()  # what is wrong with the annotations and was repaired or left out
+    faulty: Faulty = Faulty()
 
     def take(self, rows: np.ndarray) -> RawSplit:
-        return RawSplit(self.contents.take(rows), self.labels and self.labels.take(rows), self.notes)
+        return RawSplit(self.contents.take(rows), self.labels and self.labels.take(rows), self.notes, self.faulty)
 
 
 def count_classes(values: np.ndarray | Annotations, classes: int) -> np.ndarray:
@@ -156,15 +157,47 @@ def from_numbers(values: np.ndarray, names: Sequence[str] | None, *, where: str)
     return Labels(names, values.astype(np.int64 if values.ndim == 1 else np.float32), declared=True)
 
 
-def check_no_class_is_empty(splits: Mapping[str, Labels]) -> None:
-    """Raises `DataError` for a class that has a name but no training images."""
+def compose_names(labels: Labels) -> Labels:
+    """The same labels with all names in Unicode's composed form (NFC); names that differ only in their form are one class."""
+    composed = [normalize("NFC", name) for name in labels.names]
+    if composed == list(labels.names):
+        return labels
+    names = tuple(dict.fromkeys(composed)) if labels.declared else sort_names(composed)
+    number = {name: index for index, name in enumerate(names)}
+    new = np.array([number[name] for name in composed], np.int64)  # (len(labels.names),)
+    if isinstance(labels.values, Annotations):
+        return Labels(names, labels.values.renumber(new), labels.declared)
+    if not labels.multi:
+        return Labels(names, new[labels.values], labels.declared)
+    values = np.zeros((len(labels.values), len(names)), np.float32)
+    for column, index in enumerate(new.tolist()):
+        values[:, index] = np.maximum(values[:, index], labels.values[:, column])
+    return Labels(names, values, labels.declared)
+
+
+def check_faulty_objects(splits: Mapping[str, RawSplit], most: float) -> None:
+    """Raises `DataError` if more than this share of objects or masks cannot be read, or if the training images have no object."""
+    faulty = sum(split.faulty.count for split in splits.values())
+    of = sum(split.faulty.of for split in splits.values())
+    first = next((split.faulty.first for split in splits.values() if split.faulty.first), "")
+    if faulty > most * of:
+        kind = next(split.faulty.what for split in splits.values() if split.faulty.count)
+        what = f"{faulty:,} of {of:,} {kind} cannot be read, more than {100 * most:.4g} %; the first: {first}"
+        raise DataError(what, "repair the annotations, or allow more faulty ones with --max-bad")
+    train = splits["train"].labels if "train" in splits else None
+    if train is not None and isinstance(train.values, Objects) and not len(train.values.boxes):
+        raise DataError("no training image has an object", "check the annotations: all objects may have been left out")
+
+
+def check_no_class_is_empty(splits: Mapping[str, Labels], layout: str) -> None:
+    """Raises `DataError` for a class that has a name but no training images; ``layout`` is that of the data, for the message."""
     train = splits["train"]
     empty = [name for name, count in zip(train.names, train.counts()) if not count]
     if empty and not train.declared:
         shown = ", ".join(repr(name) for name in empty[:ROWS_SHOWN])
         plural = "class has" if len(empty) == 1 else "classes have"
         fact = f"{len(empty)} {plural} no training images: {shown}"
-        raise DataError(fact, "add images, or remove the folder or the rows of the class")
+        raise DataError(fact, "add images, or remove the folder or the rows of the class", value=layout)
 
 
 def join_labels(
@@ -187,7 +220,7 @@ def join_labels(
         who = f"the {len(classes)} classes of the training images"
     else:
         who = f"the {len(classes)} given classes"
-    number = index_classes(classes)
+    number = index_classes([normalize("NFC", name) for name in classes])
     _check_known(splits, number, who)
     columns = len(classes) if any(labels.multi for labels in splits.values()) else None
     return tuple(classes), {name: _renumber(labels, number, columns) for name, labels in splits.items()}

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.annotations import Annotations, Objects
+from vitrail.data.sources.label_texts import find_combined_labels
 from vitrail.data.sources.labels import SPLITS
 from vitrail.data.sources.source import Source, Splits, list_splits
 
 SAMPLED = 2_000  # keys, spread evenly, that decide whether class folders are nested
 LONG_NAME = 64  # characters
+MISSING = ("nan", "none", "null", "n/a", "na", "?")  # what programs write where a label is missing
 
 
 def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
@@ -56,6 +58,10 @@ def _find_odd_names(classes: tuple[str, ...]) -> list[str]:
         for names in folded.values()
         if len(names) > 1
     ]
+    if missing := [name for name in classes if name.casefold() in MISSING]:
+        words.append(f"the class {missing[0]!r} looks like a missing label; remove its images if it is one")
+    if combined := find_combined_labels(classes):
+        words.append(combined)
     if spaced := [name for name in classes if name != name.strip()]:
         words.append(f"{len(spaced):,} class names begin or end with a space, e.g. {spaced[0]!r}")
     if long := [name for name in classes if len(name) > LONG_NAME]:

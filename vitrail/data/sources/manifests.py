@@ -5,36 +5,33 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from vitrail.data.decode import EXTENSIONS
-from vitrail.data.sources.contents import Files, Strings, normalise_path
-from vitrail.data.sources.labels import BETWEEN, SPLIT_ORDER, SPLITS, RawSplit, format_label, from_texts
+from vitrail.data.sources.contents import Files, Strings, normalise_path, read_head
+from vitrail.data.sources.label_texts import join_columns, unify_labels
+from vitrail.data.sources.labels import BETWEEN, SPLIT_ORDER, SPLITS, Labels, RawSplit, format_label, from_texts
+from vitrail.data.sources.table_paths import locate_files
 from vitrail.errors import DataError
+from vitrail.images.decode import EXTENSIONS
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import LINE_CHARACTERS as LINE_LIMIT
+from vitrail.untrusted.text_files import detect_encoding
 
 PATHS = (
-    "path",
-    "file_path",
-    "filepath",
-    "file_name",
-    "filename",
-    "file",
-    "image",
-    "image_path",
-    "img",
-    "img_path",
-    "jpeg",
+    *("path", "file_path", "filepath", "file_name", "filename", "file", "fname"),
+    *("image", "image_path", "image_name", "image_id", "images", "img", "img_path", "img_name", "jpeg", "id"),
 )
-LABELS = ("label", "labels", "class", "class_name", "classname", "category", "target")
+LABELS = ("label", "labels", "class", "class_name", "classname", "category", "target", "tags")
+LIKE_SPLIT = ("set", "subset", "partition", "phase", "usage")  # that are splits if their values are names of splits
+# columns that tables have beside the labels
+NO_LABELS = ("", "index", "unnamed: 0", "width", "height", "size", "url", "text", "caption", "prompt", "description")
+BOXES = ("xmin", "bbox", "x_min", "x1", "bbox_x1")  # columns of tables of objects
 DELIMITERS = (",", ";", "\t")
-PROBES = 16  # rows whose files are looked up first: a wrong root folder is then one error, not one per image
 
 
 @dataclass
@@ -46,6 +43,11 @@ class Columns:
     labels: list[str] | None = None
     splits: list[str] | None = None
     lines: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # of all columns
+    label_column: str = ""
+    joined: bool = False  # labels of columns of zeros and ones
+    others: dict[str, list[str]] = field(default_factory=dict)  # columns that may hold labels or splits
+    words: list[str] = field(default_factory=list)  # how the table was read, where it does not say
 
     def describe_row(self, row: int) -> str:
         return f"{self.source}, line {self.lines[row]}"
@@ -56,24 +58,38 @@ def read_manifest(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSpli
 
     A row has a path (absolute, or relative to and inside the folder of the manifest), a label or several separated by
     `;`, and optionally a split. A CSV may have `;` or tabs between its fields, and no header if it has a path, a label and
-    perhaps a split.
+    perhaps a split. See `locate_files` for the places of the files, and `unify_labels` and `join_columns` for other forms of
+    labels.
 
     Raises:
         DataError: with the line: a broken table, a missing column, a path outside the folder, a repeated path, an empty
             label, an unknown split; or none of the files exists.
     """
-    rows = _read_json(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path)
+    columns = _read_rows(path)
+    _find_splits(columns)
+    if columns.labels is None:
+        _find_labels(columns)
+    if labelled and columns.names and columns.labels is None:
+        choose_columns(columns.names, source=str(path), labelled=True)
+    splits = read_columns(columns, path.parent)
+    return "; ".join([f"a manifest, {path.name}", *columns.words]), splits
+
+
+def _read_rows(path: Path) -> Columns:
     columns = Columns(str(path))
-    names: dict[str, str | None] | None = None
-    for line, row in rows:
-        if names is None:
-            names = choose_columns(list(row), source=str(path), labelled=labelled)
-            columns.labels = [] if names["label"] else None
-            columns.splits = [] if names["split"] else None
+    chosen: dict[str, str | None] = {}
+    for line, row in _read_json(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path):
+        if not columns.names:
+            columns.names = list(row)
+            chosen = choose_columns(columns.names, source=str(path), labelled=False)
+            columns.labels = [] if chosen["label"] else None
+            columns.splits = [] if chosen["split"] else None
+            columns.label_column = chosen["label"] or ""
+            columns.others = {name: [] for name in columns.names if _may_be_needed(name, chosen)}
         columns.lines.append(line)
         cells = {
             kind: _format_cell(row.get(name), f"{path}, line {line}: the {kind}")
-            for kind, name in names.items()
+            for kind, name in chosen.items()
             if name
         }
         columns.paths.append(cells["path"])
@@ -81,7 +97,41 @@ def read_manifest(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSpli
             columns.labels.append(cells["label"])
         if columns.splits is not None:
             columns.splits.append(cells["split"])
-    return f"a manifest, {path.name}", read_columns(columns, path.parent)
+        for name, values in columns.others.items():
+            values.append(format_label(row.get(name)))
+    return columns
+
+
+def _may_be_needed(name: str, chosen: Mapping[str, str | None]) -> bool:
+    """Whether a column that was not chosen may hold splits, or labels in a table without a column for them."""
+    plain = name.strip().lower()
+    if name in chosen.values() or plain in NO_LABELS:
+        return False
+    return chosen["label"] is None or (chosen["split"] is None and plain in LIKE_SPLIT)
+
+
+def _find_splits(columns: Columns) -> None:
+    """Takes the splits from a column such as ``set`` if all its values are names of splits."""
+    for name in [name for name in columns.others if name.strip().lower() in LIKE_SPLIT]:
+        values = columns.others.pop(name)
+        distinct = dict.fromkeys(values)
+        unknown = [text for text in distinct if text.lower() not in SPLITS]
+        if not unknown and columns.splits is None:
+            columns.splits = values
+            columns.words.append(f"splits in the column {name!r}")
+        elif 0 < len(unknown) < len(distinct):
+            columns.words.append(f"the column {name!r} is not used, {unknown[0]!r} is no split")
+
+
+def _find_labels(columns: Columns) -> None:
+    """Takes the labels from the only other column, or from columns of zeros and ones."""
+    if len(columns.others) == 1:
+        [(columns.label_column, columns.labels)] = columns.others.items()
+        columns.words.append(f"labels in the column {columns.label_column!r}")
+    elif joined := join_columns(columns.others):
+        columns.labels, words = joined
+        columns.joined = True
+        columns.words.append(words)
 
 
 def choose_columns(
@@ -116,39 +166,54 @@ def read_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
     """The splits of a table of paths. Raises `DataError` with the line."""
     if not columns.paths:
         raise DataError(f"{columns.source} has no rows", "give one image per row, below the column names")
-    first_rows: dict[str, int] = {}
-    has_absolute, folder = any(map(os.path.isabs, columns.paths)), os.path.abspath(root)
+    columns.paths, words = locate_files(_normalise_paths(columns), root, columns.source)
+    columns.words += [words] if words else []
+    _refuse_repeated(columns, root)
+    contents = Files(str(root), Strings(columns.paths))
+    return group_by_split(RawSplit(contents, _make_labels(columns)), columns)
+
+
+def _normalise_paths(columns: Columns) -> list[str]:
+    paths = []
     for row, path in enumerate(columns.paths):
         if not path:
             raise DataError(f"{columns.describe_row(row)}: no path", "give each row the path of an image")
         try:
-            path = columns.paths[row] = normalise_path(path)
+            paths.append(normalise_path(path))
         except ValueError as error:
             raise DataError(
                 f"{columns.describe_row(row)}: {error}",
                 "give an absolute path, or move the manifest to a folder above the images",
             ) from None
+    return paths
+
+
+def _refuse_repeated(columns: Columns, root: Path) -> None:
+    first_rows: dict[str, int] = {}
+    has_absolute, folder = any(map(os.path.isabs, columns.paths)), os.path.abspath(root)
+    for row, path in enumerate(columns.paths):
         place = os.path.normpath(os.path.join(folder, path)) if has_absolute else path
         if (first := first_rows.setdefault(place, row)) != row:
             fact = f"{columns.describe_row(row)}: the path {path!r} is already in line {columns.lines[first]}"
-            raise DataError(fact, f"give each image one row; separate several labels of one image by {BETWEEN!r}")
-    probes = sorted({round(row) for row in np.linspace(0, len(columns.paths) - 1, PROBES)})
-    tried = [os.path.join(root, columns.paths[row]) for row in probes]
-    if not any(map(os.path.exists, tried)):
-        fact = f"none of the files in {columns.source} exists; looked for {tried[0]}"
-        raise DataError(fact, f"give paths relative to {root.absolute()} (inside it), or absolute paths")
-    contents = Files(str(root), Strings(columns.paths))
-    return group_by_split(RawSplit(contents, _make_labels(columns)), columns)
+            raise DataError(fact, _advise_repeated(columns))
 
 
-def _make_labels(columns: Columns) -> Any:
+def _advise_repeated(columns: Columns) -> str:
+    if {name.strip().lower() for name in columns.names}.intersection(BOXES):
+        return "a table of boxes is not read; export the boxes as COCO or YOLO"
+    return f"give each image one row; separate several labels of one image by {BETWEEN!r}"
+
+
+def _make_labels(columns: Columns) -> Labels | None:
     if columns.labels is None:
         return None
-    labels = from_texts(columns.labels)
+    texts, words = unify_labels(columns.labels, columns.label_column)
+    columns.words += [words] if words else []
+    if not any(texts):
+        return None
+    labels = from_texts(texts, several=True if "" in texts and (words or columns.joined) else None)
     if not labels.multi and "" in labels.names:
-        if len(labels.names) == 1:
-            return None
-        row = columns.labels.index("")
+        row = texts.index("")
         raise DataError(f"{columns.describe_row(row)}: no label", "give every row a label, or remove the row")
     return labels
 
@@ -176,7 +241,7 @@ def _format_cell(value: Any, what: str) -> str:
 
 
 def _open(path: Path) -> TextIO:
-    return open(path, encoding="utf-8-sig", newline="")
+    return open(path, encoding=detect_encoding(read_head(path, 2)), newline="")
 
 
 def _read_lines(file: TextIO, path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Objects as readers of annotation files find them, image by image. Boxes that cannot be meant are left out and counted.
+"""Objects as readers of annotation files find them, image by image. What cannot be meant or read is left out and counted.
 
 Boxes are (left, top, right, bottom) in pixels of the upright picture; see annotations.py.
 """
@@ -6,41 +6,29 @@ Boxes are (left, top, right, bottom) in pixels of the upright picture; see annot
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os.path import basename
 from typing import Any
 
 import numpy as np
 
-from vitrail.data.rle import Rle
-from vitrail.data.sources.annotations import Objects
-from vitrail.data.sources.box_convention import Convention, Corners
+from vitrail.data.sources.annotations import DRAWN_BOX, Objects
+from vitrail.data.sources.box_convention import Convention
 from vitrail.data.sources.contents import Files, Strings, read_upright_size
-from vitrail.data.sources.labels import Labels, RawSplit, sort_names
+from vitrail.data.sources.labels import Faulty, Labels, RawSplit, format_label, sort_names
+from vitrail.data.sources.orientations import find_turned
+from vitrail.data.sources.shapes import Box, Size
 from vitrail.untrusted.limits import PIXELS
-from vitrail.untrusted.numbers import to_whole
+from vitrail.untrusted.numbers import to_real, to_whole
 
-EXAMPLES = 3  # images that a note names
+EXAMPLES = 3  # images, or objects, that a note names
 LARGEST = 2.0**31  # coordinate that can be meant
-
-Size = tuple[int, int]  # (height, width)
-
-
-@dataclass
-class Box:
-    """One object: its class, its box, and what else the annotation says of it.
-
-    ``given`` are the four numbers of the box as they stand in the file; see `Convention`. ``outline`` is known where a reader
-    was asked for it and the format has it.
-    """
-
-    name: str
-    box: Corners
-    crowd: bool = False
-    area: float | None = None
-    given: Corners | None = None
-    outline: Rle | None = None
+TURNED = (
+    "photographs turned by EXIF whose size does not tell whether their objects were drawn before or after, taken as drawn "
+    "after; draw some with 'vitrail data check --out FOLDER' and look"
+)
 
 
 def read_size(height: Any, width: Any) -> Size:
@@ -48,39 +36,80 @@ def read_size(height: Any, width: Any) -> Size:
     return to_whole(height or 0, "the height of a picture"), to_whole(width or 0, "the width of a picture")
 
 
-def enclose_polygon(name: str, points: Sequence[tuple[float, float]], outlined: Size | None = None) -> Box:
-    """The object of a polygon of points (x, y), with its outline if the size of the picture is given as ``outlined``."""
-    xs, ys = zip(*points)
-    outline = None if outlined is None else Rle.of_polygons([[value for point in points for value in point]], outlined)
-    return Box(name, (min(xs), min(ys), max(xs), max(ys)), outline=outline)
+def read_numbers(values: Any, count: int, what: str) -> tuple[float, ...]:
+    """A list of ``count`` numbers. Raises `ValueError` for anything else."""
+    if not isinstance(values, list | tuple) or len(values) != count or any(isinstance(each, bool) for each in values):
+        raise ValueError(f"{what} is {values!s:.80}, not {count} numbers")
+    return tuple(to_real(value, what) for value in values)
+
+
+def read_points(values: Any, what: str) -> list[tuple[float, float]]:
+    """Pairs of numbers [[x, y], ...]. Raises `ValueError` for anything else."""
+    if not isinstance(values, list):
+        raise ValueError(f"{what} are {values!s:.80}, not pairs of numbers")
+    points = (read_numbers(point, 2, f"a point of {what}") for point in values)
+    return [(x, y) for x, y in points]
+
+
+def read_name(value: Any, what: str = "the label") -> str:
+    """The name of a class. Raises `ValueError` for anything else than text or a number."""
+    name = "" if isinstance(value, dict | list | bool) else format_label(value)
+    if not name:
+        raise ValueError(f"{what} is {value!s:.80}")
+    return name
 
 
 @dataclass
 class ObjectList:
     """The annotated images of one split."""
 
+    root: str  # that keys are relative to
     keys: list[str] = field(default_factory=list)
     images: list[list[Box]] = field(default_factory=list)
     sizes: list[Size] = field(default_factory=list)
+    stated: list[bool] = field(default_factory=list)  # whether the annotation says how large the picture is
+    places: dict[str, int] = field(default_factory=dict)  # key -> place in the lists
     faults: dict[str, list[str]] = field(default_factory=dict)  # what was wrong -> the images, one for each time
+    remarks: list[str] = field(default_factory=list)  # notes as they are
+    faulty: int = 0  # objects that cannot be read
+    kept: int = 0  # of these, objects whose box is used nevertheless
+    examples: list[str] = field(default_factory=list)  # of these, with what is wrong
     convention: Convention = field(default_factory=Convention)
 
-    def add(self, key: str, size: Size, found: Sequence[Box]) -> None:
-        """Adds an image of ``size`` (height, width), or (0, 0) if the annotation does not say, with its objects."""
-        self.keys.append(key)
-        self.sizes.append(size)
+    def add(self, key: str, size: Size, found: Sequence[Box], *, stated: bool = True) -> None:
+        """Adds an image with its objects, or objects to an image that was added before.
+
+        Args:
+            key: of the image.
+            size: (height, width), or (0, 0) if the annotation does not say; that of the picture is taken then.
+            found: its objects.
+            stated: whether the size is in the annotation, not from the picture itself.
+        """
+        if not all(size):
+            size, stated = read_upright_size(os.path.join(self.root, key)) or (0, 0), False
         for one in found:
             if one.given is not None:
                 self.convention.add(one.given, one.box, size)
-        self.images.append([box for one in found if (box := self._clean(key, size, one)) is not None])
+        boxes = [box for one in found if (box := self._clean(key, size, one)) is not None]
+        for _ in range(len(boxes) - len({(box.name, box.box) for box in boxes})):
+            self.note("objects with the class and the box of another", key)
+        if (place := self.places.get(key)) is not None:
+            self.note("images that are listed several times, whose objects are joined", key)
+            self.images[place] += boxes
+            return
+        self.places[key] = len(self.keys)
+        self.keys.append(key)
+        self.sizes.append(size)
+        self.stated.append(stated and all(size))
+        self.images.append(boxes)
 
-    def find_outlined(self, key: str, size: Size, root: str | os.PathLike[str]) -> Size | None:
+    def find_outlined(self, key: str, size: Size) -> Size | None:
         """The ``size`` that an annotation says, if it is that of the picture: outlines of another size are not traced, since a
         few bytes can say any size.
         """
         if not all(size):
             return None
-        if read_upright_size(os.path.join(root, key)) not in (None, size):
+        if read_upright_size(os.path.join(self.root, key)) not in (None, size):
             return self.note("outlines for another size than that of the picture, left out", key)
         return size if size[0] * size[1] <= PIXELS else None
 
@@ -88,10 +117,40 @@ class ObjectList:
         """Records something that is wrong with an image, or with one object of it."""
         self.faults.setdefault(fault, []).append(key)
 
+    def reject(self, where: str, what: object) -> None:
+        """Leaves out an object, or the annotation of an image, that cannot be read.
+
+        Args:
+            where: the file or image, and the object, e.g. "a.jpg, annotation 17".
+            what: is wrong.
+        """
+        self.faulty += 1
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(f"{where}: {what}")
+
+    @contextmanager
+    def rejecting(self, where: str, *, kept: bool = False) -> Iterator[None]:
+        """Rejects the object that is read inside if it raises `ValueError`, or `KeyError` for a field that it lacks.
+
+        Args:
+            where: as `reject` takes it.
+            kept: whether the object is used without what is read inside.
+        """
+        try:
+            yield
+        except (KeyError, ValueError) as error:
+            self.reject(where, f"it has no {error}" if isinstance(error, KeyError) else error)
+            self.kept += kept
+
+    def note_unknown(self, entry: Mapping[str, Any] | Iterable[str], known: frozenset[str], key: str) -> None:
+        """Records fields of an entry that are none of those that the format has."""
+        for name in set(entry) - known:
+            self.note(f"fields {name!r:.40}, not used", key)
+
     def _clean(self, key: str, size: Size, found: Box) -> Box | None:
         left, top, right, bottom = found.box
         if not all(abs(corner) <= LARGEST for corner in found.box):  # false for NaN as well
-            return self.note("boxes with coordinates that are no numbers, left out", key)
+            return self.reject(f"{key}, an object {found.name!r:.40}", "coordinates that are no numbers")
         if right <= left or bottom <= top:
             return self.note("boxes without area, left out", key)
         if not all(size):
@@ -113,22 +172,29 @@ class ObjectList:
 
     def notes(self) -> tuple[str, ...]:
         """A line for each kind of fault, with its number and some images."""
-        lines = []
-        for fault, keys in self.faults.items():
-            images = sorted(set(map(basename, keys)))
-            more = ", ..." if len(images) > EXAMPLES else ""
-            lines.append(f"{fault}: {len(keys):,} ({', '.join(images[:EXAMPLES])}{more})")
-        return tuple(lines)
+        lines = [f"{fault}: {len(keys):,} ({shorten(map(basename, keys))})" for fault, keys in self.faults.items()]
+        if self.faulty:
+            more = "; ..." if self.faulty > len(self.examples) else ""
+            lines.append(f"objects that cannot be read, left out: {self.faulty:,} ({'; '.join(self.examples)}{more})")
+        return (*self.remarks, *lines)
 
-    def split(self, root: str, names: Sequence[str] | None = None) -> RawSplit:
-        """The images as files below ``root``, and their objects; by default the classes are those that occur."""
+    def split(self, names: Sequence[str] | None = None) -> RawSplit:
+        """The images as files, and their objects; by default the classes are those that occur."""
         declared = names is not None
         names = tuple(names) if names is not None else sort_names(self.names())
         index = {name: number for number, name in enumerate(names)}
         order = np.argsort(np.array(self.keys, object), kind="stable").tolist()
+        self._note_turned()
         objects = Objects.join([self._objects(row, index) for row in order])
-        contents = Files(root, Strings(self.keys[row] for row in order))
-        return RawSplit(contents, Labels(names, objects, declared=declared), self.notes())
+        contents = Files(self.root, Strings(self.keys[row] for row in order))
+        total = len(objects.boxes) + self.faulty - self.kept
+        faulty = Faulty(self.faulty, total, self.examples[0] if self.examples else "")
+        return RawSplit(contents, Labels(names, objects, declared=declared), self.notes(), faulty)
+
+    def _note_turned(self) -> None:
+        stated = [size if known else (0, 0) for size, known in zip(self.sizes, self.stated)]
+        for key in find_turned(self.root, [part[:2] for part in zip(self.keys, stated, self.images) if part[2]]):
+            self.note(TURNED, key)
 
     def _objects(self, row: int, index: dict[str, int]) -> Objects:
         found = self.images[row]
@@ -137,5 +203,11 @@ class ObjectList:
         areas = [float(own) if one.area is None else one.area for one, own in zip(found, sides)]
         crowd = [one.crowd for one in found]
         labels = [index[one.name] for one in found]
-        outlines = [b"" if one.outline is None else one.outline.to_text().encode() for one in found]
+        outlines = [one.outline.to_text().encode() if one.outline else DRAWN_BOX * one.filled for one in found]
         return Objects.of_image(boxes, labels, crowd=crowd, areas=areas, size=self.sizes[row], outlines=outlines)
+
+
+def shorten(names: Iterable[str]) -> str:
+    """The first of some names, each once, in order."""
+    images = sorted(set(names))
+    return ", ".join(images[:EXAMPLES]) + (", ..." if len(images) > EXAMPLES else "")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
 from glob import has_magic
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from vitrail.data.decode import EXTENSIONS
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.arrays import (
     BUILT_IN,
@@ -24,39 +22,37 @@ from vitrail.data.sources.arrays import (
     read_npy,
     read_npz,
 )
-from vitrail.data.sources.coco import find_coco, is_coco, read_coco, split_of
+from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.contents import Files, Strings
-from vitrail.data.sources.cvat import is_cvat, read_cvat
 from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder
+from vitrail.data.sources.formats import find_format
 from vitrail.data.sources.holdout import choose_held_out
-from vitrail.data.sources.labelme import is_labelme, read_labelme
-from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, check_no_class_is_empty, join_labels
+from vitrail.data.sources.labels import (
+    SPLIT_ORDER,
+    SPLITS,
+    Labels,
+    RawSplit,
+    check_faulty_objects,
+    check_no_class_is_empty,
+    compose_names,
+    join_labels,
+)
 from vitrail.data.sources.manifests import read_manifest
-from vitrail.data.sources.mask_folders import find_masks, read_masks
 from vitrail.data.sources.painted import paint_splits
 from vitrail.data.sources.parquet import read_parquet
 from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
 from vitrail.data.sources.source import Source, Splits, list_splits
-from vitrail.data.sources.voc import is_voc, read_voc
-from vitrail.data.sources.yolo import find_yolo, is_yolo, read_yolo
+from vitrail.data.sources.tables_beside import read_tables_beside
+from vitrail.data.sources.unused_annotations import describe_unused
 from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.images.decode import EXTENSIONS
 from vitrail.shards.cache import is_remote
 
 READ = (
     "a folder with one folder of images per class (optionally inside train, val and test folders), a manifest "
     "(.csv .tsv .jsonl .parquet), Parquet with images, tar shards, .npy or .npz arrays, boxes in the format of COCO, VOC, "
-    "YOLO, CVAT or labelme, a folder of images beside one of masks, or 'digits'"
+    "YOLO, CVAT, labelme or Label Studio, a folder of images beside one of masks, or 'digits'"
 )
-
-
-class Format(NamedTuple):
-    """The task that data are annotated for, and what reads them: a description of the layout, and the splits.
-
-    Of objects ``read`` takes ``outlines``, whether they are read, too.
-    """
-
-    task: str
-    read: Callable[..., tuple[str, dict[str, RawSplit]]]
 
 
 def open_data(
@@ -68,38 +64,49 @@ def open_data(
     channels: int | None = None,
     labelled: bool = True,
     task: str | None = None,
+    max_bad: float = MOST_BAD,
 ) -> Splits:
     """Detect the layout of a data set and open it. Images are read later.
 
     Args:
-        data: a path to a folder (of class folders, optionally inside train / val / test; of Parquet, .npz or manifest
-            files by split; of boxes in the format of COCO, VOC, YOLO, CVAT or labelme; of images beside masks; or of images
-            alone; of tar shards with an index, also at a URL), a pattern of class folders (``photos/*/*``) or of shards
-            (``photos/*.tar``), a COCO .json, a YOLO .yaml, a manifest, Parquet, .npy, .npz or one image; or "digits"; a `Source`
-            or `Splits`; arrays (images, labels); a torch-style Dataset; a list of image files; or a dict of these by split.
+        data: a path to a folder (of class folders, optionally inside train / val / test; of Parquet, .npz or manifest files
+            by split; of objects in the format of COCO, VOC, YOLO, CVAT, labelme or Label Studio; of images beside masks; of
+            images alone; of tar shards with an index, also at a URL), a pattern of class folders (``photos/*/*``) or of shards
+            (``photos/*.tar``), a .json of COCO or Label Studio, a YOLO .yaml, a manifest, Parquet, .npy, .npz or one image; or
+            "digits"; a `Source` or `Splits`; arrays (images, labels); a torch-style Dataset; a list of image files; or a dict of
+            these by split.
         seed: of the held-out validation split.
         validation: fraction of each class to hold out where there is no validation split; 0 holds out nothing.
         classes: class names in the order of their indices, e.g. a model's; None takes those of the training images.
         channels: channels of Pillow images in a user's Dataset, 3 by default; files are decoded elsewhere.
         labelled: labels are required: unlabelled data and class folders without images are refused.
-        task: "segmentation" paints maps of classes from the outlines of objects, where the data have these.
+        task: "segmentation" takes masks also where there are boxes or outlines beside them, and paints maps of classes from the
+            outlines of objects where there are no masks.
+        max_bad: largest share of objects that cannot be read, where labels are required.
 
     Raises:
-        DataError: the path does not exist, its layout is not supported, or its labels do not fit.
+        DataError: the path does not exist, its layout is not supported, its labels do not fit, or too many objects
+            cannot be read.
         ConfigError: ``validation`` is not in [0, 1), or a dict names a split that does not exist.
     """
     if not 0 <= validation < 1:
         raise ConfigError(f"the validation fraction is {validation}", "give a fraction in [0, 1), e.g. 0.15")
     if isinstance(data, Splits):
         return data
-    outlined = _find_objects(data) if task == "segmentation" else None
-    if outlined is None:
+    annotated = None
+    if task == "segmentation" and isinstance(data, str | os.PathLike):
+        annotated = find_format(Path(data).expanduser(), masks_first=True)
+    outlined = annotated is not None and annotated.task == "detection"
+    if annotated is None:
         layout, raw_splits = _find(data, channels or 3, labelled)
     else:
-        layout, raw_splits = outlined.read(outlines=True)
+        layout, raw_splits = annotated.read(outlines=True) if outlined else annotated.read()
+    if labelled:
+        check_faulty_objects(raw_splits, max_bad)
+    if outlined:
         raw_splits = paint_splits(raw_splits)
     layout, raw_splits = _drop_unlabelled(layout, raw_splits, labelled)
-    sources = _make_sources(raw_splits, classes, labelled)
+    sources = _make_sources(raw_splits, classes, labelled, layout)
     names = next(iter(sources.values())).classes
     train, val, test = (sources.get(split) for split in SPLIT_ORDER)
     notes = tuple(f"{split}: {note}" for split, part in raw_splits.items() for note in part.notes)
@@ -126,12 +133,12 @@ def _drop_unlabelled(layout: str, raw_splits: dict[str, RawSplit], labelled: boo
 
 
 def _make_sources(
-    raw_splits: Mapping[str, RawSplit], classes: Sequence[str] | None, labelled: bool
+    raw_splits: Mapping[str, RawSplit], classes: Sequence[str] | None, labelled: bool, layout: str
 ) -> dict[str, Source]:
     """Each split as a source. All targets are indices into one list of classes."""
-    labels = {split: part.labels for split, part in raw_splits.items() if part.labels is not None}
+    labels = {split: compose_names(part.labels) for split, part in raw_splits.items() if part.labels is not None}
     if labelled and classes is None and "train" in labels:
-        check_no_class_is_empty(labels)
+        check_no_class_is_empty(labels, layout)
     names, targets = join_labels(labels, classes) if labels else ((), {})
     multi_label = any(isinstance(values, np.ndarray) and values.ndim == 2 for values in targets.values())
     none = np.zeros(0, np.int64)
@@ -225,7 +232,7 @@ def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit
     if annotated := find_format(root):
         return annotated.read()
     if described := read_folder(root, labelled=labelled):
-        return described
+        return _look_for_labels(root, *described)
     if files := find_data_files(root):
         suffix, by_split = files
         splits: dict[str, RawSplit] = {}
@@ -249,6 +256,19 @@ def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit
     raise DataError(f"there are no images in {root}", f"give {READ}", value=holds)
 
 
+def _look_for_labels(root: Path, layout: str, splits: dict[str, RawSplit]) -> tuple[str, dict[str, RawSplit]]:
+    """Takes the labels from tables where the folders give none, or a single class."""
+    labels = [part.labels for part in splits.values() if part.labels is not None]
+    if any(np.count_nonzero(each.counts()) < len(each.names) for each in labels) or not labels or ".xml" in layout:
+        layout += describe_unused(root)
+    if any(len(each.names) > 1 for each in labels):
+        return layout, splits
+    found = read_tables_beside(root)
+    if isinstance(found, tuple):
+        return found
+    return layout + (f"; tables not used: {found}" if found else ""), splits
+
+
 def find_annotation(data: Any) -> str | None:
     """The task that data are annotated for, ``detection`` or ``segmentation``; None for classes of images, or for no path.
 
@@ -262,42 +282,6 @@ def find_annotation(data: Any) -> str | None:
         return None
     found = find_format(Path(data).expanduser())
     return None if found is None else found.task
-
-
-def _find_objects(data: Any) -> Format | None:
-    """The format of data at a path that are annotated with objects."""
-    found = find_format(Path(data).expanduser()) if isinstance(data, str | os.PathLike) else None
-    return found if found is not None and found.task == "detection" else None
-
-
-def find_format(path: Path) -> Format | None:
-    """The format of an annotated folder or of a file of annotations; None for any other, or for nothing at ``path``.
-
-    Raises:
-        DataError: several files for one split.
-    """
-    if path.is_dir():
-        return _find_folder_format(path)
-    suffix = path.suffix.lower()
-    if suffix == ".json" and path.is_file() and is_coco(path):
-        root = path.parent.parent if path.parent.name == "annotations" else path.parent
-        return Format("detection", partial(read_coco, root, {split_of(path, path.parent): path}))
-    if suffix in (".yaml", ".yml") and path.is_file() and is_yolo(path):
-        return Format("detection", partial(read_yolo, path))
-    return None
-
-
-def _find_folder_format(root: Path) -> Format | None:
-    if description := find_yolo(root):
-        return Format("detection", partial(read_yolo, description))
-    if files := find_coco(root):
-        return Format("detection", partial(read_coco, root, files))
-    for is_of, read in ((is_voc, read_voc), (is_cvat, read_cvat), (is_labelme, read_labelme)):
-        if is_of(root):
-            return Format("detection", partial(read, root))
-    if found := find_masks(root):
-        return Format("segmentation", partial(read_masks, root, found))
-    return None
 
 
 def _missing_data(path: Path, given: str) -> DataError:

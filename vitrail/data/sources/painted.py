@@ -7,29 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os.path import basename
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.decode import BadImage
-from vitrail.data.rle import Rle
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import DRAWN_BOX, Objects
 from vitrail.data.sources.contents import Strings
 from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.labels import Labels, RawSplit
-from vitrail.data.sources.stamps import Stamped
+from vitrail.data.sources.object_lists import shorten
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage
+from vitrail.images.rle import Rle
+from vitrail.stamps import Stamped
 from vitrail.untrusted.limits import PIXELS
 
 BACKGROUND = "background"
+UNTRACED = {
+    b"": "objects without an outline, whose boxes have no class (255)",
+    DRAWN_BOX: "rectangles among other shapes, painted as they were drawn",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class PaintedMaps:
-    """Contents: for each of n images (H, W, 1) uint8, 0 for the background and k + 1 for the k-th class.
+    """Contents: for each of n images (H, W, 1) uint8, 0 for the background, k + 1 for the k-th class.
 
-    Small objects lie over large ones. An object without an outline is its box; `Objects.sizes` say how large the pictures are.
+    Small objects lie over large ones. The box of an object without an outline is `IGNORED`: which of its pixels belong to the
+    object is not known. `Objects.sizes` say how large the pictures are.
     """
 
     objects: Objects
@@ -46,12 +53,12 @@ class PaintedMaps:
             raise BadImage(f"the annotation is for {width} x {height} pixels, over the limit of {PIXELS:,}")
         levels = np.zeros(size, np.uint8)
         for place in np.argsort(-objects.areas, kind="stable").tolist():
-            label = objects.labels[place] + 1
-            if outline := (objects.outlines or ())[place]:
+            label, outline = objects.labels[place] + 1, (objects.outlines or ())[place]
+            if outline and outline != DRAWN_BOX:
                 levels[Rle.of_text(outline, size).to_mask()] = label
             else:
                 left, top, right, bottom = objects.boxes[place].round().astype(int)
-                levels[top:bottom, left:right] = label
+                levels[top:bottom, left:right] = label if outline else IGNORED
         return levels[..., None]
 
     def take(self, rows: NDArray[np.int64]) -> PaintedMaps:
@@ -70,7 +77,7 @@ def paint_splits(splits: Mapping[str, RawSplit]) -> dict[str, RawSplit]:
     Raises:
         DataError: no object has an outline, or there are too many classes.
     """
-    if not any(outline for split in splits.values() for outline in _objects(split).outlines or ()):
+    if {outline for split in splits.values() for outline in _objects(split).outlines or ()} <= {b"", DRAWN_BOX}:
         what = "the data have boxes without outlines, and segmentation needs a class for every pixel"
         notes = "\n".join(note for split in splits.values() for note in split.notes)
         raise DataError(what, "give polygons or masks, or train with --task detect", value=notes)
@@ -82,9 +89,21 @@ def _paint_split(split: RawSplit) -> RawSplit:
     names = (BACKGROUND, *split.labels.names)
     if len(names) > IGNORED:
         raise DataError(f"the data have {len(names)} classes with the background", f"give at most {IGNORED}")
-    values = np.arange(len(names), dtype=np.uint8)
+    values = np.array([*range(len(names)), IGNORED], np.uint8)
     maps = LabelMaps(PaintedMaps(_objects(split), split.contents.keys), values, values)
-    return replace(split, labels=Labels(names, maps, declared=True))
+    notes = [
+        f"{what}: {len(keys):,} ({shorten(map(basename, keys))})"
+        for outline, what in UNTRACED.items()
+        if (keys := _list_outlined(split, outline))
+    ]
+    return replace(split, labels=Labels(names, maps, declared=True), notes=(*split.notes, *notes))
+
+
+def _list_outlined(split: RawSplit, outline: bytes) -> list[str]:
+    """The image of each object whose outline is ``outline``."""
+    objects, keys = _objects(split), split.contents.keys
+    images = np.repeat(np.arange(len(objects)), objects.lengths()).tolist()
+    return [keys[image] for image, own in zip(images, objects.outlines or ()) if own == outline]
 
 
 def _objects(split: RawSplit) -> Objects:

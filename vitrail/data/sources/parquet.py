@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import Strings, Units, normalise_path, read_file
 from vitrail.data.sources.labels import Labels, RawSplit, format_label, from_numbers, from_texts
 from vitrail.data.sources.manifests import Columns, choose_columns, group_by_split, read_columns
-from vitrail.data.sources.stamps import Stamped
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage
+from vitrail.stamps import Stamped
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import CLASSES, DATA_EXPANSION, DATA_SPARED_BYTES
 

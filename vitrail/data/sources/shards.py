@@ -26,13 +26,13 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from vitrail.checksums import sha256_of
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import Contents, StoredUnits, Strings
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit
-from vitrail.data.sources.stamps import Stamped
 from vitrail.errors import DataError, DiskError
+from vitrail.images.decode import BadImage
 from vitrail.shards.cache import cache_limit, is_remote
 from vitrail.shards.index import ShardIndex, find_index
+from vitrail.stamps import Stamped
 
 Result = TypeVar("Result")
 

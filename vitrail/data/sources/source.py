@@ -15,8 +15,8 @@ import numpy as np
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Arrays, Contents, StoredUnits, Strings, Units
 from vitrail.data.sources.labels import count_classes
-from vitrail.data.sources.stamps import Stamped, hash_each
 from vitrail.errors import DataError
+from vitrail.stamps import Stamped, hash_each
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,103 +1,181 @@
-"""Pascal VOC's XML files of objects (Everingham et al. 2010): a folder ``Annotations`` beside ``JPEGImages``."""
+"""Pascal VOC's XML files of objects (Everingham et al. 2010): in ``Annotations`` beside ``JPEGImages``, or beside each image."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
 
-from vitrail.data.sources.contents import read_lines
-from vitrail.data.sources.folders import Scan
+from vitrail.data.sources.contents import read_head
+from vitrail.data.sources.image_lists import divide_images
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
-from vitrail.data.sources.object_lists import Box, ObjectList, read_size
+from vitrail.data.sources.object_lists import ObjectList, read_name, read_size
+from vitrail.data.sources.scan import Scan, is_system_name
+from vitrail.data.sources.shapes import Box, Size, enclose_polygon, enclose_rectangle
+from vitrail.data.sources.split_lists import find_folder_split
 from vitrail.data.sources.xml_files import read_xml
 from vitrail.errors import DataError
+from vitrail.untrusted.numbers import to_real
 
-IMAGES = ("JPEGImages", "images", "")
+ANNOTATIONS = ("annotations", "annotation", "xml", "xmls", "labels")  # folders, in any letter case
+IMAGES = ("jpegimages", "images", "imgs", "image", "img")
+ROOT = re.compile(rb"<annotation[\s/>]")
+HEAD = 2**12  # bytes in which the root element begins
+KNOWN = frozenset(
+    {"name", "bndbox", "difficult", "pose", "truncated", "occluded", "part", "actions", "attributes", "polygon"}
+    | {"robndbox", "type", "id", "point", "segmented", "deleted", "verified", "occlusion", "score", "confidence"}
+)
+KNOWN_OF_FILE = frozenset(
+    {"folder", "filename", "path", "source", "size", "segmented", "object", "owner", "database", "verified"}
+)
+TRUE, FALSE = ("1", "true", "yes"), ("", "0", "false", "no", "unspecified")
 
 
 def is_voc(root: Path) -> bool:
-    """Whether a folder has ``Annotations`` with XML files."""
-    return any((root / "Annotations").glob("*.xml"))
+    """Whether a folder has XML files of VOC: in it, in ``Annotations``, or in folders of splits."""
+    return next(_list_files(root), None) is not None
 
 
 def read_voc(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
-    """The objects of a VOC folder, by the splits of ``ImageSets/Main``.
+    """The objects of a VOC folder, by the lists of ``ImageSets/Main``, or by the folders of splits that the images lie in.
 
-    Coordinates of VOC count pixels from 1 and include the last; ``difficult`` objects are ignored as crowds are. The format
-    has no ``outlines``.
+    Coordinates of VOC count pixels from 1 and include the last; ``difficult`` objects are ignored as crowds are. Of a turned
+    box the box around it is taken. ``outlines`` are those of ``polygon``, which some tools add.
 
     Raises:
-        DataError: a file that cannot be parsed, or a list that names an image without files.
+        DataError: no image of the annotations is found, or a list cannot be read.
     """
-    images = _find_images(root)
-    annotated = {path.stem: path for path in sorted((root / "Annotations").glob("*.xml"))}
-    lists = _read_lists(root) or {"train": sorted(annotated)}
-    parts = {}
-    for split, stems in lists.items():
-        objects = ObjectList()
-        for stem in stems:
-            if stem not in images:
-                raise DataError(
-                    f"the image {stem!r} of the split {split} is not in {root}", "add it, or remove it from ImageSets"
-                )
-            if stem in annotated:
-                objects.add(images[stem], *_read_one(annotated[stem]))
+    files, lost = _pair_files(root)
+    divided, notes = _divide(root, files)
+    parts = {split: ObjectList(str(root)) for split in divided}
+    for split, objects in parts.items():
+        for key in divided[split]:
+            if (path := files[key]) is None:
+                objects.note("images without an annotation file, left out", key)
             else:
-                objects.note("images without an annotation file, left out", images[stem])
-        objects.convention.check(root / "Annotations")
-        parts[split] = objects
-    for stem in images.keys() - annotated.keys() if lists.keys() == {"train"} else ():
-        parts["train"].note("images without an annotation file, left out", images[stem])
+                _read_one(path, key, objects, outlines)
+        objects.convention.check(root)
+    first = next(iter(parts.values()))
+    first.remarks += notes
+    for path in lost:
+        first.note("annotation files whose image is not found, or has the name of another, left out", path.name)
     names = sort_names(set().union(*(part.names() for part in parts.values())))
-    return "VOC objects", {split: part.split(str(root), names) for split, part in parts.items()}
+    return "VOC objects", {split: part.split(names) for split, part in parts.items()}
 
 
-def _find_images(root: Path) -> dict[str, str]:
-    """The path of each image below ``root``, by its name without extension."""
-    for name in IMAGES:
-        if (root / name).is_dir() and (paths := Scan().list_folder(str(root / name))[1]):
-            return {Path(path).stem: f"{name}/{path}" if name else path for path in paths}
-    raise DataError(f"{root} has annotations and no images", f"put the images into {root / IMAGES[0]}")
+def _list_files(root: Path) -> Iterator[Path]:
+    """The XML files of VOC in the folders where tools write them, in order."""
+    folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not is_system_name(path.name)]
+    splits = [path for path in folders if path.name.lower() in SPLITS]
+    for above in (root, *splits):
+        inside = [path for path in sorted(above.iterdir()) if path.name.lower() in ANNOTATIONS and path.is_dir()]
+        for folder in (above, *inside, *(path for each in inside for path in sorted(each.iterdir()) if path.is_dir())):
+            for path in sorted(folder.glob("*.xml")):
+                if ROOT.search(read_head(path, HEAD).replace(b"\0", b"")):  # UTF-16 has zeros between
+                    yield path
 
 
-def _read_lists(root: Path) -> dict[str, list[str]]:
-    """The images of each split, where ``ImageSets/Main`` lists them; ``trainval`` is not used beside ``train``."""
-    folder = root / "ImageSets" / "Main"
-    lists = {}
-    for path in sorted(folder.glob("*.txt")) if folder.is_dir() else ():
-        if split := SPLITS.get(path.stem.lower()):
-            lines = read_lines(path, "give a list of names, one a line")
-            lists[split] = [line.split()[0] for line in lines if line.strip()]
-    return lists
+def _pair_files(root: Path) -> tuple[dict[str, Path | None], list[Path]]:
+    """The annotation file of each image in the folders that annotations belong to, None without; and files without an image."""
+    by_stem: dict[str, list[PurePosixPath]] = {}
+    for key in Scan().list_images(str(root), ""):
+        by_stem.setdefault(PurePosixPath(key).stem, []).append(PurePosixPath(key))
+    files: dict[str, Path | None] = {}
+    lost = []
+    for path in _list_files(root):
+        inside = PurePosixPath(path.relative_to(root).as_posix())
+        if image := _choose_image(inside, by_stem.get(path.stem, ())):
+            files[str(image)] = path
+        else:
+            lost.append(path)
+    if not files:
+        what = f"the images of the VOC annotations in {root} are not found, e.g. that of {lost[0].name}"
+        raise DataError(what, f"put the images beside the annotations, or into {root / 'JPEGImages'}")
+    used = {PurePosixPath(key).parent for key in files}
+    rest = [str(image) for images in by_stem.values() for image in images if image.parent in used]
+    return dict.fromkeys(rest) | files, lost
 
 
-def _read_one(path: Path) -> tuple[tuple[int, int], list[Box]]:
-    """The (height, width) that a file states, or (0, 0), and its objects."""
-    tree = read_xml(path)
+def _choose_image(annotation: PurePosixPath, images: Sequence[PurePosixPath]) -> PurePosixPath | None:
+    """Of the images with the name of an annotation that in its folder, in a folder of images beside that, or the only one."""
+    same = [part for part in annotation.parent.parts if part.lower() not in ANNOTATIONS]
+
+    def rank(image: PurePosixPath) -> int:
+        if image.parent == annotation.parent:
+            return 0
+        if [part for part in image.parent.parts if part.lower() not in IMAGES] == same:
+            return 1 if image.parent.name.lower() in IMAGES else 2
+        return 3
+
+    nearest = min(map(rank, images), default=0)
+    best = [image for image in images if rank(image) == nearest]
+    return best[0] if len(best) == 1 else None
+
+
+def _divide(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The images of each split, by lists or else by folders, and notes on the lists."""
+    images = sorted(images)
+    if lists := divide_images(root, images, "ImageSets/Main"):
+        return lists[0], lists[2]
+    divided: dict[str, list[str]] = {}
+    for key in images:
+        divided.setdefault(find_folder_split(key) or "train", []).append(key)
+    return divided, []
+
+
+def _read_one(path: Path, key: str, objects: ObjectList, outlines: bool) -> None:
+    """Adds the image ``key`` and the objects of its annotation file."""
     try:
-        size = tree.find("size")
-        sides = (0, 0) if size is None else read_size(size.findtext("height"), size.findtext("width"))
-        return sides, list(_read_boxes(tree))
-    except ValueError as error:
-        raise DataError(f"{path} cannot be read: {error}", "export the annotations again") from error
+        tree = read_xml(path)
+    except DataError as error:
+        return objects.reject(key, error.what)
+    size = (0, 0)
+    with objects.rejecting(f"{key}, its size"):
+        if (stated := tree.find("size")) is not None:
+            size = read_size(stated.findtext("height"), stated.findtext("width"))
+    objects.note_unknown([child.tag for child in tree], KNOWN_OF_FILE, key)
+    outlined = objects.find_outlined(key, size) if outlines else None
+    found = []
+    for number, entry in enumerate(tree.iter("object"), 1):
+        objects.note_unknown([child.tag for child in entry], KNOWN, key)
+        with objects.rejecting(f"{key}, object {number}"):
+            found.append(_read_object(entry, outlined))
+    objects.add(key, size, found)
 
 
-def _read_boxes(tree: ElementTree.Element) -> Iterator[Box]:
-    for entry in tree.iter("object"):
-        name, box = (entry.findtext("name") or "").strip(), entry.find("bndbox")
-        if not name or box is None:
-            raise ValueError("an object has no name or no bndbox")
-        left, top, right, bottom = (_number(box, corner) for corner in ("xmin", "ymin", "xmax", "ymax"))
-        difficult = (entry.findtext("difficult") or "0").strip() == "1"
+def _read_object(entry: ElementTree.Element, outlined: Size | None) -> Box:
+    name, difficult = read_name(entry.findtext("name"), "the name"), (entry.findtext("difficult") or "").strip().lower()
+    if difficult not in (*TRUE, *FALSE):
+        raise ValueError(f"difficult is {difficult!r:.40}, not 0 or 1")
+    if (bounds := entry.find("bndbox")) is not None:
+        left, top, right, bottom = (_number(bounds, corner) for corner in ("xmin", "ymin", "xmax", "ymax"))
         # an object without area in its file has none here, though its last pixel is included
         empty = right <= left or bottom <= top
-        box = (left - 1, top - 1, right - empty, bottom - empty)
-        yield Box(name, box, difficult, given=(left, top, right, bottom))
+        corners = (left - 1, top - 1, right - empty, bottom - empty)
+        box = Box(name, corners, given=(left, top, right, bottom))
+    elif (turned := entry.find("robndbox")) is not None:
+        x, y, width, height = (_number(turned, part) for part in ("cx", "cy", "w", "h"))
+        corners = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+        box = enclose_rectangle(name, corners, math.degrees(_number(turned, "angle")))
+        box.filled = False
+    else:
+        raise ValueError("it has no bndbox")
+    box.crowd = difficult in TRUE
+    if outlined and (polygon := entry.find("polygon")) is not None:
+        box.outline = enclose_polygon(name, list(_read_corners(polygon)), outlined).outline
+    return box
+
+
+def _read_corners(polygon: ElementTree.Element) -> Iterator[tuple[float, float]]:
+    """The corners x1, y1, x2, y2, ... of a polygon."""
+    for number in range(1, len(polygon) // 2 + 1):
+        yield _number(polygon, f"x{number}"), _number(polygon, f"y{number}")
 
 
 def _number(parent: ElementTree.Element, name: str) -> float:
     text = parent.findtext(name)
     if text is None:
         raise ValueError(f"{parent.tag} has no {name}")
-    return float(text)
+    return to_real(text, name)

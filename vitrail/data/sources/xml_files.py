@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import read_file
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage
 from vitrail.untrusted.xml_documents import parse_xml
 
 

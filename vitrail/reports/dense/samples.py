@@ -153,7 +153,7 @@ def compute_outputs(model: Detector | Segmenter, item: Item) -> tuple[Image.Imag
     pixels, size = model.transform.read(item.content, item.key)
     with at_rest(model) as device:
         outputs = model(pixels[None].to(device)).float()
-    picture = np.asarray(to_pixels(item.content, model.preprocessing.channels))
+    picture = np.asarray(to_pixels(item.content, model.preprocessing))
     image = Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(picture))))
     return scale_to_show(image, SIDE), outputs, Frames.seen(model.preprocessing, [size])
 

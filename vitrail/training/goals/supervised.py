@@ -8,7 +8,7 @@ from typing import Any
 from vitrail import weights
 from vitrail.config.schema import Run
 from vitrail.data.sources.source import Source, choose_split, list_splits
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError
 from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
@@ -22,7 +22,7 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.tasks import Task, find_task
-from vitrail.training.data import RunData, Transform, open_run_data
+from vitrail.training.data import RunData, Transform, check_trainable, open_run_data
 from vitrail.training.inputs import Augmented, Inputs, TaskInputs, TaughtInputs
 from vitrail.training.monitors import ValidationMonitor
 from vitrail.training.network import Kept, NetworkPlan, build_network, check_model, load_start, plan_network
@@ -47,9 +47,7 @@ class SupervisedGoal:
     def open(self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Task | None) -> RunData:
         channels = start.config.in_channels if start else None
         run_data = open_run_data(run, data, folder, transform, channels=channels, labels=True)
-        if run_data.splits.train is None or not len(run_data.splits.train):
-            raise DataError("the data hold no training images", "see `vitrail data check`")
-        find_task(run.task).choose_arguments(run_data.train, run.model.head)
+        check_trainable(run_data.splits, run.task, run.model.head)
         return run_data
 
     def plan(self, run: Run, train: Source, start: Task | None, say: Say) -> NetworkPlan:

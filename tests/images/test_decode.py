@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from tests.data.encoded import noise, png, saved
+from tests.images.encoded import noise, png, saved
 from tests.slow import few_or_nightly
-from vitrail.data.decode import BadImage, convert_image, decode, header_size, looks_like_image
 from vitrail.errors import ConfigError
+from vitrail.images.decode import BadImage, convert_image, decode, header_size, looks_like_image
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:

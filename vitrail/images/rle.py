@@ -44,6 +44,16 @@ class Rle:
         return cls.of_edges(np.flatnonzero(np.diff(pixels, prepend=False)), (height, width))
 
     @classmethod
+    def of_patch(cls, patch: NDArray[Any], corner: tuple[int, int], size: tuple[int, int]) -> Rle:
+        """A mask (h, w) that lies in the picture with its upper left pixel at ``corner``, (x, y); what is outside is cut off."""
+        height, width = size
+        across, down = np.nonzero(np.asarray(patch, bool).T)
+        x, y = across + corner[0], down + corner[1]
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        places = x[inside].astype(np.int64) * height + y[inside]  # in increasing order
+        return cls.of_edges(_odd_ones(np.concatenate([places, places + 1]), height * width), size)
+
+    @classmethod
     def of_counts(cls, counts: Sequence[int] | Integers, size: tuple[int, int]) -> Rle:
         """Uncompressed run lengths. Runs of no pixels are joined with their neighbours.
 
@@ -219,8 +229,10 @@ def _check_polygon(polygon: Sequence[float]) -> NDArray[np.float64]:
         values = np.asarray(polygon, np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"a polygon is a flat list of numbers, not {str(polygon)[:60]}") from None
-    if values.ndim != 1 or len(values) % 2:
+    if values.ndim != 1:
         raise ValueError(f"a polygon is a flat list x, y, x, y, ..., not an array of shape {values.shape}")
+    if len(values) % 2:
+        raise ValueError(f"a polygon is a flat list x, y, x, y, ..., not {len(values)} numbers")
     if len(values) < 6:
         raise ValueError(f"a polygon of {len(values) // 2} points; at least three are required")
     if not (np.abs(values) <= FARTHEST).all():

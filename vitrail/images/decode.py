@@ -17,10 +17,10 @@ from vitrail.errors import ConfigError
 from vitrail.untrusted.limits import PIXELS as MAX_PIXELS
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-# of image files; HEIC and AVIF, too, which `decode` refuses with the remedy
+# of image files; HEIC, AVIF and DICOM, too, which `decode` refuses with the remedy
 EXTENSIONS = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
-    | {"heic", "heif", "avif"}
+    | {"heic", "heif", "avif", "dcm", "dicom"}
 )
 ISO_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", **dict.fromkeys((b"heic", b"heix", b"hevc", b"mif1", b"msf1"), "HEIC")}
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
@@ -53,8 +53,9 @@ def decode(
 
     Rules: the format is detected from the content, never from a name; EXIF orientation is applied; transparency is
     composited on white; 12- and 16-bit grey is scaled to 8 bits; CMYK is converted to RGB without a colour profile, and
-    profiles are ignored; grey becomes RGB by repetition, colour becomes grey by ITU-R 601 luma. 32-bit integers and
-    floats have no defined range and are refused, as are truncated files.
+    profiles are ignored; grey becomes RGB by repetition, colour becomes grey by ITU-R 601 luma. Refused are grey whose values
+    fill no more than a sixteenth of their range, 32-bit integers and floats, which have no defined range (for these see
+    `vitrail.images.deep_images`), and truncated files.
 
     Args:
         channels: 3 (mode RGB) or 1 (mode L) gives a Pillow image; 4 (RGBA) or 2 (LA) an array uint8 (H, W, C).
@@ -71,9 +72,9 @@ def decode(
     try:
         with warnings.catch_warnings():
             # by module: if threads leave this filter behind, it hides only Pillow's warnings
-            warnings.filterwarnings("ignore", module=r"PIL\.|vitrail\.data\.decode")
+            warnings.filterwarnings("ignore", module=r"PIL\.|vitrail\.images\.decode")
             with Image.open(BytesIO(content), formats=FORMATS) as image:
-                _check_pixels(image, max_pixels)
+                check_pixels(image.size, max_pixels)
                 if at_least is not None:
                     _draft(image, at_least)
                 image.load()
@@ -110,6 +111,17 @@ def upright_size(content: bytes | BinaryIO) -> tuple[int, int] | None:
         return None
 
 
+def read_orientation(content: bytes | BinaryIO) -> int:
+    """EXIF's orientation of an image file, 1 (upright) to 8; 1 for one that states none or cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            with Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
+                return _read_orientation(image)
+    except Exception:
+        return 1
+
+
 def size_of(image: Image.Image | np.ndarray) -> tuple[int, int]:
     """(height, width)."""
     return image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
@@ -119,11 +131,12 @@ def convert_image(image: Image.Image, channels: int = 3) -> Image.Image | np.nda
     """Converts a Pillow image to upright pixels with the requested number of channels, by the rules of `decode`."""
     if channels not in MODES:
         raise BadImage(f"images cannot have {channels} channels; use arrays")
-    image = _apply_orientation(image)
+    image = turn_upright(image)
     if image.mode.startswith("I;16"):
         image = _scale_to_8_bits(image)
     elif image.mode in ("I", "F"):
-        raise BadImage(f"mode {image.mode} has no defined range of values; save it with 8 or 16 bits per channel")
+        kind = "floats" if image.mode == "F" else "whole numbers of 32 bits"
+        raise BadImage(f"{kind} have no defined range; give it with --pixel-range LOW,HIGH, or train on such images")
     if channels in (2, 4):
         return np.asarray(image.convert(MODES[channels]))
     if image.has_transparency_data:
@@ -145,14 +158,20 @@ def _explain_unknown(content: bytes) -> str:
         return (
             f"{name} images are not supported; convert it to JPEG or PNG, e.g. with `magick mogrify -format jpg FILE`"
         )
+    if content[128:132] == b"DICM":
+        return "DICOM files are not read; export the slices as 16-bit PNG or TIFF, e.g. with `dcmj2pnm +on2`"
+    if content.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "a TIFF of a kind that Pillow does not read, as of several bands; train on such images, or convert it"
     return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image"
 
 
-def _check_pixels(image: Image.Image, most: int) -> None:
-    if image.width * image.height > most:
-        millions = image.width * image.height / 1e6
+def check_pixels(size: tuple[int, int], most: int) -> None:
+    """Raises `BadImage` for a (width, height) of more than ``most`` pixels."""
+    width, height = size
+    if width * height > most:
+        millions = width * height / 1e6
         raise BadImage(
-            f"{image.width}x{image.height} is {millions:.1f} million pixels, over the limit of {most / 1e6:g}"
+            f"{width}x{height} is {millions:.1f} million pixels, over the limit of {most / 1e6:g} (--max-pixels)"
         )
 
 
@@ -170,7 +189,8 @@ def _read_orientation(image: Image.Image) -> int:
         return 1
 
 
-def _apply_orientation(image: Image.Image) -> Image.Image:
+def turn_upright(image: Image.Image) -> Image.Image:
+    """An image turned by its EXIF orientation, which it does not have any more."""
     # Pillow rotates a TIFF when it loads it, and removes the tag; so the tag is read after loading
     image.load()
     turn = UPRIGHT.get(_read_orientation(image))
@@ -187,6 +207,11 @@ def _scale_to_8_bits(image: Image.Image) -> Image.Image:
     tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
     top = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1
     grey = np.asarray(image).astype(np.uint32)  # (H, W)
+    if 0 < (highest := int(grey.max(initial=0))) <= top // 16:
+        raise BadImage(
+            f"its largest value is {highest:,} of {top:,}, which would give {highest * 255 // top + 1} grey levels; "
+            f"give the range with --pixel-range 0,{highest}, or train on such images"
+        )
     scaled = ((grey * 255 + top // 2) // top).astype(np.uint8)
     if tags.get(PHOTOMETRIC) == 0:
         scaled = 255 - scaled

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data import decode
+from vitrail.images import decode
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.encoded import noise, png, saved
-from vitrail.data.decode import convert_image, decode
+from tests.images.encoded import noise, png, saved
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.images.decode import convert_image, decode
 
 # where EXIF says the rows and columns of the stored picture lie -> what sets it upright
 UPRIGHT = {

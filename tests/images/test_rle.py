@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.slow import few_or_nightly
-from vitrail.data.rle import Rle, intersections, mask_iou, unite
+from vitrail.images.rle import Rle, intersections, mask_iou, unite
 
 SIZE = (37, 53)
 

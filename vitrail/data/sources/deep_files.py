@@ -1,0 +1,112 @@
+"""Files of images of more than 8 bits, or of more than four bands, as arrays of floats; see `vitrail.images.deep_images`.
+
+n items, H, W and C of an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.sources.contents import Contents, StoredUnits, Strings, Units
+from vitrail.data.sources.source import Source, Splits, list_splits
+from vitrail.images.decode import MODES, BadImage
+from vitrail.images.deep_images import Pixels, decode_deep, describe_pixels, read_levels
+from vitrail.images.pixel_range import Levels
+from vitrail.stamps import Stamped
+
+PROBES = 16  # headers that tell whether images are deep
+MEASURED = 1000  # training images whose range is measured; of more, as many evenly spaced ones
+
+
+@dataclass(frozen=True, eq=False)
+class DeepFiles:
+    """The images of other contents as float32 (H, W, C) in [0, 1], where ``levels`` become 0 and 1."""
+
+    contents: Contents
+    channels: int
+    levels: Levels | None
+    kind: Literal["files"] = "files"
+
+    @property
+    def keys(self) -> Strings:
+        return self.contents.keys
+
+    @property
+    def units(self) -> Units | StoredUnits | None:
+        return self.contents.units
+
+    def __getitem__(self, row: int) -> NDArray[np.float32]:
+        content = self.contents[row]
+        assert isinstance(content, bytes)
+        return decode_deep(content, channels=self.channels, levels=self.levels)
+
+    def take(self, rows: NDArray[np.int64]) -> DeepFiles:
+        return replace(self, contents=self.contents.take(rows))
+
+    def fingerprints(self) -> list[Hashable] | None:
+        return self.contents.fingerprints()
+
+    def stamp(self) -> Stamped | None:
+        return self.contents.stamp()
+
+
+def open_deep(splits: Splits, *, channels: int | None = None, levels: Levels | None = None) -> Splits:
+    """The same data with deep images read as floats; data of 8 bits and up to four bands as they are.
+
+    Without ``levels`` the smallest and the largest value of the training images become 0 and 1; `Splits.layout` says which.
+
+    Args:
+        channels: of the images; by default as many as the files have bands.
+    """
+    source = next(iter(list_splits(splits).values()), None)
+    if source is None or source.kind != "files" or not len(source):
+        return splits
+    found = _probe(source)
+    if not any(pixels.deep or pixels.bands not in MODES for pixels in found):
+        return splits
+    channels = channels or max(pixels.bands for pixels in found)
+    if levels is None and any(pixels.deep for pixels in found):
+        levels = measure_levels(source)
+    words = f"; images of {channels} channel{'s' if channels > 1 else ''}"
+    words += f", of which the values {levels[0]:g} to {levels[1]:g} become 0 to 1" if levels else ""
+    parts: dict[str, Any] = {
+        name: replace(part, contents=DeepFiles(part.contents, channels, levels))
+        for name, part in list_splits(splits).items()
+    }
+    return replace(splits, **parts, layout=splits.layout + words)
+
+
+def find_levels(source: Source) -> Levels | None:
+    """What becomes 0 and 1 of the images of a source; None for images of 8 bits."""
+    return source.contents.levels if isinstance(source.contents, DeepFiles) else None
+
+
+def measure_levels(source: Source) -> Levels | None:
+    """The smallest and the largest value of the deep images of a source; None if none can be read."""
+    lows, highs = [], []
+    for row in sorted({round(row) for row in np.linspace(0, len(source) - 1, min(MEASURED, len(source)))}):
+        with suppress(BadImage):
+            content = source.contents[row]
+            pixels = describe_pixels(content) if isinstance(content, bytes) else None
+            if isinstance(content, bytes) and pixels is not None and pixels.deep:
+                values = read_levels(content)
+                lows.append(float(values.min()))
+                highs.append(float(values.max()))
+    return (min(lows), max(highs)) if lows else None
+
+
+def _probe(source: Source) -> list[Pixels]:
+    """What the headers of some images say."""
+    found = []
+    for row in sorted({round(row) for row in np.linspace(0, len(source) - 1, PROBES)}):
+        with suppress(BadImage):
+            content = source.contents[row]
+            if isinstance(content, bytes) and (pixels := describe_pixels(content)):
+                found.append(pixels)
+    return found

@@ -1,0 +1,124 @@
+"""Images divided by the lists of a data set, such as ``ImageSets/Segmentation/train.txt``."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from vitrail.data.sources.split_lists import LIST_FOLDERS, find_lists, read_split_lists
+from vitrail.data.sources.split_names import SPLIT_ORDER
+from vitrail.errors import DataError
+from vitrail.images.decode import EXTENSIONS
+
+FOLDERS = (*LIST_FOLDERS, "splits", "split", "lists", "annotations")
+SHOWN = 3  # examples in a note
+
+
+def divide_images(
+    root: Path, images: Sequence[str], first: str = "ImageSets/Segmentation"
+) -> tuple[dict[str, list[str]], str, list[str]] | None:
+    """Divides images by the lists of the data; None where there are none, or where they are of something else.
+
+    Args:
+        root: folder of the data.
+        images: paths relative to it. A line of a list may leave out the extension and the first folders, and have more columns.
+        first: folder that is looked at before others for lists.
+
+    Returns:
+        The images of each split in the order of its list, the folder of the lists, and notes on what does not fit.
+
+    Raises:
+        DataError: a list that cannot be read, or one in ``ImageSets`` of which no line names an image.
+    """
+    folder = find_lists(root, (first, *FOLDERS))
+    if folder is None:
+        return None
+    where = folder.relative_to(root).as_posix()
+    index = _index_names(images)
+    lists = {split: lines for split, lines in read_split_lists(folder).items() if lines}
+    found = {split: {line: _find(line, index) for line in lines} for split, lines in lists.items()}
+    sure = where.startswith("ImageSets")
+    if not sure and not any(any(lines.values()) for lines in found.values()):
+        return None
+    for split, lines in found.items():
+        if sure and not any(lines.values()):
+            what = f"none of the {len(lines):,} images in the list of {split} is in {root}, e.g. {next(iter(lines))!r}"
+            raise DataError(what, f"add the images, or remove the list from {folder}")
+    splits = {
+        split: list(dict.fromkeys(filter(None, found[split].values())))
+        for split in SPLIT_ORDER
+        if any(found.get(split, {}).values())
+    }
+    return splits, where, _note_misfits(splits, found, images)
+
+
+def pair_by_lists(root: Path, images: Iterable[str], masks: Iterable[str]) -> dict[str, str]:
+    """The mask of each image for which a line of the lists of masks names both, in two columns."""
+    folder = find_lists(root, ("ImageSets/Segmentation", *FOLDERS))
+    lists = {} if folder is None else read_split_lists(folder)
+    rows = [columns for lines in lists.values() for line in lines if len(columns := re.findall(r"[^\s,;]+", line)) == 2]
+    if not rows:
+        return {}
+    of_image, of_mask = _index_names(images), _index_names(masks)
+    found = ((_find(image, of_image), _find(mask, of_mask)) for image, mask in rows)
+    return {image: mask for image, mask in found if image and mask}
+
+
+def _note_misfits(
+    splits: Mapping[str, Sequence[str]], found: Mapping[str, Mapping[str, str | None]], images: Iterable[str]
+) -> list[str]:
+    once: set[str] = set()
+    twice: set[str] = set()
+    for names in splits.values():
+        twice |= once.intersection(names)
+        once.update(names)
+    kinds = {
+        "images in no list, left out": set(images) - once,
+        "images in the lists of several splits": twice,
+        "lines of lists that name no image": {
+            line for lines in found.values() for line, image in lines.items() if not image
+        },
+    }
+    return [note for what, names in kinds.items() for note in name_some(what, names)]
+
+
+def name_some(what: str, names: Iterable[str]) -> tuple[str, ...]:
+    """A sentence with a count and examples; none without names."""
+    ordered = sorted(names)
+    return (f"{what}: {len(ordered):,} ({', '.join(ordered[:SHOWN])})",) if ordered else ()
+
+
+def _index_names(images: Iterable[str]) -> dict[str, str]:
+    """Each image by its path without extension, and without first folders as far as no other image has the same."""
+    whole = {_simplify(image): image for image in images}
+    parts: dict[str, str] = {}
+    twice = set()
+    for name, image in whole.items():
+        while "/" in name:
+            name = name.partition("/")[2]
+            if parts.setdefault(name, image) is not image:
+                twice.add(name)
+    return {name: image for name, image in parts.items() if name not in twice} | whole
+
+
+def _find(line: str, index: Mapping[str, str]) -> str | None:
+    return next((index[name] for name in _list_readings(line) if name in index), None)
+
+
+def _list_readings(line: str) -> Iterator[str]:
+    """The names that a line may give: the whole line or its first column, with ever fewer of the first folders."""
+    for text in (line, re.split(r"[\s,;]+", line)[0]):
+        name = _simplify(text)
+        folder = ""
+        while name and not re.search(r"\s", folder):  # after a space another column may begin
+            yield name
+            folder, _, name = name.partition("/")
+
+
+def _simplify(path: str) -> str:
+    """A path in Unicode's composed form, with forward slashes, without the extension of an image."""
+    plain = unicodedata.normalize("NFC", path).replace("\\", "/").removeprefix("./").strip("/")
+    stem, _, extension = plain.rpartition(".")
+    return stem if stem and extension.lower() in EXTENSIONS else plain

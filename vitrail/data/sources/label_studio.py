@@ -1,0 +1,246 @@
+"""Label Studio's JSON exports: tasks with annotations ("JSON"), or images with their labels ("JSON-MIN").
+
+Places in these files are percentages of the picture. A shape is a region: its ``value`` has the coordinates and the labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.sources.contents import has_keys, read_file, read_head
+from vitrail.data.sources.labels import RawSplit, sort_names
+from vitrail.data.sources.object_lists import ObjectList, read_name, read_points, read_size
+from vitrail.data.sources.scan import Scan
+from vitrail.data.sources.shapes import (
+    Box,
+    Size,
+    enclose_ellipse,
+    enclose_patch,
+    enclose_polygon,
+    enclose_rectangle,
+    turn,
+)
+from vitrail.data.sources.split_lists import find_folder_split
+from vitrail.errors import DataError
+from vitrail.images.decode import EXTENSIONS, BadImage
+from vitrail.untrusted.json_documents import parse_json
+from vitrail.untrusted.limits import PIXELS
+from vitrail.untrusted.numbers import to_real
+
+TASKS = ("data", "annotations", "result")  # keys of the export "JSON"
+SIZES = ("original_width", "original_height")  # of JSON-MIN
+HEAD = 64  # bytes in which the list begins
+HASHED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio puts before the name of an uploaded image
+KNOWN = frozenset(
+    {"x", "y", "width", "height", "rotation", "points", "closed", "radiusX", "radiusY"}
+    | {"format", "rle", "maskDataURL", "imageDataURL"}
+)
+AREAS = ("rectanglelabels", "polygonlabels", "ellipselabels", "brushlabels", "labels")
+
+
+def is_label_studio(path: Path) -> bool:
+    """Whether a JSON file is an export of Label Studio; it is not parsed."""
+    if not read_head(path, HEAD).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        return False
+    return has_keys(path, TASKS) or has_keys(path, SIZES)
+
+
+def find_label_studio(root: Path) -> Path | None:
+    """The export in a folder. Raises `DataError` for several."""
+    files = [path for path in sorted(root.glob("*.json")) if is_label_studio(path)]
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        raise DataError(f"{root} has several exports of Label Studio: {names}", "give the file that is meant")
+    return files[0] if files else None
+
+
+def read_label_studio(path: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
+    """The objects of an export. Images lie in the folder of the file or below it, and are found by their names.
+
+    Rectangles, polygons, ellipses and brush masks are objects; with ``outlines`` they keep their shapes. Of several
+    annotations of an image the first one that was not cancelled is used.
+
+    Raises:
+        DataError: the file cannot be parsed, or no image is found.
+    """
+    root = path.parent
+    try:
+        tasks = parse_json(read_file(path))
+    except (BadImage, ValueError) as error:
+        raise DataError(f"{path} is no valid JSON: {error}", "export the annotations again") from error
+    if not isinstance(tasks, list):
+        raise DataError(f"{path} is no list of tasks", "export the annotations as JSON or JSON-MIN")
+    keys: dict[str, str] = {}
+    for key in Scan().list_images(str(root), ""):
+        name = PurePosixPath(key).name
+        keys[name] = "" if name in keys else key  # several images of one name: none can be meant
+    parts = {"train": ObjectList(str(root))}
+    for number, task in enumerate(tasks, 1):
+        fields = task if isinstance(task, dict) else {}
+        where = f"{path.name}, task {fields.get('id', number)!s:.40}"
+        key = _find_image(fields, keys)
+        objects = parts.setdefault(find_folder_split(key) or "train", ObjectList(str(root)))
+        if not key:
+            objects.reject(where, f"its image is not found: {_name_image(fields)!r:.80}")
+            continue
+        with objects.rejecting(where):
+            _read_task(fields, key, where, objects, outlines)
+    if not any(part.keys for part in parts.values()):
+        examples = "".join(f"; {example}" for example in parts["train"].examples[:1])
+        raise DataError(
+            f"{path} has no annotated image that is found{examples}", f"put the images into {root / 'images'}"
+        )
+    parts = {split: part for split, part in parts.items() if part.keys or part.faulty}
+    names = sort_names(set().union(*(part.names() for part in parts.values())))
+    return f"Label Studio objects ({path.name})", {split: part.split(names) for split, part in parts.items()}
+
+
+def _name_image(task: Mapping[str, Any]) -> str:
+    """The file name of the image of a task: of the first URL or path of an image under ``data``, or in the task itself."""
+    data = task.get("data", task)
+    for value in data.values() if isinstance(data, dict) else ():
+        try:
+            url = urlsplit(value.replace("\\", "/") if isinstance(value, str) else "")
+        except ValueError:
+            continue
+        name = PurePosixPath(unquote(next(iter(parse_qs(url.query).get("d", ())), url.path))).name
+        if name.rpartition(".")[2].lower() in EXTENSIONS:
+            return name
+    return ""
+
+
+def _find_image(task: Mapping[str, Any], keys: Mapping[str, str]) -> str:
+    """The key of the image of a task; empty if it is not found, or several have its name."""
+    name = _name_image(task)
+    return keys.get(name, keys.get(HASHED.sub("", name), ""))
+
+
+def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectList, outlines: bool) -> None:
+    """Adds the image of a task, and its regions."""
+    regions = _list_regions(task, key, objects)
+    if regions is None:
+        return objects.note("images without an annotation, left out", key)
+    size: Size = (0, 0)
+    found: list[Box] = []
+    labelled = {str(region.get("id")) for region in regions if _find_label(region)}
+    for number, region in enumerate(regions, 1):
+        kind = str(region.get("type") or next((name for name in region["value"] if name in AREAS), "shape"))
+        with objects.rejecting(f"{where}, region {region.get('id', number)!s:.40}"):
+            if not _find_label(region) and str(region.get("id")) in labelled:
+                continue  # its labels are in a region of the same id
+            if not {"x", "points", "rle"} & region["value"].keys() or kind.startswith(("keypoint", "video")):
+                objects.note(f"results without area ({kind:.40}), not used", key)
+                continue
+            if "data" in task:
+                objects.note_unknown(region["value"], KNOWN | {*AREAS}, key)
+            stated = read_size(region.get("original_height"), region.get("original_width"))
+            if all(size) and stated != size:
+                raise ValueError(
+                    f"its picture has {stated[1]} x {stated[0]} pixels, and {size[1]} x {size[0]} in other regions"
+                )
+            size = stated
+            packed = "rle" in region["value"]
+            outlined = objects.find_outlined(key, size) if outlines or packed else None
+            if packed and outlined is None:  # a few bytes can say any size
+                raise ValueError("a brush mask for another size than that of the picture")
+            found.append(_read_region(region, size, outlined))
+    objects.add(key, size, found)
+
+
+def _list_regions(task: Mapping[str, Any], key: str, objects: ObjectList) -> list[dict[str, Any]] | None:
+    """The regions of a task as the export "JSON" has them; None for a task that nobody annotated."""
+    if "data" not in task:
+        values = [value for value in task.values() if isinstance(value, list)]
+        regions = [{**entry, "value": entry} for value in values for entry in value if isinstance(entry, dict)]
+        return regions if values else None
+    annotations = task.get("annotations") or []
+    if not isinstance(annotations, list) or not all(isinstance(each, dict) for each in annotations):
+        raise ValueError(f"its annotations are {annotations!s:.80}")
+    annotations = [each for each in annotations if not each.get("was_cancelled")]
+    if len(annotations) > 1:
+        objects.note("images with several annotations, of which the first is used", key)
+    if not annotations:
+        return None
+    results = annotations[0]["result"]
+    if not isinstance(results, list) or not all(isinstance(each, dict) for each in results):
+        raise ValueError(f"its result is {results!s:.80}")
+    return [result if isinstance(result.get("value"), dict) else {**result, "value": {}} for result in results]
+
+
+def _find_label(region: Mapping[str, Any]) -> list[Any]:
+    return next((value for name, value in region["value"].items() if name in AREAS and isinstance(value, list)), [])
+
+
+def _read_region(region: Mapping[str, Any], size: Size, outlined: Size | None) -> Box:
+    """The object of a region. Raises `ValueError` or `KeyError`."""
+    value, labels = region["value"], _find_label(region)
+    if len(labels) != 1:
+        raise ValueError(f"it has the labels {labels!s:.80}, not one")
+    if not all(size):
+        raise ValueError("it has no original_width and original_height")
+    name, (height, width) = read_name(labels[0]), size
+    degrees = to_real(value.get("rotation") or 0, "the rotation")
+    if "rle" in value:
+        return enclose_patch(name, _read_brush(value["rle"], size), (0, 0), outlined)
+    if "points" in value:
+        points = read_points(value["points"], "points")
+        return enclose_polygon(name, [(x * width / 100, y * height / 100) for x, y in points], outlined)
+    x, y = to_real(value["x"], "x") * width / 100, to_real(value["y"], "y") * height / 100
+    if "radiusX" in value:
+        radii = to_real(value["radiusX"], "radiusX") * width / 100, to_real(value["radiusY"], "radiusY") * height / 100
+        return enclose_ellipse(name, (x, y), radii, degrees, outlined)
+    right, bottom = (
+        x + to_real(value["width"], "width") * width / 100,
+        y + to_real(value["height"], "height") * height / 100,
+    )
+    if not degrees:
+        return enclose_rectangle(name, (x, y, right, bottom))
+    # a rectangle is turned about its upper left corner
+    corners = [turn(corner, (x, y), degrees) for corner in ((x, y), (right, y), (right, bottom), (x, bottom))]
+    return enclose_polygon(name, corners, outlined)
+
+
+def _read_brush(values: Any, size: Size) -> NDArray[np.bool_]:
+    """The pixels of a brush mask (H, W) from Label Studio's packed bits: four channels a pixel, of which the last is the mask.
+
+    A header has the number of values (32 bits), the bits of a value less one (5), and four lengths of run lengths less one (4
+    each). A block follows after another: whether it repeats one value (1 bit), which of the lengths it uses (2), the number of
+    its values less one, and its value, or all of its values.
+    """
+    if not isinstance(values, list) or not all(isinstance(each, int) and 0 <= each < 256 for each in values):
+        raise ValueError("run lengths that are no bytes")
+    reader = _Bits("".join(f"{each:08b}" for each in values))
+    count, word = reader.read(32), reader.read(5) + 1
+    if count != 4 * size[0] * size[1] or count > 4 * PIXELS:
+        raise ValueError(f"a mask of {count:,} values for {size[1]} x {size[0]} pixels")
+    lengths = [reader.read(4) + 1 for _ in range(4)]
+    mask, place = np.zeros(count, np.uint8), 0
+    while place < count:
+        repeats = reader.read(1)
+        end = place + 1 + reader.read(lengths[reader.read(2)])
+        mask[place:end] = (
+            reader.read(word) if repeats else [reader.read(word) for _ in range(end - place)][: count - place]
+        )
+        place = end
+    return mask.reshape(*size, 4)[..., 3] > 0
+
+
+class _Bits:
+    """Reads numbers from a text of zeros and ones."""
+
+    def __init__(self, bits: str) -> None:
+        self.bits, self.place = bits, 0
+
+    def read(self, count: int) -> int:
+        """The next ``count`` bits. Raises `ValueError` at the end."""
+        self.place += count
+        if self.place > len(self.bits):
+            raise ValueError("run lengths that are cut off")
+        return int(self.bits[self.place - count : self.place], 2)

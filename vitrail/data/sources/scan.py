@@ -1,0 +1,115 @@
+"""One walk over the folders of a data set: images, other files, and what systems put beside them.
+
+Nothing depends on the order in which the file system lists names. A million files are scanned in seconds: no file is
+opened or queried for its length, except files without an extension.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitrail.data.sources.contents import read_head
+from vitrail.errors import DataError
+from vitrail.images.decode import EXTENSIONS, looks_like_image
+
+# what systems and file servers put beside files: thumbnails, what was deleted, snapshots; names with a dot are skipped as well
+SYSTEM_NAMES = frozenset(
+    {"$recycle.bin", "recycler", "system volume information", "lost+found", "thumbs.db", "ehthumbs.db", "desktop.ini"}
+    | {"__macosx", "@eadir", "@tmp", "@recycle", "@recently-snapshot", "@snapshot", "#recycle", "#snapshot"}
+)
+
+
+@dataclass
+class Scan:
+    """One walk over a data set: counts other files, and remembers folders so that no link enters one twice."""
+
+    others: Counter[str] = field(default_factory=Counter)  # files that are not images, by extension
+    system: set[str] = field(default_factory=set)  # folders of the system, which are skipped
+    masks: int = 0  # of other images, which `list_images` leaves out
+    entered: set[tuple[int, int]] = field(default_factory=set)
+
+    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
+        """The names of the subfolders and of the images directly in a folder, each sorted. Raises `DataError`."""
+        folders, images = [], []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if is_system_name(entry.name):
+                        if entry.name.lower() in SYSTEM_NAMES and _is_folder(entry):
+                            self.system.add(entry.path)
+                        continue
+                    if _is_folder(entry):
+                        folders.append(entry.name)
+                    elif is_image(entry):
+                        images.append(entry.name)
+                    else:
+                        self.others["." + entry.name.rpartition(".")[2].lower() if "." in entry.name else "none"] += 1
+        except OSError as error:
+            fact = f"the folder {folder} cannot be read: {error.strerror}"
+            raise DataError(fact, "check its permissions") from error
+        return sorted(folders), sorted(images)
+
+    def enter(self, folder: str) -> bool:
+        """Record a folder; False if it was entered before, which ends loops of symbolic links."""
+        status = os.stat(folder)
+        identity = (status.st_dev, status.st_ino)
+        if identity in self.entered:
+            return False
+        self.entered.add(identity)
+        return True
+
+    def list_images(self, root: str, inside: str) -> list[str]:
+        """The sorted paths, relative to ``root``, of all images in its subfolder ``inside``, at any depth."""
+        paths, waiting = [], [inside]
+        while waiting:
+            folder = waiting.pop()
+            folders, images = self.list_folder(os.path.join(root, folder))
+            before = f"{folder}/" if folder else ""
+            paths += [before + name for name in images]
+            subfolders = [before + name for name in folders]
+            waiting += [path for path in subfolders if self.enter(os.path.join(root, path))]
+        return sorted(paths)
+
+    def describe_others(self) -> str:
+        """The files that were not used, for the description of the layout."""
+        words = ""
+        if self.others:
+            kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.others.items()))
+            words += f"; {self.others.total():,} other file{'s' if self.others.total() > 1 else ''} not used ({kinds})"
+        if self.system:
+            words += f"; {len(self.system):,} system folder{'s' if len(self.system) > 1 else ''} skipped"
+        return words
+
+
+def is_system_name(name: str) -> bool:
+    """Whether a file or folder belongs to the system, not to the data: hidden, or among `SYSTEM_NAMES`."""
+    return name.startswith(".") or name.lower() in SYSTEM_NAMES
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def is_image(entry: os.DirEntry[str]) -> bool:
+    """Decide by the extension; without one, by the first bytes."""
+    if "." in entry.name:
+        return entry.name.rpartition(".")[2].lower() in EXTENSIONS
+    return looks_like_image(read_head(entry.path, 16))
+
+
+def list_image_files(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
+    """The sorted paths of all images in a folder, at any depth; ``scan`` counts the other files.
+
+    Raises `DataError` for a folder without images.
+    """
+    scan.enter(str(folder))
+    if not (names := scan.list_images(str(folder), "")):
+        what = f"the folder {folder} contains no images{scan.describe_others()}"
+        raise DataError(what, "give files, or a folder with images")
+    return [str(Path(folder) / name) for name in names]

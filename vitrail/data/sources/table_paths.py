@@ -1,0 +1,81 @@
+"""Where the files of a table are: its paths as they stand, within a folder beside it, without their extension."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.sources.named_files import NamedFiles
+from vitrail.data.sources.scan import Scan
+from vitrail.errors import DataError
+from vitrail.images.decode import EXTENSIONS
+
+PROBES = 16  # paths, spread evenly, that are looked up: a wrong folder is then one error, not one per image
+MOST_FOLDERS = 64  # beside a table, in which its files are looked for
+
+
+def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[str], str]:
+    """The paths of a table's files relative to ``root``, its folder, and a few words on how they were found.
+
+    The paths are taken as they stand if files are there. Otherwise a folder beside the table is put in front of them, one with
+    the table's name first, and an extension of images behind names without one. Paths with backslashes or in another Unicode
+    form than the files become those of the files.
+
+    Raises:
+        DataError: no file is found, or files of these names are in several folders.
+    """
+    probes = [paths[round(row)] for row in np.linspace(0, len(paths) - 1, min(PROBES, len(paths)))]
+    named = NamedFiles(root)
+
+    def count(before: str, after: str) -> int:
+        return sum(named.find(f"{before}{path}{after}") is not None for path in probes)
+
+    before = after = ""
+    if not count("", ""):
+        found = {place: hits for place in _list_places(probes, root, Path(source).stem) if (hits := count(*place))}
+        if not found:
+            fact = f"none of the files in {source} exists; looked for {os.path.join(root, probes[0])}"
+            raise DataError(fact, f"give paths relative to {root.absolute()} (inside it), or absolute paths")
+        best = [place for place in found if found[place] == max(found.values())]
+        before, after = best[0]
+        if len(best) > 1 and Path(before).name not in _likely_folders(Path(source).stem):
+            folders = " and ".join(sorted({place for place, _ in best}))
+            raise DataError(f"the files in {source} are found in {folders}", "write the folder into the paths")
+    words = [f"files in {before}"] if before else []
+    words += [f"{after} added to the names"] if after else []
+    return [_resolve(f"{before}{path}{after}", named) for path in paths], ", ".join(words)
+
+
+def _resolve(path: str, named: NamedFiles) -> str:
+    """The path as the file system has it, which may differ only for some names; a path without a file as it stands."""
+    return path if path.isascii() and "\\" not in path else named.find(path) or path
+
+
+def _likely_folders(stem: str) -> list[str]:
+    """The folders that a table of this name is likely to describe, e.g. ``train`` and ``train_images`` for ``train_labels``."""
+    word = stem.partition("_")[0]
+    return [stem, word, *(f"{word}{mark}images" for mark in "_-"), "images"]
+
+
+def _list_places(probes: Sequence[str], root: Path, stem: str) -> Iterator[tuple[str, str]]:
+    """(folder, extension) pairs to try, the likely ones first; both may be empty."""
+    inside = Scan().list_folder(str(root))[0][:MOST_FOLDERS]
+    folders = sorted(
+        inside,
+        key=lambda name: (
+            not (likely := name in _likely_folders(stem)),
+            likely and _likely_folders(stem).index(name),
+            name,
+        ),
+    )
+    bare = not any(Path(path).suffix[1:].lower() in EXTENSIONS for path in probes)
+    endings = (
+        sorted({Path(path).suffix for path in probes if path} | {f".{word}" for word in EXTENSIONS}) if bare else []
+    )
+    for folder in ("", *(f"{name}/" for name in folders)):
+        yield folder, ""
+        for ending in endings:
+            yield folder, ending

@@ -1,0 +1,162 @@
+"""Images of more than 8 bits a channel, of floats, and TIFF of any number of bands, as floats in [0, 1].
+
+Axes: H, W, B bands of the file, C channels.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.images.decode import (
+    BITS_PER_SAMPLE,
+    FORMATS,
+    MODES,
+    PHOTOMETRIC,
+    BadImage,
+    check_pixels,
+    decode,
+    turn_upright,
+)
+from vitrail.images.pixel_range import Levels
+from vitrail.untrusted.limits import PIXELS
+
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+DEEP_MODES = ("I", "F")  # of Pillow, beside those that begin with I;16
+
+# Pillow logs an error for each TIFF of a kind that it does not read; without a handler, logging prints it
+logging.getLogger("PIL.TiffImagePlugin").addHandler(logging.NullHandler())
+
+
+class Pixels(NamedTuple):
+    """What a header says: the number of bands, and whether 8 bits are too few for them."""
+
+    bands: int
+    deep: bool
+
+
+def describe_pixels(content: bytes) -> Pixels | None:
+    """Describes the pixels of an image file from its header; None if it cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            with Image.open(BytesIO(content), formats=FORMATS) as image:
+                return Pixels(len(image.getbands()), image.mode.startswith("I;16") or image.mode in DEEP_MODES)
+    except Exception:
+        pass
+    if not content.startswith(TIFF):
+        return None
+    try:
+        tifffile = _import_tifffile()
+        with tifffile.TiffFile(BytesIO(content)) as file:
+            page = file.pages.first
+            return Pixels(page.samplesperpixel, page.dtype != np.uint8)
+    except Exception:  # the parser raises many types for a broken file
+        return None
+
+
+def read_levels(content: bytes, *, max_pixels: int = PIXELS) -> NDArray[np.generic]:
+    """Reads the stored values of a deep image or a TIFF of several bands, upright: (H, W, B) of its own type.
+
+    Raises:
+        BadImage: the file cannot be used; contains the reason.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            with Image.open(BytesIO(content), formats=FORMATS) as image:
+                check_pixels(image.size, max_pixels)
+                values = np.asarray(turn_upright(image))
+                tags = getattr(image, "tag_v2", {})
+                if tags.get(PHOTOMETRIC) == 0 and values.dtype.kind == "u":  # white is zero
+                    values = 2 ** tags[BITS_PER_SAMPLE][0] - 1 - values
+    except BadImage:
+        raise
+    except Image.UnidentifiedImageError:
+        values = _read_tiff(content, max_pixels)
+    except Exception as error:  # Pillow raises many types for a broken file
+        raise BadImage(f"{type(error).__name__}: {error}") from error
+    values = values[..., None] if values.ndim == 2 else values
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise BadImage("it has values that are not finite")
+    return values
+
+
+def decode_deep(
+    content: bytes, *, channels: int, levels: Levels | None = None, max_pixels: int = PIXELS
+) -> NDArray[np.float32]:
+    """Decodes any image file to floats in [0, 1]: (H, W, C), upright.
+
+    Images of 8 bits are those of `decode`. Of others ``levels`` become 0 and 1, and values beyond are clipped; without ``levels``
+    whole numbers have the range of their type. A single band is repeated for three channels.
+
+    Raises:
+        BadImage: the file cannot be used, has another number of bands, or needs ``levels``.
+    """
+    found = describe_pixels(content)
+    if found is None or not (found.deep or found.bands not in MODES or channels not in MODES):
+        picture = np.asarray(decode(content, channels=channels, max_pixels=max_pixels))
+        return (picture.reshape(*picture.shape[:2], channels) / 255).astype(np.float32)
+    values = read_levels(content, max_pixels=max_pixels)
+    if values.shape[2] == 1 and channels == 3:
+        values = np.repeat(values, 3, axis=2)
+    if values.shape[2] != channels:
+        raise BadImage(f"it has {values.shape[2]} bands, and {channels} are needed")
+    low, high = (0.0, 255.0) if values.dtype == np.uint8 else levels or _range_of_type(values.dtype)
+    return ((values.astype(np.float32) - low) / max(high - low, 1e-12)).clip(0, 1)
+
+
+def decode_file(
+    content: bytes,
+    *,
+    channels: int,
+    levels: Levels | None = None,
+    max_pixels: int = PIXELS,
+    at_least: tuple[int, int] | None = None,
+) -> Image.Image | NDArray[np.generic]:
+    """Decodes an image file with `decode`, or with `decode_deep` where ``levels`` are given or there are many channels."""
+    if levels is None and channels in MODES:
+        return decode(content, channels=channels, max_pixels=max_pixels, at_least=at_least)
+    return decode_deep(content, channels=channels, levels=levels, max_pixels=max_pixels)
+
+
+def _range_of_type(dtype: np.dtype) -> Levels:
+    if dtype.kind != "u":
+        what = f"values of {dtype} have no defined range"
+        raise BadImage(f"{what}; give the range with --pixel-range LOW,HIGH, or train on such images")
+    return 0.0, float(np.iinfo(dtype).max)
+
+
+def _read_tiff(content: bytes, max_pixels: int) -> NDArray[np.generic]:
+    if not content.startswith(TIFF):
+        return np.asarray(decode(content))  # raises the error of a file of no known kind
+    tifffile = _import_tifffile()
+    try:
+        with tifffile.TiffFile(BytesIO(content)) as file:
+            page = file.pages.first
+            bands, size = page.samplesperpixel, (page.imagewidth, page.imagelength)
+            check_pixels((size[0] * bands, size[1]), max_pixels * bands)
+            values = page.asarray()
+    except BadImage:
+        raise
+    except Exception as error:  # the parser raises many types for a broken file
+        raise BadImage(f"{type(error).__name__}: {error}") from error
+    if page.axes == "SYX":
+        values = np.moveaxis(values, 0, -1)
+    if values.ndim not in (2, 3) or values.dtype.kind not in "uif":
+        raise BadImage(f"a TIFF with the axes {page.axes} of {values.dtype}")
+    return values
+
+
+def _import_tifffile() -> Any:
+    try:
+        import tifffile
+    except ImportError as error:
+        raise BadImage("a TIFF of a kind that Pillow does not read; `pip install vitrail[tiff]` reads it") from error
+    return tifffile

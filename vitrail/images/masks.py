@@ -1,0 +1,96 @@
+"""Reading the pixels of mask files as numbers or colours.
+
+H and W of a mask.
+"""
+
+from __future__ import annotations
+
+import warnings
+from io import BytesIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageChops
+
+from vitrail.images.decode import FORMATS, MAX_PIXELS, BadImage
+
+IGNORED = 255  # the value of pixels without a class; so there are at most 255 classes
+WIDE_VOID = (65_535, -1)  # of 16 and 32 bits, pixels without a class
+Colour = tuple[int, int, int]
+
+
+def encode_colours(colours: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """One number for each colour (..., 3): red + 256 green + 65,536 blue."""
+    return colours.astype(np.uint32) @ np.array([1, 256, 65536], np.uint32)
+
+
+def decode_mask(content: bytes) -> NDArray[np.uint8]:
+    """The stored values of a mask: (H, W) uint8 of palette, grey and 1-bit images, or (H, W, 3) of colour images.
+
+    A palette gives its indices, not its colours. Masks have no EXIF orientation. Raises `BadImage` as `open_mask`.
+    """
+    image = open_mask(content)
+    return read_colours(image) if image.mode == "RGB" else read_numbers(image)
+
+
+def open_mask(content: bytes) -> Image.Image:
+    """Loads a mask in one of the modes 1, L, P and RGB. Transparency is left out.
+
+    In numbers of 16 and 32 bits 65,535 and -1 are pixels without a class, which 255 stands for here.
+
+    Raises:
+        BadImage: no lossless image, or one with other values above 255.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            with Image.open(BytesIO(content), formats=FORMATS) as image:
+                if image.format in ("JPEG", "WEBP"):
+                    raise BadImage(f"a mask in {image.format}, which does not keep values exactly; save it as PNG")
+                if image.width * image.height > MAX_PIXELS:
+                    raise BadImage(f"the mask has {image.width} x {image.height} pixels, over {MAX_PIXELS:,}")
+                image.load()
+                if image.mode in ("LA", "PA"):
+                    return image.getchannel(0)
+                if image.mode in ("RGBA", "RGBX"):
+                    return image.convert("RGB")
+                return image if image.mode in ("1", "L", "P", "RGB") else _narrow(image)
+    except BadImage:
+        raise
+    except Exception as error:  # Pillow raises many types for a broken file
+        raise BadImage(f"the mask: {type(error).__name__}: {error}") from error
+
+
+def _narrow(image: Image.Image) -> Image.Image:
+    """Numbers of 16 or 32 bits, or floats, as 8 bits."""
+    numbers = np.asarray(image)
+    if numbers.ndim != 2:
+        raise BadImage(f"the mask has the mode {image.mode}; save numbers of 8 bits, or colours as RGB")
+    narrow = np.where(np.isin(numbers, WIDE_VOID), IGNORED, numbers)
+    if (wrong := np.unique(narrow[~((narrow >= 0) & (narrow <= IGNORED) & (narrow == np.floor(narrow)))])).size:
+        shown = ", ".join(f"{value:g}" for value in wrong[:5].tolist())
+        raise BadImage(f"the mask has the values {shown}; save classes as numbers up to 254, and 255 for no class")
+    return Image.fromarray(narrow.astype(np.uint8))
+
+
+def read_numbers(image: Image.Image) -> NDArray[np.uint8]:
+    """(H, W) the numbers of a mask: 0 and 1 of 1 bit, indices of a palette, and of colours that are all grey their level.
+
+    Raises `BadImage` for other colours.
+    """
+    if image.mode != "RGB":
+        return np.asarray(image).astype(np.uint8)
+    if not is_grey(image):
+        raise BadImage("the mask has colours, others have numbers; save all masks in one mode")
+    return np.asarray(image)[..., 0]
+
+
+def read_colours(image: Image.Image) -> NDArray[np.uint8]:
+    """(H, W, 3) the colours of a mask, as they are shown."""
+    return np.asarray(image.convert("RGB"))
+
+
+def is_grey(image: Image.Image) -> bool:
+    """Whether red, green and blue are equal in every pixel of an RGB image."""
+    red, *others = image.split()
+    return all(ImageChops.difference(red, other).getbbox() is None for other in others)
