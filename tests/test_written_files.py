@@ -34,6 +34,7 @@ KNOWN = {
         runs/checkpoint.py:publish""",
     "checkpoint of ranks": "runs/background.py:_write_parts runs/tensor_shards.py:write_shards",
     "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning_cache.py:recall_way
+        data/sources/mask_values.py:measure_masks
         reports/transfer/documents.py:write_transfer""",
     "study": """workflows/study/plan.py:write_plan workflows/study/results.py:write_result
         workflows/study/exchange.py:add workflows/study/measuring.py:measure_networks
@@ -55,7 +56,8 @@ KNOWN = {
         reports/study/documents.py:write_study reports/study/documents.py:write_progress reports/tables.py:open_table
         reports/tables.py:save_array reports/tables.py:write_features runs/folder.py:_append
         tasks/answer_files.py:write tasks/answer_files.py:close tasks/coco_results.py:write_results
-        training/step.py:_raise_diverged workflows/draw_data.py:draw_split workflows/study/conclude.py:conclude
+        training/step.py:_raise_diverged workflows/api_data.py:check_data workflows/draw_data.py:draw_split
+        workflows/study/conclude.py:conclude
         workflows/evaluate_report.py:write_evaluation workflows/explain.py:_explain_each workflows/explain.py:_write
         workflows/explain_masks.py:_write workflows/inspect.py:inspect workflows/inspect_cost.py:compare_costs
         workflows/inspect_pair.py:inspect_pair workflows/predict.py:_draw_batches workflows/predict.py:write_answers

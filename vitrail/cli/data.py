@@ -21,15 +21,26 @@ def check(
     data: str,
     /,
     *,
+    task: Annotated[
+        Literal["classify", "segment", "detect"] | None,
+        Parameter(help="What is to be trained; by default what the data are annotated with."),
+    ] = None,
     out: Annotated[
         Path | None, Parameter(help="A folder for pictures with their boxes or masks: SPLIT/NAME.jpg.")
     ] = None,
     samples: Annotated[int, Parameter(help="With --out: pictures of each split, spread evenly over it.")] = 16,
+    model: Annotated[
+        str | None,
+        Parameter(help="A model whose features find more copies between splits, such as mirrored and recoloured ones."),
+    ] = None,
+    fix_list: Annotated[
+        Path | None, Parameter(help="A table of the images to remove, path,reason: .csv, .jsonl or .parquet.")
+    ] = None,
     json: Annotated[
         bool, Parameter(negative="", help="The findings as one JSON object on the last line of stdout.")
     ] = False,
 ) -> None:
-    """Read every image of a data set and report on it: layout, counts, sizes, bad files, duplicates, leaks.
+    """Read every image of a data set and report on it: layout, counts, sizes, bad files, duplicates, leaks, near copies.
 
     The exit code is 3 if `vitrail train` would refuse the data.
 
@@ -42,7 +53,7 @@ def check(
 
     from vitrail.workflows.api_data import check_data
 
-    result = check_data(data, out=out, samples=samples)
+    result = check_data(data, task=task, out=out, samples=samples, model=model, fix_list=fix_list)
     print(dumps(result.to_dict()) if json else result.to_text())
     if result.refused:
         raise DataError(f"`vitrail train` refuses these data: {result.refused}", "see the report above")

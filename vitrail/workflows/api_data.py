@@ -11,27 +11,58 @@ from vitrail.runtime.progress import Say, to_stderr
 from vitrail.workflows.api_options import to_path
 
 if TYPE_CHECKING:
+    from vitrail.config.schema import TaskVerb
+    from vitrail.tasks.task import Task
     from vitrail.workflows.check_data import CheckResult
     from vitrail.workflows.shard_data import Shards
 
 
-def check_data(data: Any, *, out: str | Path | None = None, samples: int = 16, log: Say = to_stderr) -> CheckResult:
+def check_data(
+    data: Any,
+    *,
+    task: TaskVerb | None = None,
+    out: str | Path | None = None,
+    samples: int = 16,
+    model: str | Path | Task | None = None,
+    fix_list: str | Path | None = None,
+    log: Say = to_stderr,
+) -> CheckResult:
     """Reads every image of a data set and says what was found: layout, counts, sizes, bad files, duplicates, leaks.
 
     Args:
         data: anything that `train` takes; labels may be missing.
+        task: that is to be trained; by default what the data are annotated with.
         out: a folder for pictures with their boxes or masks, ``SPLIT/NAME.jpg``.
         samples: pictures of each split in that folder, spread evenly over it.
+        model: a model whose features find more copies between splits, such as mirrored and recoloured ones.
+        fix_list: a table of the images to remove, ``path,reason``, as CSV, JSON lines or Parquet by its name.
+        log: takes lines on what is written.
 
     Raises `DataError` for data that cannot be opened, and with ``out`` for data without boxes or masks.
     """
+    from vitrail.config.schema import TASK_VERBS
+    from vitrail.reports.tables import open_table
     from vitrail.workflows.check_data import check
 
     if place := to_path(out):
         from vitrail.workflows.draw_data import draw_data
 
         draw_data(data, place, samples, log)
-    return check(data)
+    loaded = None if model is None else _load(model, log)
+    result = check(data, task=TASK_VERBS[task] if task else None, model=loaded)
+    if place := to_path(fix_list):
+        rows = result.list_removals()
+        with open_table(place, columns={"path": str, "reason": str}) as table:
+            for row in rows:
+                table.write(row)
+        log(f"written  {place}: {len(rows):,} images to remove")
+    return result
+
+
+def _load(model: str | Path | Task, log: Say) -> Task:
+    from vitrail.inference.options import InferenceOptions
+
+    return InferenceOptions().load(model, None, log)
 
 
 def shard_data(

@@ -1,4 +1,4 @@
-"""Check a data set: counts, sizes, bad files, duplicates, leaks between splits."""
+"""Check a data set: counts, sizes, bad files, duplicates, leaks and near copies between splits."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from itertools import repeat
-from typing import Any
+from itertools import accumulate, combinations, repeat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.data.decode import BadImage, decode
+from vitrail.data.pictures import as_image
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import MOST_BAD
+from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.labels import ROWS_SHOWN, SPLIT_ORDER
 from vitrail.data.sources.layout_warnings import find_layout_warnings
-from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source
+from vitrail.data.sources.open import find_annotation, open_data
+from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import DataError
+from vitrail.images.decode import BadImage, decode, size_of
 from vitrail.rows import Rows
+from vitrail.workflows.near_copies import find_near_copies, find_similar, make_thumbnail
+
+if TYPE_CHECKING:
+    from vitrail.tasks.task import Task
 
 BATCH = 256  # images in memory at a time
 FEW = 10  # training images; classes with fewer are reported
@@ -43,7 +49,8 @@ class CheckResult(Rows):
     duplicates: tuple[tuple[str, ...], ...]  # images of equal content within one split
     leaks: tuple[tuple[str, ...], ...]  # images of equal content in more than one split
     conflicts: tuple[tuple[str, ...], ...]  # images of equal content with different labels
-    few: tuple[str, ...]  # classes with fewer than FEW training images
+    few: tuple[str, ...]  # classes with fewer than FEW training images; no problem by themselves
+    near: tuple[tuple[str, str], ...] = ()  # images of different splits that look alike; see `find_near_copies`
     warnings: tuple[str, ...] = ()  # signs that the layout is not read as it is meant
     widths: tuple[int, int] | None = None  # (smallest, largest), of the good images
     heights: tuple[int, int] | None = None
@@ -54,7 +61,7 @@ class CheckResult(Rows):
     @property
     def sound(self) -> bool:
         """Whether nothing was found that would harm a training or its metrics."""
-        return not (self.bad or self.leaks or self.conflicts or self.few or self.warnings or self.refused)
+        return not (self.bad or self.leaks or self.near or self.conflicts or self.warnings or self.refused)
 
     def to_dict(self) -> dict[str, Any]:
         """The result in JSON types."""
@@ -67,6 +74,19 @@ class CheckResult(Rows):
             for split, counts in self.counts.items()
             for name, count in counts.items()
         ]
+
+    def list_removals(self) -> list[dict[str, str]]:
+        """The images to remove, each with the reason: of equal or similar images those of the split that comes first.
+
+        Of equal images with different labels all are listed, since nothing tells which label is right.
+        """
+        rows = [(key, f"bad: {reason}") for key, reason in self.bad]
+        rows += [(key, f"other labels of an equal image: {group[0]}") for group in self.conflicts for key in group]
+        rows += [(key, f"also in another split: {group[-1]}") for group in self.leaks for key in group[:-1]]
+        rows += [(first, f"looks like one of another split: {second}") for first, second in self.near]
+        rows += [(key, f"equal to {group[0]}") for group in self.duplicates for key in group[1:]]
+        reasons = dict(reversed(rows))  # the first reason of each
+        return [{"path": key, "reason": reasons[key]} for key in dict.fromkeys(key for key, _ in rows)]
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -91,6 +111,7 @@ class CheckResult(Rows):
         lines += _format_list("bad images", [f"{key}: {reason}" for key, reason in self.bad])
         lines += _format_list("duplicates within a split", [" = ".join(group) for group in self.duplicates])
         lines += _format_list("images in more than one split", [" = ".join(group) for group in self.leaks])
+        lines += _format_list("images that look like one of another split", [" ~ ".join(pair) for pair in self.near])
         lines += _format_list("equal images with different labels", [" = ".join(group) for group in self.conflicts])
         lines += _format_list(f"classes with fewer than {FEW} training images", list(self.few))
         lines += _format_list("warnings", list(self.warnings))
@@ -98,33 +119,45 @@ class CheckResult(Rows):
         return "\n".join([*lines, "no problems found" if self.sound else "problems found, see above"])
 
 
-def check(data: Any, *, channels: int = 3, progress: Callable[[int, int], None] | None = None) -> CheckResult:
+def check(
+    data: Any,
+    *,
+    task: str | None = None,
+    model: Task | None = None,
+    channels: int = 3,
+    progress: Callable[[int, int], None] | None = None,
+) -> CheckResult:
     """Read and decode every image of ``data`` and report what was found. Changes nothing.
 
     Args:
         data: anything `open_data` takes; labels may be missing.
+        task: that is to be trained, as in `vitrail.tasks.TASKS`; None for what the data are annotated for.
+        model: whose features are compared between splits, too: it finds mirrored and recoloured copies.
         channels: to which images are decoded.
         progress: called with (images read, total) after each image.
 
     Raises:
         DataError: the data cannot be opened.
     """
-    splits = open_data(data, validation=0, channels=channels, labelled=False)
+    splits, refused = _open(data, task, channels)
     sources = {name: part for name in SPLIT_ORDER if (part := getattr(splits, name)) is not None}
     images = [(split, index) for split, source in sources.items() for index in range(len(source))]
     digests = np.zeros(len(images), np.uint64)  # 0: bad
+    thumbnails: list[np.ndarray | None] = [None] * len(images)
     bad: dict[int, str] = {}
     sizes: Counter[tuple[int, int]] = Counter()
-    for number, (digest, size) in enumerate(_examine_all(sources, images, channels)):
+    for number, (digest, size, thumbnail) in enumerate(_examine_all(sources, images, channels)):
         if isinstance(size, BadImage):
             bad[number] = size.reason
         else:
-            digests[number] = digest
+            digests[number], thumbnails[number] = digest, thumbnail
             sizes[size] += 1
             if fault := _check_annotation(sources, images[number], size):
                 bad[number] = fault
         if progress is not None:
             progress(number + 1, len(images))
+    if not refused and len(bad) > MOST_BAD * len(images):
+        refused = f"{len(bad):,} of {len(images):,} images are bad, more than {MOST_BAD:.0%}"
 
     def name(number: int) -> str:
         split, index = images[number]
@@ -140,6 +173,11 @@ def check(data: Any, *, channels: int = 3, progress: Callable[[int, int], None] 
     within = [group for group in groups if len({images[number][0] for number in group}) == 1]
     unlike = [group for group in groups if len({label(number) for number in group} - {None}) > 1]
     counts = {split: _count_images(source) for split, source in sources.items()}
+    of_split = np.array([SPLIT_ORDER.index(split) for split, _ in images])
+    similar = set(find_near_copies(thumbnails, of_split)).union(
+        [] if model is None else _compare_features(model, sources)
+    )
+    near = [pair for pair in sorted(similar) if digests[pair[0]] != digests[pair[1]]]
     return CheckResult(
         layout=splits.layout,
         classes=splits.classes,
@@ -150,6 +188,7 @@ def check(data: Any, *, channels: int = 3, progress: Callable[[int, int], None] 
         bad=tuple((name(number), reason) for number, reason in bad.items()),
         duplicates=tuple(tuple(map(name, group)) for group in within),
         leaks=tuple(tuple(map(name, group)) for group in across),
+        near=tuple((name(first), name(second)) for first, second in near),
         conflicts=tuple(tuple(map(name, group)) for group in unlike),
         few=tuple(name for name, count in counts.get("train", {}).items() if name and count < FEW),
         counted=next((source.counted for source in sources.values()), "images"),
@@ -157,8 +196,39 @@ def check(data: Any, *, channels: int = 3, progress: Callable[[int, int], None] 
         warnings=tuple(find_layout_warnings(splits, data)),
         widths=_find_range(width for _, width in sizes),
         heights=_find_range(height for height, _ in sizes),
-        refused=_find_refusal(data, channels, bad=len(bad), images=len(images)),
+        refused=refused,
     )
+
+
+def _open(data: Any, task: str | None, channels: int) -> tuple[Splits, str]:
+    """The data as a training opens them, and "", or as far as they can be opened, and why `vitrail train` refuses them."""
+    wanted = task or find_annotation(data)
+    try:
+        splits = open_deep(open_data(data, validation=0, channels=channels, task=wanted))
+    except DataError as error:
+        return open_deep(open_data(data, validation=0, channels=channels, labelled=False)), error.what
+    if wanted is None and splits.train is not None:  # classes of images, which need no torch to be checked
+        return splits, ""
+    from vitrail.training.data import check_trainable
+
+    try:
+        check_trainable(splits, wanted or "classification", {})
+    except DataError as error:
+        return splits, error.what
+    return splits, ""
+
+
+def _compare_features(model: Task, sources: dict[str, Source]) -> Iterator[tuple[int, int]]:
+    """The pairs of images of different splits with similar features, as numbers over all splits."""
+    from vitrail.inference.features import features_of
+    from vitrail.inference.options import InferenceOptions
+
+    options = InferenceOptions(max_bad=1.0, quiet=True)
+    starts = dict(zip(sources, accumulate([0, *map(len, sources.values())])))
+    found = {split: features_of(model, source, options=options) for split, source in sources.items() if len(source)}
+    for one, other in combinations(found, 2):
+        for row, column in find_similar(found[one].values, found[other].values):
+            yield starts[one] + int(found[one].rows[row]), starts[other] + int(found[other].rows[column])
 
 
 def _check_annotation(sources: dict[str, Source], image: tuple[str, int], size: tuple[int, int]) -> str:
@@ -179,18 +249,9 @@ def _find_range(sides: Iterable[int]) -> tuple[int, int] | None:
     return (ordered[0], ordered[-1]) if ordered else None
 
 
-def _find_refusal(data: Any, channels: int, *, bad: int, images: int) -> str:
-    """Why `vitrail train` refuses the data with its default settings; empty if it does not."""
-    try:
-        open_data(data, validation=0, channels=channels)
-    except DataError as error:
-        return error.what
-    return f"{bad:,} of {images:,} images are bad, more than {MOST_BAD:.0%}" if bad > MOST_BAD * images else ""
-
-
 def _examine_all(
     sources: dict[str, Source], images: list[tuple[str, int]], channels: int
-) -> Iterator[tuple[int, tuple[int, int] | BadImage]]:
+) -> Iterator[tuple[int, tuple[int, int] | BadImage, np.ndarray | None]]:
     """`_examine` every image, in order. One thread reads, because row groups of Parquet are shared."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(images), BATCH):
@@ -205,19 +266,21 @@ def _read(source: Source, index: int) -> bytes | np.ndarray | BadImage:
         return error
 
 
-def _examine(content: bytes | np.ndarray | BadImage, channels: int) -> tuple[int, tuple[int, int] | BadImage]:
-    """A hash of the content of an image, and its (height, width) or the error."""
+def _examine(
+    content: bytes | np.ndarray | BadImage, channels: int
+) -> tuple[int, tuple[int, int] | BadImage, np.ndarray | None]:
+    """A hash of the content of an image, its (height, width) or the error, and its thumbnail; see `make_thumbnail`."""
     if isinstance(content, BadImage):
-        return 0, content
+        return 0, content, None
     raw = content if isinstance(content, bytes) else content.tobytes()
     digest = int.from_bytes(blake2b(raw, digest_size=8).digest())
     if isinstance(content, np.ndarray):
-        return digest, (content.shape[0], content.shape[1])
+        return digest, (content.shape[0], content.shape[1]), make_thumbnail(as_image(content))
     try:
-        picture = np.asarray(decode(content, channels=channels))
+        picture = decode(content, channels=channels)
     except BadImage as error:
-        return digest, error
-    return digest, (picture.shape[0], picture.shape[1])
+        return digest, error, None
+    return digest, size_of(picture), make_thumbnail(picture)
 
 
 def _find_duplicates(digests: np.ndarray) -> list[list[int]]:
