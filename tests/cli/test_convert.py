@@ -77,6 +77,20 @@ def test_preprocessing_that_the_weights_do_not_state_is_given_and_carried_by_the
     assert run(["convert", bare, "d", "--to", "native", "--size", "24", "--crop", "24"]) == 2
 
 
+def test_a_grid_that_the_weights_do_not_state_is_given_and_carried_by_the_copy(place, capsys):
+    known = {**SMALL, "width": 192, "heads": 3, "image_size": (16, 72), "patch_size": 8}
+    save_model("known", create_classifier("vit-ti16", classes=["ant", "bee"], **known))
+    run(["convert", "known", "bare.safetensors", "--to", "timm"])
+    (place / "bare.json").unlink()
+    capsys.readouterr()
+    assert run(["convert", "bare.safetensors", "b", "--to", "native"]) == 4
+    assert "--grid 3x6, or 6x3" in capsys.readouterr().err
+    for name, command in {"b": "convert {} b --to native", "c": "export {} --out c --to timm"}.items():
+        assert run([*command.format("bare.safetensors").split(), "--grid", "2x9"]) == 0
+        assert load(name).config.image_size == (16, 72)
+    assert run(["convert", "bare.safetensors", "d", "--to", "native", "--grid", "2,9"]) == 2
+
+
 def test_a_model_in_memory_is_refused_with_what_saves_it(place):
     model = load("a")
     calls = [

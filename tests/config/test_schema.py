@@ -13,7 +13,7 @@ from vitrail.config.parse import build, plain
 from vitrail.config.recipes import RECIPES
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import DataSettings, OptimSettings, Run, ScheduleSettings, differences
-from vitrail.config.units import part, seconds, size_in_pixels
+from vitrail.config.units import grid_of_patches, part, seconds, size_in_pixels
 from vitrail.errors import ConfigError
 
 
@@ -151,3 +151,10 @@ def test_weights_bring_their_network_whatever_the_recipe_names() -> None:
     assert request(recipe="t4", flags=flags)[0].model.name is None
     named = {**flags, "model": {"init": "weights.safetensors", "name": "vit-b16"}}
     assert request(recipe="t4", flags=named)[0].model.name == "vit-b16"
+
+
+def test_a_grid_has_rows_and_columns():
+    assert grid_of_patches("4x9") == grid_of_patches([4, 9]) == (4, 9)
+    for wrong in ("4", "0x9", "4x9x2", "4,9", "x", [4]):
+        with pytest.raises(ConfigError, match=r"is not a grid of patches\n  try: give rows and columns, as 4x9"):
+            grid_of_patches(wrong)

@@ -124,7 +124,7 @@ def test_a_table_that_begins_with_errors_has_its_columns_and_types(place):
     assert table["error"].to_pylist().count("") == 4
 
 
-@pytest.mark.parametrize("option", [{"mean": [0.1, 0.2, 0.3]}, {"crop": 32}, {"classes": "names.txt"}])
+@pytest.mark.parametrize("option", [{"mean": [0.1, 0.2, 0.3]}, {"crop": 32}, {"grid": "4x9"}, {"classes": "names.txt"}])
 def test_options_that_a_model_in_memory_could_not_follow_are_refused(place, option):
     Path("names.txt").write_text("a\nb\n")
     with pytest.raises(ConfigError, match="model in memory"):

@@ -224,7 +224,7 @@ def test_what_the_file_leaves_unsaid_is_said(tmp_path):
     assert said["hybrid"][1] == (
         "assumed  Google's layout: tanh GELU, LayerNorm eps 1e-06, "
         "kernels standardised by the rule 'vit' (1e-05 added to the deviation), group norm eps 1e-06, "
-        "mean 0.5, std 0.5, resize squash to 32x32"
+        "image size 32x32, a grid of 2x2 patches (--grid states another), mean 0.5, std 0.5, resize squash to 32x32"
     )
     assert said["bit"][1] == (
         "assumed  Google's layout: kernels standardised by the rule 'bit' (1e-10 added to the variance), "

@@ -53,7 +53,7 @@ def test_no_code_is_fetched_and_a_pickle_only_where_there_is_nothing_else(asked,
         load("hf:owner/name")
     first, second = asked
     assert first["allow_patterns"] == ["*.json", "model*.safetensors"]
-    assert second["allow_patterns"] == ["*.json", "pytorch_model.bin"]
+    assert second["allow_patterns"] == ["*.json", "pytorch_model*.bin"]
     assert first["ignore_patterns"] == second["ignore_patterns"] == ["*/*"]
 
 

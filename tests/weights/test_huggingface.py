@@ -248,3 +248,23 @@ def test_no_odd_value_of_a_field_is_more_than_an_error(kind, tmp_path):
 def test_a_width_of_its_own_needs_no_published_size(tmp_path):
     saved(build("vit", **{**VIT, "hidden_size": 20, "num_attention_heads": 5}), tmp_path)
     assert load(tmp_path, log=silent).config.heads == 5
+
+
+@each_row("prefix", ["_orig_mod.", "module.", "model."])
+def test_prefixes_and_tensors_beside_the_network_are_left_out(prefix, tmp_path):
+    model = build("vit")
+    tensors = load_file(saved(model, tmp_path) / "model.safetensors")
+    held = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    beside = {f"{prefix}projector.0.weight": torch.ones(2), f"{prefix}classifier.0.weight": torch.ones(2)}
+    save_file({**held, **beside}, tmp_path / "model.safetensors")
+    lines: list[str] = []
+    loaded = load(tmp_path, log=lines.append)
+    images = torch.randn(2, 3, *loaded.config.image_size)
+    torch.testing.assert_close(loaded(images), model(images).logits, atol=1e-5, rtol=1e-5)
+    assert lines[-1].startswith("unused   2 tensors: ")
+    assert lines[-1].endswith(
+        "classifier.0.weight, " + ("" if prefix == "_orig_mod." else prefix) + "projector.0.weight"
+    )
+    save_file({**held, f"{prefix}vit.encoder.layer.0.gate.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"unexpected  vit\.encoder\.layer\.0\.gate\.weight"):
+        load(tmp_path)

@@ -107,9 +107,12 @@ def test_a_file_that_cannot_be_read_is_refused_without_opening_it(tmp_path, name
     "config, words",
     [
         (None, "is not a model: it contains notes.txt"),
-        ({"model_type": "vit", "architectures": ["ViT"]}, "model.safetensors cannot be read: No such file"),
+        (
+            {"model_type": "vit", "architectures": ["ViT"]},
+            r"no weights that can be read: it contains config\.json, notes\.txt",
+        ),
         ({"colour": "blue"}, "does not describe a known model"),
-        ({"architecture": "vit_tiny"}, "model.safetensors cannot be read: No such file"),
+        ({"architecture": "vit_tiny"}, r"no weights that can be read: it contains config\.json, notes\.txt"),
         ({"format_version": 1, "architecture": "vit"}, "model.safetensors cannot be read: No such file"),
     ],
 )
@@ -251,7 +254,7 @@ def test_a_vitrail_file_is_told_from_a_bare_one_by_its_header(tmp_path, model):
     assert bare.config.gelu == "exact"
     assert len(said) == 2
     assert "outputs are numbered" in said[0]
-    assert bare.provenance == {"weights": "bare.safetensors", "layout": "timm"}
+    assert bare.provenance == {"weights": "bare.safetensors", "layout": "timm", "numbered_classes": True}
 
 
 def test_assumptions_go_to_stderr_unless_they_are_asked_for(tmp_path, capsys):

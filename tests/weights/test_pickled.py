@@ -11,42 +11,55 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from tests.each_row import each_row
 from tests.weights.hostile_pickles import WIDE
 from tests.weights.strangers import CANARY, Call, sound, torch_legacy, torch_zip, touch
 from tests.weights.test_hostile import refused
-from vitrail.weights import load, pickled
+from vitrail.errors import CheckpointError
+from vitrail.weights import pickled
 
 WRAPPED = {
-    "bare": (lambda state: state, "20 tensors"),
-    "under model": (lambda state: {"model": state, "epoch": 3, "optimizer": {}}, "20 tensors of 'model'"),
-    "averaged": (
-        lambda state: {"state_dict": {}, "model": state, "model_ema": state},
-        "20 tensors of 'model_ema', not those of 'state_dict', 'model'",
-    ),
-    "two deep": (lambda state: {"model": {"state_dict": state, "args": "x"}}, "20 tensors of 'model.state_dict'"),
-    "in parallel and compiled": (
-        lambda state: {f"module._orig_mod.{name}": each for name, each in state.items()},
-        "20 tensors, without the prefix 'module._orig_mod.'",
-    ),
-    "averaged by torch": (
-        lambda state: {"n_averaged": torch.tensor(3), **{f"module.{name}": each for name, each in state.items()}},
-        "20 tensors, without the prefix 'module.', 1 other entries dropped",
-    ),
-    "with arguments": (lambda state: {"model": state, "args": Namespace(lr=0.1)}, "20 tensors of 'model'"),
-    "with other things": (lambda state: {**state, "note": "x", 3: None}, "20 tensors, 2 other entries dropped"),
+    "bare": (lambda state: state, ""),
+    "under model": (lambda state: {"model": state, "epoch": 3, "optimizer": {"state": {0: torch.ones(2)}}}, "model."),
+    "with momentum of an optimizer": (lambda state: {"net": state, "optimizer": {"momentum": state}}, "net."),
+    "two deep": (lambda state: {"model": {"state_dict": state, "args": "x"}}, "model.state_dict."),
+    "with arguments": (lambda state: {"model": state, "args": Namespace(lr=0.1)}, "model."),
+    "with other things": (lambda state: {**state, "note": "x", 3: None}, ""),
 }
 
 
 @each_row("name, write", [*((name, torch_zip) for name in WRAPPED), ("under model", torch_legacy)])
-def test_a_state_dict_is_found_wherever_it_lies(name, write, tmp_path, fast):
-    wrap, words = WRAPPED[name]
-    path = write(lambda folder: wrap(WIDE), "x.pth.tar")(tmp_path)
-    lines: list[str] = []
-    model = load(path, log=lines.append)
-    assert lines[0] == f"read     x.pth.tar: {words}"
-    assert torch.equal(model.backbone.state_dict()["norm.weight"], WIDE["norm.weight"])
+def test_tensors_are_named_by_their_keys_in_nested_dicts(name, write, tmp_path, fast):
+    wrap, prefix = WRAPPED[name]
+    found = pickled.read_pickle(write(lambda folder: wrap(WIDE), "x.pth.tar")(tmp_path))
+    assert found.keys() == {f"{prefix}{each}" for each in WIDE}
+    assert all(torch.equal(found[f"{prefix}{each}"], tensor) for each, tensor in WIDE.items())
+
+
+def test_a_tensor_of_several_names_is_written_once(tmp_path, fast):
+    table = torch.arange(12.0).view(3, 4)
+    held = {"model": {"a": table, "b": table}, "model_ema": {"a": table}, "teacher": {"a": table.T}}
+    torch.save(held, tmp_path / "x.pt")
+    found = pickled.read_pickle(tmp_path / "x.pt")
+    assert found.keys() == {"model.a", "model.b", "model_ema.a", "teacher.a"}
+    assert found["model_ema.a"] is found["model.a"] is found["model.b"]
+    assert torch.equal(found["teacher.a"], table.T)
+
+
+@each_row(
+    "held, words",
+    [
+        ({"model": {"a.b": torch.ones(1)}, "model.a": {"b": torch.ones(1)}}, "contains two tensors 'model.a.b'"),
+        ({"a": dict.fromkeys(map(str, range(2_000_000)))}, "holds more than 1,000,000 values"),
+        ({"optimizer": {"a": torch.ones(1)}}, "contains no named tensors but a dict of 1 other items"),
+    ],
+)
+def test_a_checkpoint_without_distinct_named_tensors_is_refused(held, words, tmp_path, fast):
+    torch.save(held, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=words):
+        pickled.read_pickle(tmp_path / "x.pt")
 
 
 def test_tensors_come_as_they_are_whatever_their_type_and_memory(tmp_path, fast):
@@ -62,7 +75,7 @@ def test_tensors_come_as_they_are_whatever_their_type_and_memory(tmp_path, fast)
         "nothing": torch.zeros(0, 5),
     }
     torch.save(held, tmp_path / "x.pt")
-    found = pickled.read_pickle(tmp_path / "x.pt", log=lambda line: None)
+    found = pickled.read_pickle(tmp_path / "x.pt")
     assert found.keys() == held.keys()
     for name, tensor in held.items():
         assert found[name].dtype == tensor.dtype
@@ -93,8 +106,16 @@ def test_a_program_that_dies_is_told_by_its_signal(tmp_path, monkeypatch):
 def test_a_program_that_was_taken_over_is_not_believed(tmp_path, monkeypatch):
     monkeypatch.setattr(pickled.pickle_sandbox, "__file__", str(tmp_path / "evil.py"))
     path = torch_zip(lambda folder: sound())(tmp_path)
-    told = '{"read": "x"}', '{"what": "\\u001b[2J", "remedy": ["y"]}', "[" * 100_000, ""
-    for answer, tensors in [(told[0], b""), (told[0], pickle.dumps([])), *((each, b"") for each in told[1:])]:
+    told = (
+        '{"aliases": {}}',
+        '{"aliases": {"x": "y"}}',
+        '{"aliases": []}',
+        '{"what": "\\u001b[2J", "remedy": ["y"]}',
+        "[" * 100_000,
+        "",
+    )
+    held = save({"z": torch.ones(1)})
+    for answer, tensors in [(told[0], b""), (told[0], pickle.dumps([])), *((each, held) for each in told[1:])]:
         program = f"open('answer.json', 'w').write({answer!r})\nopen('model.safetensors', 'wb').write({tensors!r})"
         (tmp_path / "evil.py").write_text(program)
         refused(path, tmp_path)

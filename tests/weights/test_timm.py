@@ -190,7 +190,11 @@ def test_what_timm_has_no_counterpart_for_is_not_written(changes):
         ("patch_embed.proj.weight", None, "not a plain ViT in timm's layout: it has no 'patch_embed.proj.weight'"),
         ("blocks.0.attn.qkv.weight", torch.zeros(3), "'blocks.0.attn.qkv.weight' of 2 axes"),
         ("pos_embed", None, "no 'pos_embed'"),
-        ("pos_embed", torch.zeros(1, 12, 192), "12 positions, which is not a square grid plus 1 other tokens"),
+        (
+            "pos_embed",
+            torch.zeros(1, 12, 192),
+            "12 positions for patches and up to 1 other tokens, which is not a square",
+        ),
         ("pos_embed", torch.zeros(10, 192), "'pos_embed' of shape"),
         ("cls_token", torch.zeros(1, 1, 96), r"'cls_token' of shape \(1, 1, 96\)"),
         ("norm_pre.weight", torch.zeros(192), "'norm_pre'"),

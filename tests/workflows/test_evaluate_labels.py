@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from tests.weights.kinds import a_model
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.inference.options import InferenceOptions
+from vitrail.models import create_backbone
 from vitrail.tasks.classification import Classifier
+from vitrail.weights import adapt, load
 from vitrail.weights.native import save_model
+from vitrail.workflows.convert import convert
 from vitrail.workflows.evaluate import evaluate
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -127,3 +131,50 @@ def test_predictions_are_restricted_to_the_classes_of_the_labels(model, best, tm
     assert found["nll"] == pytest.approx(float(expected), rel=1e-5)
     with pytest.raises(ConfigError, match="among all classes"):
         figures(model, manifest(tmp_path, labels), restrict=True, calibrate=True)
+
+
+def numbered(folder: Path, classes: int) -> Path:
+    """Saves weights without class names, and three images of each class in folders of its number."""
+    fields = {"image_size": 16, "patch_size": 8, "width": 192, "depth": 1, "heads": 3, "mlp_width": 16}
+    backbone = create_backbone("vit-ti16", **fields, classes=classes)
+    torch.nn.init.ones_(backbone.head.weight)
+    save_file(backbone.state_dict(), folder / "bare.safetensors")
+    for number in range(classes):
+        (folder / "data" / str(number)).mkdir(parents=True)
+        for copy in range(3):
+            Image.new("RGB", (16, 16), (20 * number, 80 * copy, 0)).save(folder / "data" / str(number) / f"{copy}.png")
+    return folder / "bare.safetensors"
+
+
+def test_outputs_without_names_are_not_matched_with_folders_of_numbers_in_two_possible_orders(tmp_path):
+    path, data = numbered(tmp_path, 12), tmp_path / "data"
+    words = r"the order of numbers \(0, 1, 2, \.\.\.\), or of text \(0, 1, 10, 11, \.\.\.\), as with torchvision's ImageFolder"
+    for source in (path, convert(path, tmp_path / "native", "native").path):
+        with pytest.raises(ConfigError, match=words) as caught:
+            figures(source, data)
+        assert "--classes FILE" in caught.value.remedy
+    names = tmp_path / "names.txt"
+    for order in (sorted(map(str, range(12))), list(map(str, range(12)))):
+        names.write_text("\n".join(order))
+        assert figures(path, data, classes=names)["images"] == 36
+    named = convert(path, tmp_path / "named", "native", classes_file=names).path
+    assert figures(named, data)["images"] == 36
+
+
+def test_outputs_without_names_are_matched_with_folders_of_numbers_in_one_order_and_with_labels(tmp_path):
+    path, data = numbered(tmp_path, 10), tmp_path / "data"
+    assert figures(path, data)["images"] == 30
+    (tmp_path / "more").mkdir()
+    path = numbered(tmp_path / "more", 12)
+    rows = "".join(f"more/data/{number}/0.png,{number}\n" for number in range(12))
+    (tmp_path / "labels.csv").write_text(f"path,label\n{rows}")
+    assert figures(path, tmp_path / "labels.csv")["images"] == 12
+
+
+def test_a_head_whose_order_of_classes_is_ambiguous_is_replaced(tmp_path):
+    for count, kept in ((10, True), (12, False)):
+        (tmp_path / str(count)).mkdir()
+        start = load(numbered(tmp_path / str(count), count), log=lambda line: None)
+        model = adapt(start, classes=list(map(str, range(count))))
+        assert bool(model.backbone.head.weight.any()) == kept
+        assert adapt(start, image_size=32).backbone.head.weight.any()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vitrail.workflows.compare import Difference
     from vitrail.workflows.convert import Converted
 
-MOST_ROWS = 20  # of tensors that differ
+MOST_ROWS = 20  # of tensors that differ or are unused
 
 
 @takes_flags(LayoutFlags, ConvertFlags)
@@ -40,6 +40,7 @@ def convert(source: str, destination: str, /, *, json: AsJson = False, **flags: 
 
 def print_converted(converted: Converted, *, json: bool) -> None:
     from vitrail.cli.output import columns, one_line
+    from vitrail.weights.tensors import printable
 
     figures = {"tensors": converted.tensors, "parameters": converted.parameters, "difference": converted.difference}
     if json:
@@ -53,7 +54,8 @@ def print_converted(converted: Converted, *, json: bool) -> None:
         ("layout", f"{converted.source} to {converted.layout}"),
         ("tensors", f"{converted.tensors} of {converted.parameters:,} parameters"),
         *([("sha256", f"{converted.sha256} of the source")] if converted.sha256 else []),
-        *(("unused", name) for name in converted.unused),
+        *(("unused", printable(name, 200)) for name in converted.unused[:MOST_ROWS]),
+        *([("unused", f"and {more} more")] if (more := len(converted.unused) - MOST_ROWS) > 0 else []),
         ("proved", f"tensors equal bit for bit, outputs differ by {converted.difference:.2g} of the largest"),
     ]
     where = "beside it" if converted.path.is_file() else "in its config.json, which others do not read"

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
+from vitrail.untrusted.limits import PIXELS
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -69,6 +71,10 @@ class WeightsFlags(TypedDict, total=False):
             "Input size of the network in pixels, as 384 or 384x256 (height x width); positions are resized.", word=str
         ),
     ]
+    grid: Annotated[
+        str | Sequence[int] | None,
+        Flag("Rows x columns of patches of the positions, as 4x9, for weights that do not state them.", word=str),
+    ]
     resize: Annotated[
         int | str | None, Flag("Pixels of the shorter side before the crop, or squash, fit or none.", word=str)
     ]
@@ -78,6 +84,10 @@ class WeightsFlags(TypedDict, total=False):
     ]
     std: Annotated[
         str | Sequence[float] | None, Flag("Standard deviation of the channels, in the same form.", word=str)
+    ]
+    pixel_range: Annotated[
+        str | Sequence[float] | None,
+        Flag("Values of 16-bit and float images that become black and white: 0,4095.", word=str),
     ]
 
 
@@ -100,6 +110,7 @@ class ImageFlags(ModelFlags, total=False):
             word=str,
         ),
     ]
+    max_pixels: Annotated[int, Flag("Largest width x height of an image file; a larger one is bad.", PIXELS)]
     quiet: Quiet
 
 

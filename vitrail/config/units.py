@@ -54,6 +54,16 @@ def split_commas(text: str | Sequence[Any]) -> Sequence[Any]:
     return [word.strip() for word in text.split(",")] if isinstance(text, str) else text
 
 
+def grid_of_patches(text: str | Sequence[int]) -> tuple[int, int]:
+    """``"4x9"`` or ``[4, 9]`` (rows x columns) as two numbers."""
+    if not isinstance(text, str):
+        text = "x".join(map(str, text)) if isinstance(text, Sequence) else str(text)
+    match = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text.strip(), re.ASCII)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a grid of patches", "give rows and columns, as 4x9")
+    return int(match[1]), int(match[2])
+
+
 def size_in_pixels(text: str | int | Sequence[int]) -> tuple[int, int]:
     """``384``, ``"384x256"`` or ``[384, 256]`` (height, width) as two numbers."""
     if isinstance(text, Sequence) and not isinstance(text, str):

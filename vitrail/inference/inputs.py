@@ -11,12 +11,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.class_map import map_classes, read_class_map
-from vitrail.data.sources.folders import Scan, list_image_files
+from vitrail.data.sources.mask_pairs import list_images
 from vitrail.data.sources.open import open_data
+from vitrail.data.sources.scan import Scan
 from vitrail.data.sources.source import Source, choose_split, fingerprint
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.runtime.progress import Say
+from vitrail.tasks.class_names import has_ambiguous_order
 from vitrail.tasks.task import Task
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".npy", ".npz")
@@ -30,11 +33,18 @@ class ImageInputs:
         source: the images, in the order of the inputs.
         named: the paths that were given one by one, not by a folder, a glob or a table.
         skipped: numbers of the files in folders that are not images, by file extension.
+        masks: number of images in folders that are masks of others and not among the images.
     """
 
     source: Source
     named: frozenset[str] = frozenset()
     skipped: Mapping[str, int] = field(default_factory=dict)
+    masks: int = 0
+
+    @property
+    def left_out(self) -> bool:
+        """Whether folders have files that are not among the images."""
+        return bool(self.skipped or self.masks)
 
 
 def find_inputs(inputs: Sequence[str]) -> ImageInputs:
@@ -53,7 +63,7 @@ def find_inputs(inputs: Sequence[str]) -> ImageInputs:
             named += lines
             paths += lines
         elif Path(name).is_dir():
-            paths += list_image_files(name, scan)
+            paths += list_images(name, scan)
         elif glob.has_magic(name) and not Path(name).exists():
             paths += _match(name)
         else:
@@ -64,7 +74,7 @@ def find_inputs(inputs: Sequence[str]) -> ImageInputs:
         raise DataError("standard input names no images", "give one path per line")
     source = open_data(paths, labelled=False, validation=0).train
     assert source is not None
-    return ImageInputs(source=source, named=frozenset(named), skipped=scan.others)
+    return ImageInputs(source=source, named=frozenset(named), skipped=scan.others, masks=scan.masks)
 
 
 def _match(pattern: str) -> list[str]:
@@ -87,6 +97,17 @@ def _check_exists(name: str) -> None:
     raise DataError(f"there is no image {path.absolute()}", remedy)
 
 
+def _check_class_order(model: Task, layout: str) -> None:
+    """Raises `ConfigError` if the outputs of ``model`` are only numbered, and folders of numbers could be in either order."""
+    if "class folders" in layout and has_ambiguous_order(model.classes, model.provenance):
+        text = ", ".join(sorted(model.classes)[:4])
+        what = (
+            f"the weights carry no class names, and the class folders are numbers: the outputs may be in the order of numbers "
+            f"(0, 1, 2, ...), or of text ({text}, ...), as with torchvision's ImageFolder"
+        )
+        raise ConfigError(what, "give the names in the order of the outputs, one per line: --classes FILE")
+
+
 def name_files(keys: Sequence[str]) -> dict[str, str]:
     """A name for the files of each image: that of its own file, with a number where several have the same."""
     names: dict[str, str] = {}
@@ -106,11 +127,19 @@ def name_files(keys: Sequence[str]) -> dict[str, str]:
 
 
 def split_to_judge(
-    model: Task, data: Any, split: str | None, say: Say, *, labelled: bool = True, class_map: Path | None = None
+    model: Task,
+    data: Any,
+    split: str | None,
+    say: Say,
+    *,
+    labelled: bool = True,
+    class_map: Path | None = None,
+    max_bad: float = MOST_BAD,
 ) -> tuple[str, Source]:
     """The split to judge, carved as it was for the training where the data have none of their own.
 
-    ``class_map`` is a file as `read_class_map` reads it, for data of other classes than the model's.
+    ``class_map`` is a file as `read_class_map` reads it, for data of other classes than the model's; ``max_bad`` as `open_data`
+    takes it.
     """
     trained = model.provenance.get("split", {})
     # data without splits of their own are carved as for the training, or judged whole if they are not those of a training
@@ -123,8 +152,11 @@ def split_to_judge(
         channels=model.config.in_channels,
         labelled=labelled,
         task=model.name if labelled else None,
+        max_bad=max_bad,
     )
     name, source = choose_split(splits, split)
+    if labelled and class_map is None:
+        _check_class_order(model, splits.layout)
     if labelled:
         model.check_source(source)
     held_out = splits.held_out and name == "val"

@@ -19,6 +19,7 @@ from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import Say
 from vitrail.runtime.tuning import Way
 from vitrail.tasks.task import Task
+from vitrail.untrusted.limits import PIXELS
 from vitrail.weights.onnx import ExportedBackbone
 
 
@@ -26,12 +27,14 @@ from vitrail.weights.onnx import ExportedBackbone
 class InferenceOptions:
     """How a model and its images are read; what every verb that uses a model has in common.
 
-    ``size`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them. ``zoom`` is how
-    many times as large pictures are shown in windows, as `Task.predict` takes it. With ``tune`` a verb may time the network's
-    blocks on a CPU for the fastest ``way`` (`vitrail.inference.tuning`).
+    ``size``, ``grid`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them.
+    ``zoom`` is how many times as large pictures are shown in windows, as `Task.predict` takes it. Files of more than
+    ``max_pixels`` are bad. With ``tune`` a verb may time the network's blocks on a CPU for the fastest ``way``
+    (`vitrail.inference.tuning`).
     """
 
     size: tuple[int, int] | None = None
+    grid: tuple[int, int] | None = None
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     zoom: float = 1.0
     batch: int = 64
@@ -42,10 +45,11 @@ class InferenceOptions:
     way: Way | None = None
     on_bad: Literal["skip", "stop"] = "skip"
     max_bad: float = MOST_BAD
+    max_pixels: int = PIXELS
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("workers", 0)):
+        for name, least in (("batch", 1), ("workers", 0), ("max_pixels", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}", f"give {least} or more")
 
@@ -61,13 +65,12 @@ class InferenceOptions:
         Raises `ConfigError` for a `Task` with options that only a loaded model can follow, and as `weights.load`.
         """
         if isinstance(model, Task):
-            if self.size or self.preprocessing or classes:
-                what = "classes, a size or preprocessing were given for a model in memory, which has its own"
+            if self.size or self.grid or self.preprocessing or classes:
+                what = "classes, a size, a grid or preprocessing were given for a model in memory, which has its own"
                 raise ConfigError(what, "change the model, as by model.preprocessing.override(...), or load it anew")
         else:
-            model = weights.load(
-                model, classes_file=classes, image_size=self.size, preprocessing=self.preprocessing, log=say
-            )
+            known = {"image_size": self.size, "grid": self.grid, "preprocessing": self.preprocessing}
+            model = weights.load(model, classes_file=classes, log=say, **known)
         if isinstance(model.backbone, ExportedBackbone):
             self._check_graph()
         model.windows(self.zoom)  # refused before any image is read

@@ -53,7 +53,7 @@ def inputs(
     """
     preprocessing, device = preprocessing or model.preprocessing, device_of(model)
     size = 1 if isinstance(preprocessing, Windows) else options.batch
-    how = {"batch": size, "workers": options.workers, "collate": model.collate}
+    how = {"batch": size, "workers": options.workers, "collate": model.collate, "max_pixels": options.max_pixels}
     for batch in eval_batches(source, preprocessing, bad=bad, fast=fast, spans=spans, **how):
         images = batch.images.to(device)
         if corruption is not None:

@@ -114,7 +114,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
                 yield name, result
         for key in keys:
             yield self._fail(key), None
-        if self.failed or self.images.skipped:
+        if self.failed or self.images.left_out:
             self.say(f"inputs   {self.summarize()}")
 
 
@@ -126,6 +126,8 @@ def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int,
     if images.skipped:
         kinds = ", ".join(f"{kind} {number:,}" for kind, number in sorted(images.skipped.items()))
         parts.append(f"{sum(images.skipped.values()):,} of unknown type ({kinds})")
+    if images.masks:
+        parts.append(f"{images.masks:,} masks of other images")
     return ", ".join(parts)
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vitrail.errors import ConfigError, find_fault
+
+# key of `Task.provenance`: the weights carry no names of classes, and the outputs are named by their numbers
+NUMBERED = "numbered_classes"
 
 
 def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tuple[str, ...]:
@@ -23,6 +27,13 @@ def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tupl
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ConfigError(f"class names repeat: {', '.join(repeated[:5])}", "give each output a name of its own")
     return names
+
+
+def has_ambiguous_order(classes: Sequence[str], provenance: Mapping[str, Any]) -> bool:
+    """Whether the weights carry no names, and numbers as names have another order as text: 0, 1, 10, 11, ..., 2, as with
+    torchvision's ImageFolder.
+    """
+    return bool(provenance.get(NUMBERED)) and sorted(classes) != list(classes)
 
 
 def list_names(classes: int | Sequence[str]) -> Sequence[str]:

@@ -26,6 +26,7 @@ def load(
     *,
     classes_file: str | Path | None = None,
     image_size: int | tuple[int, int] | None = None,
+    grid: tuple[int, int] | None = None,
     in_channels: int | None = None,
     classes: Sequence[str] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
@@ -43,6 +44,8 @@ def load(
             foreign file is used.
         classes_file: a text file with class names, one per line, for weights that have none.
         image_size: pixels, or (height, width); positions are resized by the config's rule.
+        grid: rows and columns of patches of the table of positions, for weights that do not state them. By default those of
+            ``image_size`` if the table has as many patches, otherwise a square.
         in_channels: number of image channels, if different from training; see `vitrail.weights.adapt.fit_first_layer`.
         classes: new classes to train; the head is replaced by a linear layer of zeros.
         preprocessing: values that override those of the weights, as accepted by `Preprocessing.override`.
@@ -53,7 +56,9 @@ def load(
         CheckpointError: damaged or unknown weights; lists the tensors that do not fit, or the formats that are read.
     """
     resolved = resolve_model(model)
-    loaded = read_model(resolved, log, has_names=classes_file is not None, stated=preprocessing or ())
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    named = classes_file is not None
+    loaded = read_model(resolved, log, has_names=named, stated=preprocessing or (), grid=grid, image_size=size)
     warn_of_broken(loaded.model.backbone.state_dict(), resolved.path, log)
     changes = {"image_size": image_size, "in_channels": in_channels, "classes": classes}
     return apply_changes(loaded.model, classes_file, preprocessing, **changes).eval()

@@ -13,8 +13,10 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import configure
-from vitrail.tasks.class_names import check_classes
+from vitrail.runtime.progress import Say
+from vitrail.tasks.class_names import NUMBERED, check_classes, has_ambiguous_order
 from vitrail.tasks.task import Task
+from vitrail.untrusted.text_files import read_text
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.tensors import build_backbone
 
@@ -33,8 +35,8 @@ def adapt(
 
     Args:
         task: the task; by default that of ``start``.
-        classes: names of the outputs. The head is set to zero (paper, appendix B.1.1) unless the names are the same. The
-            temperature is reset to 1 in both cases.
+        classes: names of the outputs. The head is set to zero (paper, appendix B.1.1) unless the names are the same, and not
+            only numbers whose order is ambiguous (`has_ambiguous_order`). The temperature is reset to 1 in both cases.
         arguments: ``classes`` and further arguments of the task, such as ``multi_label``; by default those of ``start``.
         image_size: pixels, or (height, width); positions are resized by the config's rule, and the resize before the
             crop in proportion.
@@ -58,10 +60,13 @@ def adapt(
     names = start.classes if classes is None else check_classes(classes)
     options = {"classes": names, **described, **(arguments or {})}
     keeps_head = kind is type(start) and start.keeps_head(options)
+    if classes is not None or arguments is not None:
+        keeps_head = keeps_head and not has_ambiguous_order(start.classes, start.provenance)
     if not keeps_head:
         backbone.new_head(kind.head_outputs(options["classes"]))
     preprocessing = _fit_preprocessing(start.preprocessing.at(config.image_size), channels)
-    model = kind(backbone, preprocessing=preprocessing, provenance=start.provenance, **options)
+    provenance = {name: value for name, value in start.provenance.items() if name != NUMBERED or keeps_head}
+    model = kind(backbone, preprocessing=preprocessing, provenance=provenance, **options)
     if keeps_head:
         model.own.load_state_dict(start.own.state_dict())
     return model
@@ -110,10 +115,24 @@ def apply_changes(
     """
     if classes_file is not None:
         start.classes = check_classes(read_classes(Path(classes_file)), outputs=len(start.classes))
+        start.provenance.pop(NUMBERED, None)
     changes = {name: value for name, value in changes.items() if value is not None}
     changed = _apply(start, changes)
     changed.preprocessing = changed.preprocessing.override(**preprocessing or {})
     return changed
+
+
+def fit_to_crop(model: Task, log: Say) -> Task:
+    """Returns ``model`` with positions for the images of its preprocessing, which may be of another size than its network's:
+    a file that is written states one size. Both compute the same for these images. Raises `ConfigError` as `adapt`.
+    """
+    sizes = ["x".join(map(str, size)) for size in (model.config.image_size, model.preprocessing.size)]
+    if sizes[0] == sizes[1]:
+        return model
+    log(
+        f"resized  positions for images of {sizes[0]} to {sizes[1]}, the crop of the preprocessing (--crop gives another)"
+    )
+    return adapt(model, image_size=model.preprocessing.size).eval()
 
 
 def _apply(start: Task, changes: Mapping[str, Any]) -> Task:
@@ -127,8 +146,8 @@ def _apply(start: Task, changes: Mapping[str, Any]) -> Task:
 def read_classes(file: Path) -> tuple[str, ...]:
     """Reads class names from a text file, one per line, in the order of the outputs. Raises `ConfigError`."""
     try:
-        names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
+        names = [line.strip() for line in read_text(file).splitlines()]
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"the class names in {file} cannot be read: {error}", "give a text file, one name a line"
         ) from error

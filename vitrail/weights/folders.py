@@ -1,7 +1,8 @@
-"""Reading the tensors of a folder in Hugging Face's format: one file, shards with an index, or pickled."""
+"""Reading the tensors of a folder in Hugging Face's format: one file, or shards with an index; safetensors or pickled."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -13,40 +14,68 @@ from vitrail.weights.pickled import read_pickle
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, read_json, read_tensors
 
 CONFIG = "config.json"
-WHOLE, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-OF_A_FOLDER = (CONFIG, WHOLE, INDEX, PICKLED)
-MOST_SHARDS = 1_000
+WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX, PICKLED_INDEX = f"{WHOLE}.index.json", f"{PICKLED}.index.json"
+OF_A_FOLDER = (CONFIG, WHOLE, INDEX, PICKLED, PICKLED_INDEX)
+# variants, such as model.fp16.safetensors; the index of their shards is model.safetensors.index.fp16.json
+VARIANTS = tuple(
+    re.compile(pattern, re.ASCII)
+    for pattern in (
+        r"model\.(\w+)\.safetensors",
+        r"model\.safetensors\.index\.(\w+)\.json",
+        r"pytorch_model\.(\w+)\.bin",
+        r"pytorch_model\.bin\.index\.(\w+)\.json",
+    )
+)
+MOST_SHARDS, MOST_LISTED = 1_000, 8
 
 
 def read_folder(folder: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
-    """Reads the tensors of ``folder``. Safetensors are preferred to pickled files.
+    """Reads the tensors of ``folder``. Safetensors are preferred to pickled files, and all of these to variants.
 
     Args:
-        log: called with a line on the content of a pickled file.
+        log: called with a line if the weights are a variant.
 
     Raises:
-        CheckpointError: there are no tensors, or they are damaged.
+        CheckpointError: there are no tensors, several variants, or they are damaged.
     """
-    if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
-        return read_sharded(folder)
-    if (folder / PICKLED).is_file() and not (folder / WHOLE).is_file():
-        return read_pickle(folder / PICKLED, log=log)
-    return read_tensors(folder / WHOLE)[0]
+    for name in (WHOLE, INDEX, PICKLED, PICKLED_INDEX):
+        if (folder / name).is_file():
+            return _read_weights(folder / name)
+    names = sorted(path.name for path in folder.iterdir())
+    variants = [name for pattern in VARIANTS for name in names if pattern.fullmatch(name)]
+    if not variants:
+        listed = ", ".join(printable(name) for name in names[:MOST_LISTED])
+        what = f"{folder} has a {CONFIG}, but no weights that can be read: it contains {listed}"
+        raise CheckpointError(what, f"fetch {WHOLE}, or save the model again with save_pretrained")
+    kinds = sorted({match[1] for name in variants for pattern in VARIANTS if (match := pattern.fullmatch(name))})
+    if len(kinds) > 1:
+        what = f"{folder} has several variants of its weights: {', '.join(variants)}"
+        raise CheckpointError(what, f"rename one of them to {WHOLE}")
+    log(f"read     {variants[0]}: the variant {kinds[0]!r} of the weights")
+    return _read_weights(folder / variants[0])
 
 
-def read_sharded(folder: Path) -> dict[str, Tensor]:
-    """Reads the tensors of all shards in the index of ``folder``. Each shard must contain exactly the tensors listed for it.
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    return read_sharded(path) if path.suffix == ".json" else _read_file(path)
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    return read_tensors(path)[0] if path.suffix == ".safetensors" else read_pickle(path)
+
+
+def read_sharded(index: Path) -> dict[str, Tensor]:
+    """Reads the tensors of all shards in an index. Each shard must contain exactly the tensors listed for it.
 
     Raises:
         CheckpointError: the index names a file outside the folder, a tensor that is missing or in another shard, or a
             wrong total size.
     """
-    index = folder / INDEX
     promised, total = _read_index(index)
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(promised.values())):
-        path = _inside(folder, shard)
-        shard_tensors, _ = read_tensors(path)
+        path = _inside(index.parent, shard)
+        shard_tensors = _read_file(path)
         strange = [name for name in shard_tensors if promised.get(name) != shard]
         if strange:
             other = promised.get(strange[0])
@@ -59,7 +88,8 @@ def read_sharded(folder: Path) -> dict[str, Tensor]:
         what = f"{index} lists {printable(name)!r} in {promised[name]}, which does not contain it"
         raise CheckpointError(what, AGAIN)
     size = sum(tensor.nbytes for tensor in tensors.values())
-    if total is not None and total != size:
+    # shards of pickled files may share memory, which counts once there
+    if total is not None and total != size and all(name.endswith(".safetensors") for name in promised.values()):
         raise CheckpointError(f"{index} declares {total} bytes, but its shards contain {size}", AGAIN)
     return tensors
 
@@ -67,11 +97,12 @@ def read_sharded(folder: Path) -> dict[str, Tensor]:
 def _read_index(index: Path) -> tuple[dict[str, str], Any]:
     """Returns the file of each tensor, and the total size in bytes, if stated."""
     described = read_json(index)
+    ending = ".safetensors" if index.name.startswith(WHOLE) else ".bin"
     promised, metadata = described.get("weight_map"), described.get("metadata") or {}
     if not isinstance(promised, dict) or not promised or not isinstance(metadata, dict):
         raise CheckpointError(f"{index} has no valid weight_map", AGAIN)
     for shard in promised.values():
-        if not isinstance(shard, str) or not _is_plain(shard):
+        if not isinstance(shard, str) or not _is_plain(shard, ending):
             what = f"{index} lists {printable(repr(shard))}, which is not a file name in its folder"
             raise CheckpointError(what, "fetch the folder from a source you trust")
     shards = len(set(promised.values()))
@@ -84,9 +115,9 @@ def _read_index(index: Path) -> tuple[dict[str, str], Any]:
     return promised, total
 
 
-def _is_plain(name: str) -> bool:
-    """Whether ``name`` is a safetensors file name without path separators of any system."""
-    return name.endswith(".safetensors") and name.isprintable() and not set(name) & set('/\\:*?"<>|')
+def _is_plain(name: str, ending: str) -> bool:
+    """Whether ``name`` is a file name with this ending and without path separators of any system."""
+    return name.endswith(ending) and name.isprintable() and not set(name) & set('/\\:*?"<>|')
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -11,9 +11,8 @@ F features, K classes.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,10 @@ from vitrail.models.config import STANDARDISATIONS
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.weights.description import parse_config
 from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
+from vitrail.weights.grids import check_grid_is_open, choose_grid, describe_grid, most_likely
 from vitrail.weights.layout import Weights
 from vitrail.weights.qkv import KV, QKV, join_parts, split_parts
-from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
+from vitrail.weights.tensors import MOST_TENSORS, OTHER, printable
 
 Arrays = dict[str, np.ndarray]
 KEEP = "keep it in vitrail's format: --to native"
@@ -72,12 +72,19 @@ FIRST_POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 
 def from_google(
-    arrays: Mapping[str, np.ndarray], where: Path, config: Config | None = None
+    arrays: Mapping[str, np.ndarray],
+    where: Path,
+    config: Config | None = None,
+    *,
+    grid: tuple[int, int] | None = None,
+    image_size: tuple[int, int] | None = None,
 ) -> tuple[ViTConfig | ResNetConfig, dict[str, Tensor]]:
     """Infers the config from names and shapes, with the numerics of Google's code, and converts the tensors.
 
     Args:
         config: the config of a description, which takes precedence.
+        grid, image_size: the rows and columns of patches of the table of positions, and the image size that is asked for;
+            see `choose_grid`.
 
     Raises:
         CheckpointError: the file is not a ViT, hybrid or ResNet, has unsupported parts, or does not match ``config``.
@@ -86,13 +93,13 @@ def from_google(
         bit = bit_arrays(arrays)
         left = bit or _later_names(arrays, where)
         if config is None:
-            config = bit_config(left) if bit else _config(left)
+            config = bit_config(left) if bit else _config(left, where, {"grid": grid, "image_size": image_size})
         else:
             config = _checked(config, left, is_bit=bool(bit))
         state = _joined(dict(_tensors(left, config)))
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ArithmeticError) as error:
         reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
-        raise CheckpointError(f"the model of {where} cannot be built: {reason}", AGAIN) from error
+        raise CheckpointError(f"the model of {where} cannot be built: {reason}", OTHER) from error
     if left:
         shown = printable(", ".join(sorted(left)[:5]), 200)
         what = f"{where} contains {len(left)} arrays that {config.about} does not use: {shown}"
@@ -100,17 +107,29 @@ def from_google(
     return config, state
 
 
-def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mapping[str, Any] | None = None) -> Weights:
+def read_google(
+    arrays: Mapping[str, np.ndarray],
+    path: Path,
+    description: Mapping[str, Any] | None = None,
+    *,
+    grid: tuple[int, int] | None = None,
+    image_size: tuple[int, int] | None = None,
+) -> Weights:
     """Parses arrays. Everything but the weights is as in the paper's code, or as in ``description`` from the file beside
-    them. Raises as `from_google`.
+    them. Raises as `from_google`, and `ConfigError` for a grid if the description states it or the model has none.
     """
-    config, tensors = from_google(arrays, path, None if description is None else parse_config(description, path))
+    known = None if description is None else parse_config(description, path)
+    config, tensors = from_google(arrays, path, known, grid=grid, image_size=image_size)
+    has_table = isinstance(config, ViTConfig) and config.positions == "learned"
+    if grid is not None:
+        check_grid_is_open(known, has_table=has_table, path=path)
     size = "x".join(map(str, config.image_size))
-    assumed = (*_numerics(config), "mean 0.5", "std 0.5", f"resize squash to {size}")
+    placed = [describe_grid(config)] if has_table and grid is None else []
+    assumed = (*_numerics(config), *placed, "mean 0.5", "std 0.5", f"resize squash to {size}")
     try:
         preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
     except ConfigError as error:
-        raise CheckpointError(f"the model of {path} cannot be used: {printable(error, 300)}", AGAIN) from error
+        raise CheckpointError(f"the model of {path} cannot be used: {printable(error, 300)}", OTHER) from error
     return Weights(
         layout="Google",
         config=config,
@@ -188,7 +207,19 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
     return "/".join(names.get(part, part) for part in name.split("/"))
 
 
-def _config(arrays: Arrays) -> ViTConfig:
+def _grid(slots: int, prefix: int, patch: Sequence[int], arguments: Mapping[str, Any], where: Path) -> tuple[int, int]:
+    """Returns the grid of patches of a table with or without a slot for the class token."""
+    return choose_grid(
+        lambda grid: slots in (grid[0] * grid[1] + prefix, grid[0] * grid[1]),
+        most_likely((slots - prefix, slots)),
+        patch,
+        arguments,
+        where,
+        f"{slots} positions",
+    )
+
+
+def _config(arrays: Arrays, where: Path, arguments: Mapping[str, Any]) -> ViTConfig:
     """Infers the config of a ViT from shapes. Raises `KeyError`, `ValueError` or `ConfigError` if that is not possible."""
     *patch, channels, width = arrays["embedding/kernel"].shape
     fields: dict[str, Any] = {"patch_size": tuple(patch), "in_channels": channels, **stem_fields(arrays, patch)}
@@ -196,14 +227,17 @@ def _config(arrays: Arrays) -> ViTConfig:
     query = arrays[f"{_block(0)}MultiHeadDotProductAttention_0/query/kernel"]  # (D, H, E)
     prefix = ("cls",) if "cls" in arrays else ()
     table = arrays.get("pos_embedding")  # (1, S, D)
-    side = DEFAULT_SIDE // patch[0] if table is None else _side(table.shape[1], len(prefix))
-    slotted = table is None or not prefix or table.shape[1] > side**2
+    if table is None:
+        grid = (DEFAULT_SIDE // patch[0], DEFAULT_SIDE // patch[1])
+    else:
+        grid = _grid(table.shape[1], len(prefix), patch, arguments, where)
+    slotted = table is None or not prefix or table.shape[1] > grid[0] * grid[1]
     head = arrays.get("head/kernel")
     depth = 1 + max(int(match[1]) for name in arrays if (match := re.search(r"/encoderblock_(\d+)/", name)))
     if depth > len(arrays):
         raise ValueError(f"there are {len(arrays)} arrays for {depth} blocks")
     return ViTConfig(
-        image_size=(side * patch[0], side * patch[1]),
+        image_size=(grid[0] * patch[0], grid[1] * patch[1]),
         **fields,
         classes=0 if head is None else head.shape[-1],
         width=width,
@@ -236,14 +270,6 @@ def _checked(config: Config, arrays: Arrays, *, is_bit: bool) -> ViTConfig | Res
         if getattr(config, name) != value:
             raise ValueError(f"its {name} is {value}, but {getattr(config, name)} in the description")
     return config
-
-
-def _side(slots: int, prefix: int) -> int:
-    """Returns the side of the square grid of patches, with or without a slot for the class token."""
-    for patches in (slots - prefix, slots):
-        if math.isqrt(patches) ** 2 == patches > 0:
-            return math.isqrt(patches)
-    raise ValueError(f"{slots} positions are not a square grid")
 
 
 def _modules(config: ViTConfig) -> dict[str, tuple[str, str]]:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.weights.description import hash_file
-from vitrail.weights.folders import PICKLED
 from vitrail.weights.tensors import printable
 
 REMOTE = "hf:"
 NAME = re.compile(r"hf:(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w-][\w./-]*))?", re.ASCII)
-DESCRIPTIONS, SAFETENSORS = "*.json", "model*.safetensors"
+DESCRIPTIONS, SAFETENSORS, PICKLED = "*.json", "model*.safetensors", "pytorch_model*.bin"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ELSEWHERE = "*/*"  # subfolders: training checkpoints, and conversions to other tools
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +12,46 @@ from torch import Tensor
 
 from vitrail.data.imagenet import find_imagenet
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models import Config
+from vitrail.models import Config, sketch
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
+from vitrail.tasks.class_names import NUMBERED
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import build_model
-from vitrail.weights.tensors import build_backbone
+from vitrail.weights.tensors import build_backbone, printable
 
 MOST_NAMED = 5
+# modules that may change the outputs of a network: a tensor of these that is not needed is an error
+PARTS = re.compile(
+    r"(blocks|stages|layers|patch_|pos_|norm|fc_norm|cls_|dist_|reg_|rel_pos|rope|stem|attn_pool|pre_logits|embed)"
+    r"|head(_dist|\.cls|\.dist|\.fc)?\.(weight|bias)$"
+)
 # the first words of assumptions that a value of `Preprocessing.override` replaces
 REPLACED = {"mean": ("mean",), "std": ("std",), "resize": ("resize", "crop_pct", "crop_mode")}
+
+
+def leave_out(
+    config: Config, tensors: Mapping[str, Tensor], *, inside: tuple[str, ...] = ()
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Returns the tensors without those beside the network of ``config``, such as a decoder, and the names of these.
+
+    A tensor that is not needed remains, and is an error later, if it belongs to a module of the network, if its module may
+    change the outputs, or if its name begins with one of ``inside``.
+    """
+    if config.blocks > len(tensors):
+        return dict(tensors), ()
+    try:
+        needed = sketch(config).state_dict().keys()
+    except (RuntimeError, TypeError, OverflowError):  # `build_backbone` reports a network that is too large
+        return dict(tensors), ()
+    modules = {name.partition(".")[0] for name in needed}
+
+    def is_beside(name: str) -> bool:
+        own = name.partition(".")[0] in modules or PARTS.match(name) or name.startswith(inside)
+        return name not in needed and not own
+
+    unused = tuple(name for name in tensors if is_beside(name))
+    return {name: tensor for name, tensor in tensors.items() if name not in set(unused)}, unused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +100,24 @@ class Weights:
             log(f"assumed  {self.layout}'s layout: {', '.join(assumed)}")
         if self.unused:
             more = f" and {len(self.unused) - MOST_NAMED} more" if len(self.unused) > MOST_NAMED else ""
-            log(f"unused   {len(self.unused)} tensors: {', '.join(self.unused[:MOST_NAMED])}{more}")
+            shown = ", ".join(printable(name, 200) for name in sorted(self.unused)[:MOST_NAMED])
+            log(f"unused   {len(self.unused)} tensors: {shown}{more}")
         return Classifier(
             backbone,
             self.classes or self._default_names(),
             self.preprocessing,
             multi_label=self.multi_label,
             temperature=self.temperature,
-            provenance={"weights": path.name, "layout": self.layout},
+            provenance={"weights": path.name, "layout": self.layout, **self._note_names()},
         )
 
     def _default_names(self) -> tuple[str, ...]:
         known = find_imagenet(self.config.classes)
         return known.names if known else tuple(map(str, range(self.config.classes)))
+
+    def _note_names(self) -> dict[str, bool]:
+        is_numbered = self.classes is None and self.config.classes and not find_imagenet(self.config.classes)
+        return {NUMBERED: True} if is_numbered else {}
 
     def _explain_names(self) -> str:
         if known := find_imagenet(self.config.classes):

@@ -19,24 +19,13 @@ import re
 import sys
 import zipfile
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# common keys of state dicts; averaged weights first, since these are the published ones (as in timm)
-WRAPPERS = (
-    "state_dict_ema",
-    "model_ema",
-    "state_dict",
-    "model",
-    "model_state_dict",
-    "module",
-    "net",
-    "teacher",
-    "student",
-)
-PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")  # prefixes added by wrappers of the model
-COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside "module."
-MAX_DEPTH = 3  # maximum depth of nested wrappers
+SKIPPED = ("optimizer", "optimizers", "optimizer_state_dict", "optimizer_states")  # tensors, but none of a network
+MAX_DEPTH = 4  # maximum depth of nested dicts
+MAX_VALUES = 100  # maximum number of values per allowed tensor
 MAX_EXPANSION = 2  # maximum ratio of the size of the tensors to that of the file; some tensors share memory
 FORBIDDEN = (
     *("os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.startfile", "os.system", "pty.", "subprocess."),
@@ -55,17 +44,17 @@ class Refusal(Exception):
         self.what, self.remedy = what, remedy
 
 
-def rewrite(source: Path, folder: Path, *, max_tensors: int, spare_bytes: int) -> str:
-    """Writes the tensors of ``source`` to ``folder`` as ``model.safetensors``.
+def rewrite(source: Path, folder: Path, *, max_tensors: int, spare_bytes: int) -> dict[str, str]:
+    """Writes the tensors of ``source`` to ``folder`` as ``model.safetensors``, each once.
 
     Args:
         spare_bytes: memory in addition to that of torch and the tensors.
 
     Returns:
-        A summary: the number of tensors, the chosen state dict, what was left out, the removed prefix.
+        The further names of tensors that have several: averaged weights may be those of the model itself.
 
     Raises:
-        Refusal: the file needs more than tensors, is damaged, or has no state dict of plain tensors.
+        Refusal: the file needs more than tensors, is damaged, or has no dict of plain tensors.
     """
     import torch
     from safetensors.torch import save_file
@@ -78,45 +67,58 @@ def rewrite(source: Path, folder: Path, *, max_tensors: int, spare_bytes: int) -
     check_zip(source, size)
     torch.serialization.add_safe_globals([Namespace])  # many training programs save their arguments
     loaded = torch.load(source, weights_only=True, map_location="cpu")
-    keys, state = find_state(loaded) or ((), {})
-    names = [name for name, value in state.items() if isinstance(name, str) and isinstance(value, torch.Tensor)]
-    if any(name.startswith("module.") for name in names):
-        names = [name for name in names if name != COUNTER]
-    if not names:
+    named = name_tensors(loaded, MAX_VALUES * max_tensors)
+    if not named:
         other = f"a dict of {len(loaded):,} other items" if isinstance(loaded, dict) else f"one {type(loaded).__name__}"
         raise Refusal(f"contains no named tensors but {other}", "give a checkpoint with a state dict")
-    if len(names) > max_tensors:
-        raise Refusal(f"holds {len(names):,} tensors", f"up to {max_tensors:,} are read")
-    prefix = shared_prefix(names)
-    tensors = {name.removeprefix(prefix): state[name] for name in names}
+    if len(named) > max_tensors:
+        raise Refusal(f"holds {len(named):,} tensors", f"up to {max_tensors:,} are read")
+    tensors, aliases = separate_aliases(named)
     check_size(tensors, size)
     save_file({name: to_plain(tensor, name) for name, tensor in tensors.items()}, folder / "model.safetensors")
-    unused = [repr(name) for name in WRAPPERS if keys and isinstance(loaded.get(name), dict) and name != keys[0]]
-    words = [f"{len(names)} tensors" + (f" of {'.'.join(keys)!r}" if keys else "")]
-    words += [f"not those of {', '.join(unused)}"] if unused else []
-    words += [f"without the prefix {prefix!r}"] if prefix else []
-    words += [f"{len(state) - len(names)} other entries dropped"] if len(state) > len(names) else []
-    return ", ".join(words)
+    return aliases
 
 
-def find_state(value: Any, keys: tuple[str, ...] = ()) -> tuple[tuple[str, ...], dict[Any, Any]] | None:
-    """Returns the first dict that contains tensors, inner dicts first, and the keys that lead to it."""
+def name_tensors(value: Any, most: int) -> dict[str, Any]:
+    """Returns the tensors of nested dicts by their keys, joined with dots: "state_dict.model.norm.weight".
+
+    Raises:
+        Refusal: more than ``most`` values, as of dicts that contain each other, or two tensors of one name.
+    """
+    named: dict[str, Any] = {}
+    for count, (name, tensor) in enumerate(walk(value)):
+        if count >= most:
+            raise Refusal(f"holds more than {most:,} values", "save the state dict alone")
+        if tensor is not None and name in named:
+            raise Refusal(f"contains two tensors {name[:80]!r}", "save the state dict of one network alone")
+        if tensor is not None:
+            named[name] = tensor
+    return named
+
+
+def walk(value: Any, before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yields the name of each value in nested dicts, and the value if it is a tensor, otherwise None."""
     import torch
 
-    if not isinstance(value, dict) or len(keys) > MAX_DEPTH:
-        return None
-    for name in WRAPPERS:
-        if (inner := find_state(value.get(name), (*keys, name))) is not None:
-            return inner
-    return (keys, value) if any(isinstance(item, torch.Tensor) for item in value.values()) else None
+    for key, inner in value.items() if isinstance(value, dict) and depth <= MAX_DEPTH else ():
+        if isinstance(key, str) and key not in SKIPPED:
+            yield f"{before}{key}", inner if isinstance(inner, torch.Tensor) else None
+            yield from walk(inner, f"{before}{key}.", depth + 1)
 
 
-def shared_prefix(names: list[str]) -> str:
-    """Returns the concatenated `PREFIXES` with which every name begins."""
-    prefix = ""
-    while added := next((part for part in PREFIXES if all(name.startswith(prefix + part) for name in names)), ""):
-        prefix += added
-    return prefix
+def separate_aliases(named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns each tensor by its first name, and the first name of each further one that is the same memory."""
+    import torch
+
+    first: dict[Any, str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in named.items():
+        if tensor.layout is torch.strided and not tensor.is_nested and tensor.device.type == "cpu":
+            memory = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tensor.is_neg())
+            place = first.setdefault((*memory, tensor.shape, tensor.stride()), name)
+            if place != name:
+                aliases[name] = place
+    return {name: tensor for name, tensor in named.items() if name not in aliases}, aliases
 
 
 def check_size(tensors: dict[str, Any], size: int) -> None:
@@ -186,8 +188,8 @@ def main() -> None:
     limit("RLIMIT_CPU", math.ceil(options["seconds"]))
     limit("RLIMIT_FSIZE", MAX_EXPANSION * source.stat().st_size + options["spare_bytes"])
     try:
-        words = rewrite(source, folder, max_tensors=options["max_tensors"], spare_bytes=options["spare_bytes"])
-        answer = {"read": words}
+        aliases = rewrite(source, folder, max_tensors=options["max_tensors"], spare_bytes=options["spare_bytes"])
+        answer = {"aliases": aliases}
     except Exception as error:  # torch raises many types for files that are not checkpoints
         refusal = to_refusal(error)
         answer = {"what": refusal.what, "remedy": refusal.remedy}

@@ -1,11 +1,11 @@
-"""Pickled state dicts (.pt, .pth, .bin). A separate process opens them, and this one reads the safetensors it writes."""
+"""Pickled checkpoints (.pt, .pth, .bin). A separate process opens them, and this one reads the safetensors it writes."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -22,14 +22,12 @@ SPARE_BYTES = 512 * 2**20  # memory and disk of the process beyond torch and the
 DISTRUST = "do not use it, or save its state_dict() as .safetensors at its source"
 
 
-def read_pickle(path: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
-    """Reads the state dict in a pickled checkpoint of torch. Nothing is unpickled in this process.
-
-    Args:
-        log: called with a line on the chosen state dict and what was left out.
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """Reads the tensors of a pickled checkpoint of torch by their keys in nested dicts, joined with dots, but not those of
+    optimisers. Nothing is unpickled in this process.
 
     Raises:
-        CheckpointError: the file is damaged, needs more than tensors, has no state dict, or exceeds memory or time.
+        CheckpointError: the file is damaged, needs more than tensors, has no dict of tensors, or exceeds memory or time.
     """
     try:
         size = path.stat().st_size
@@ -39,11 +37,9 @@ def read_pickle(path: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
             raise CheckpointError(what, "free some space there, or set TMPDIR to another folder")
         with tempfile.TemporaryDirectory(prefix="vitrail-unpickled-") as folder:
             _rewrite(path, Path(folder).resolve(), size)
-            tensors, words = _read_answer(Path(folder), path)
+            return _read_answer(Path(folder), path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
-    log(f"read     {path.name}: {words}")
-    return tensors
 
 
 def _rewrite(path: Path, folder: Path, size: int) -> None:
@@ -65,13 +61,23 @@ def _rewrite(path: Path, folder: Path, size: int) -> None:
         raise CheckpointError(f"{path} ended the process that read it ({describe_end(ended.returncode)})", DISTRUST)
 
 
-def _read_answer(folder: Path, path: Path) -> tuple[dict[str, Tensor], str]:
-    """Returns the tensors and their summary. Raises `CheckpointError` with the reason if there are none."""
+def _read_answer(folder: Path, path: Path) -> dict[str, Tensor]:
+    """Returns the tensors by all of their names. Raises `CheckpointError` with the reason if there are none."""
     try:
         answer = read_json(folder / "answer.json")
         tensors = {} if "what" in answer else read_tensors(folder / "model.safetensors")[0]
+        aliases = {} if "what" in answer else _check_aliases(answer.get("aliases"), tensors)
     except CheckpointError as error:
         raise CheckpointError(f"the process that read {path} gave an invalid answer: {error.what}", DISTRUST) from error
     if "what" in answer:
         raise CheckpointError(f"{path} {printable(answer['what'], 400)}", printable(answer.get("remedy"), 400))
-    return tensors, printable(answer.get("read"), 400)
+    return {**tensors, **{name: tensors[first] for name, first in aliases.items()}}
+
+
+def _check_aliases(aliases: object, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns ``aliases`` if they name tensors. Raises `CheckpointError`."""
+    if not isinstance(aliases, dict) or len(aliases) > MOST_TENSORS:
+        raise CheckpointError("it has no valid aliases", DISTRUST)
+    if not all(isinstance(first, str) and first in tensors for first in aliases.values()):
+        raise CheckpointError("an alias names no tensor", DISTRUST)
+    return aliases

@@ -21,11 +21,12 @@ from vitrail.weights.public import list_public
 from vitrail.weights.tensors import check_intact, printable, read_json
 
 READABLE = (
-    "a run directory, a model folder, a .safetensors file (of vitrail or in timm's layout) or a pickled one (.pt, .pth, "
-    ".bin), a folder as timm or Hugging Face transformers save it, hf:owner/name, a Google .npz, an .onnx of `vitrail export`, "
-    "or 'latest'"
+    "a run directory, a model folder, a .safetensors file (of vitrail, or in the layout of timm, torchvision or the authors) "
+    "or a pickled one (.pt, .pth, .bin, .ckpt), a folder as timm or Hugging Face transformers save it, hf:owner/name, a Google "
+    ".npz, an .onnx of `vitrail export`, or 'latest'"
 )
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".th", ".tar")
+ADAPTER = "adapter_config.json"
 LATER = {".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
 
 Layout = Literal[
@@ -116,6 +117,10 @@ def _resolve_folder(folder: Path) -> ResolvedModel:
         if (folder / "config.yaml").is_file():
             what = f"the run {folder} has no model yet; its state is {_state(folder / 'status.json')!r}"
             raise CheckpointError(what, f"let it finish: vitrail train --resume {folder}")
+        if (folder / ADAPTER).is_file():
+            what = f"{folder} is an adapter of PEFT, which has not the weights of the model itself"
+            remedy = "merge it and give the result: model.merge_and_unload().save_pretrained(FOLDER)"
+            raise CheckpointError(what, remedy)
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise CheckpointError(f"{folder} is not a model: it contains {names}", f"give {READABLE}")
     config_fields = read_json(config, log=lambda line: None)

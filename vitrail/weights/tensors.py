@@ -26,6 +26,7 @@ from vitrail.untrusted.limits import TENSORS as MOST_TENSORS
 
 MOST_LISTED = 12
 LFS_POINTER = b"version "  # of "version https://git-lfs.github.com/spec/v1"; as a length it is beyond every header
+OTHER = "it is another architecture, or has parts that are not supported; docs/model-zoo.md lists what is read"
 AGAIN = "it is damaged or was not copied whole; fetch it again"
 
 
@@ -122,7 +123,7 @@ def check_fit(needed: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path:
         return
     shown = faults[:MOST_LISTED] + ([f"and {len(faults) - MOST_LISTED} more"] if len(faults) > MOST_LISTED else [])
     what = f"{path} does not fit the model: {len(faults)} of its tensors"
-    raise CheckpointError(what, "give the weights of this architecture and size", value="\n".join(shown))
+    raise CheckpointError(what, OTHER, value="\n".join(shown))
 
 
 def build_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | Path) -> Backbone:
@@ -141,12 +142,12 @@ def build_network(draft: Callable[[], M], blocks: int, tensors: Mapping[str, Ten
     """Builds the network of ``blocks`` blocks that ``draft`` creates on the meta device, as `build_backbone` does."""
     if blocks > len(tensors):
         what = f"{path} does not fit the model: {len(tensors)} tensors for {blocks} blocks"
-        raise CheckpointError(what, "give the weights of this architecture and size")
+        raise CheckpointError(what, OTHER)
     try:
         model = draft()
     except (RuntimeError, TypeError, OverflowError) as error:
         what = f"{path} does not fit the model, which would be too large: a tensor would have 2^63 elements or more"
-        raise CheckpointError(what, "give the weights of this architecture and size") from error
+        raise CheckpointError(what, OTHER) from error
     check_fit(model.state_dict(), tensors, path)
     model.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True)
     return model

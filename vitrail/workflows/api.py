@@ -298,6 +298,7 @@ def convert(
         classes_file=flags["classes"],
         preprocessing=weights["preprocessing"],
         image_size=weights["size"],
+        grid=weights["grid"],
         in_channels=flags["channels"],
         classes=read_classes(Path(head)) if isinstance(head, str | Path) else head,
         log=log,

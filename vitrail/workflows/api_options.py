@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.config.units import numbers, part, size_in_pixels
+from vitrail.config.units import grid_of_patches, numbers, part, size_in_pixels
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def parse_options(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> di
     images: dict[str, Any] = {}
     if "batch" in flags:
         share = max_bad if flags["max_bad"] is None else flags["max_bad"]
-        images = {**{name: flags[name] for name in ("batch", "workers", "quiet")}, "max_bad": part(share)}
+        images = {**{name: flags[name] for name in ("batch", "workers", "max_pixels", "quiet")}, "max_bad": part(share)}
     if "zoom" in flags:
         images["zoom"] = flags["zoom"]
     how = {"device": flags["device"], "precision": flags["precision"], "tune": flags.get("tune", False)}
@@ -31,18 +31,24 @@ def parse_options(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> di
 
 
 def parse_weights(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """``size`` and ``preprocessing`` of `InferenceOptions` from `WeightsFlags`, and ``size`` where a verb has it too.
+    """``size``, ``grid`` and ``preprocessing`` of `InferenceOptions` from `WeightsFlags`, and ``size`` where a verb has it too.
 
     Raises `ConfigError` if both ``size`` and ``crop`` are given.
     """
     size, crop, resize = flags.get("size"), flags["crop"], flags["resize"]
     if size is not None and crop is not None:
         raise ConfigError("--size and --crop are the same, and both are given", "give one of them")
-    pixels = crop if size is None else size
+    pixels, grid = crop if size is None else size, flags["grid"]
     preprocessing: dict[str, Any] = {name: numbers(flags[name]) for name in ("mean", "std") if flags[name] is not None}
+    if (levels := flags["pixel_range"]) is not None:
+        preprocessing["pixel_range"] = numbers(levels)
     if resize is not None:
         preprocessing["resize"] = int(resize) if str(resize).isdigit() else resize
-    return {"size": None if pixels is None else size_in_pixels(pixels), "preprocessing": preprocessing}
+    return {
+        "size": None if pixels is None else size_in_pixels(pixels),
+        "grid": None if grid is None else grid_of_patches(grid),
+        "preprocessing": preprocessing,
+    }
 
 
 def choose_division(flags: Mapping[str, Any]) -> Division | None:

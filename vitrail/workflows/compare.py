@@ -119,7 +119,7 @@ def _read_raw_tensors(resolved: ResolvedModel, log: Say) -> dict[str, Tensor]:
         case "file":
             return read_tensors(resolved.path)[0]
         case "pickled file":
-            return read_pickle(resolved.path, log=log)
+            return read_pickle(resolved.path)
         case "google file":
             return {name: torch.from_numpy(array.copy()) for name, array in read_npz(resolved.path).items()}
     return read_folder(resolved.path, log=log)

@@ -20,7 +20,7 @@ from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
 from vitrail.tasks.classification import Classifier
 from vitrail.tasks.dense import DenseTask
-from vitrail.weights.adapt import apply_changes
+from vitrail.weights.adapt import apply_changes, fit_to_crop
 from vitrail.weights.description import KEY, describe, read_sidecar, sidecar_path
 from vitrail.weights.encode import ENCODERS, EncodedModel
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, check_replaceable
@@ -80,6 +80,7 @@ def convert(
     force: bool = False,
     classes_file: str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    grid: tuple[int, int] | None = None,
     log: Say = lambda line: None,
     **changes: Any,
 ) -> Converted:
@@ -95,6 +96,7 @@ def convert(
         force: write it although the layout cannot express some of the numerics, so that other readers compute other outputs.
         classes_file: a text file that names the outputs, one a line.
         preprocessing: values that override those of the source, as accepted by `Preprocessing.override`.
+        grid: rows and columns of patches of the table of positions, as `vitrail.load` takes them.
         log: takes a line for everything that the source does not state and was assumed.
         changes: what `adapt` takes: ``image_size``, ``in_channels``, ``classes`` for another head.
 
@@ -111,8 +113,9 @@ def convert(
         what = f"{resolved.path} is an exported graph, whose weights are folded into it"
         raise CheckpointError(what, "convert the model that it was exported from")
     _check_destination(path, to, resolved)
-    loaded = read_model(resolved, log, has_names=classes_file is not None, stated=preprocessing or ())
-    model = apply_changes(loaded.model, classes_file, preprocessing, **changes).eval()
+    known = {"grid": grid, "image_size": changes.get("image_size")}
+    loaded = read_model(resolved, log, has_names=classes_file is not None, stated=preprocessing or (), **known)
+    model = fit_to_crop(apply_changes(loaded.model, classes_file, preprocessing, **changes).eval(), log)
     if to != "native" and isinstance(model, DenseTask):
         log(f"backbone only: the {to} layout has no counterpart for the head of a model of {model.name}")
         # no other layout has pictures with a border on one side

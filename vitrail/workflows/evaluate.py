@@ -93,7 +93,7 @@ def evaluate(
                 raise ConfigError(what, "leave one of them out")
         if out is not None:
             make_folder(out)
-        name, source = split_to_judge(task, data, split, say, class_map=class_map)
+        name, source = split_to_judge(task, data, split, say, class_map=class_map, max_bad=options.max_bad)
         if calibrate and source.multi_label != task.multi_label:
             what = "the images have several labels each" if source.multi_label else "the images have one label each"
             raise ConfigError(
@@ -101,7 +101,8 @@ def evaluate(
             )
         among = _find_present(task, source, calibrate, say) if restrict else None
         bad = options.record_bad(source, bad_list if ranks.first else None)
-        source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
+        if task.preprocessing.pixel_range is None:
+            source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     passes = 1 + 5 * len(CORRUPTIONS) * corruptions
     options = tune(options, task, say, images=passes * len(source), ranks=ranks)
     kept: list[tuple[Tensor, Any]] = []

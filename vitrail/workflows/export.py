@@ -26,6 +26,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.task import Task
+from vitrail.weights.adapt import fit_to_crop
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.hub import REMOTE
 from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
@@ -145,6 +146,7 @@ def export_model(
             what = "a layout of weights is verified tensor by tensor, not on images"
             raise ConfigError(what, "leave --check, --images and --tolerance out")
         named = {"classes_file": classes, "preprocessing": inference.preprocessing, "image_size": inference.size}
+        named["grid"] = inference.grid
         return convert(resolve_model(model).path, path, to, force=force, log=say, **named)
     limits = Tolerances(exact=not (int8 or pictures), tolerance=tolerance)
     if images is not None and images < 1:
@@ -153,6 +155,7 @@ def export_model(
     task = replace(inference, device="cpu").load(model, classes, say)
     if isinstance(task.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")
+    task = fit_to_crop(task, say)
     # before minutes are spent on a graph that could not be compared
     source = None if check is None else open_source(task, check, images or IMAGES, say)
     count = images or GENERATED if source is None else len(source)

@@ -21,12 +21,14 @@ from vitrail.weights.description import KEY
 from vitrail.weights.huggingface import beit, bit, own, pvt, swin, vit
 from vitrail.weights.huggingface.family import Family
 from vitrail.weights.huggingface.processor import from_processor, to_processor
-from vitrail.weights.layout import Weights
-from vitrail.weights.tensors import AGAIN, printable
+from vitrail.weights.layout import Weights, leave_out
+from vitrail.weights.tensors import OTHER, printable
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family for family in (*vit.FAMILIES, swin.SWIN, beit.BEIT, pvt.PVT, pvt.PVT_V2, bit.BIT)
 }
+# names of their first layers; `find_network` finds a network in a checkpoint by these
+FIRST_LAYERS = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.first_layers))
 PROCESSOR = "preprocessor_config.json"
 MULTI_LABEL = "multi_label_classification"
 
@@ -65,7 +67,8 @@ def read_huggingface(
         raise CheckpointError(f"{path} cannot be read: {error.what}", error.remedy) from error
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         what = f"the model of config.json in {path} cannot be built: {printable(error, 300)}"
-        raise CheckpointError(what, AGAIN) from error
+        raise CheckpointError(what, OTHER) from error
+    state, beside = leave_out(config, state, inside=family.inside(tensors))
     preprocessing, assumed = from_processor(preprocessor, family.processor, config, path)
     weights = Weights(
         layout="Hugging Face",
@@ -75,7 +78,7 @@ def read_huggingface(
         classes=classes,
         multi_label=described.get("problem_type") == MULTI_LABEL,
         assumed=(*assumed, *renamed),
-        unused=unused,
+        unused=(*unused, *beside),
     )
     if KEY not in described:
         return weights

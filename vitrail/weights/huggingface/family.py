@@ -72,6 +72,19 @@ class Family:
     express_state: Callable[[Any, State], State] = lambda config, state: state
     restore_state: Callable[[Any, State], State] = lambda config, state: state
 
+    @property
+    def first_layers(self) -> tuple[str, str]:
+        """The names of the first layer's weight, with and without ``body``."""
+        layer = next(self.names[ours] for ours in ("patch_embed.proj", "stem.conv") if ours in self.names)
+        return f"{self.body}.{layer}.weight", f"{layer}.weight"
+
+    def inside(self, tensors: State) -> tuple[str, ...]:
+        """Returns what the names of tensors of the body and of the heads begin with."""
+        heads = [f"{theirs}.{part}" for theirs in self.heads.values() for part in ("weight", "bias")]
+        if any(name.startswith(f"{self.body}.") for name in tensors):
+            return (f"{self.body}.", *heads)
+        return (*{theirs.partition(".")[0] for theirs in self.names.values()}, *heads)
+
     def to_own_names(self, tensors: State) -> tuple[State, tuple[str, ...]]:
         """Renames their tensors to our names, and lists those without a counterpart. Unknown names are kept."""
         has_body = any(name.startswith(f"{self.body}.") for name in tensors)

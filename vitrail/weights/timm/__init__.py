@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -18,8 +19,10 @@ from vitrail.models.config import STANDARDISATIONS
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import parse_config
-from vitrail.weights.layout import Weights
-from vitrail.weights.tensors import AGAIN, printable
+from vitrail.weights.grids import check_grid_is_open, describe_grid
+from vitrail.weights.layout import Weights, leave_out
+from vitrail.weights.tensors import OTHER, printable
+from vitrail.weights.timm.authors import TORCHVISION_MARK, separate_head, to_timm_names
 from vitrail.weights.timm.beit import BEIT
 from vitrail.weights.timm.cait import CAIT
 from vitrail.weights.timm.family import KEEP, Family
@@ -35,49 +38,82 @@ SAID_BY_NAME: dict[str, dict[str, Any]] = {
     r"vit_large_patch16_siglip_(gap_)?512": {"act_layer": "gelu_tanh"},
     r"beit3_|vit_.*_clip_": {"norm_eps": 1e-5},
 }
+PREPROCESSING = "correct pretrained_cfg in config.json, or remove it and state --mean, --std, --resize"
 # models with tensors of the same names and shapes but different blocks: norms after attention and MLP
 OTHER_BLOCKS = re.compile(r"_rpn_")
 # distinguished by their marks, in this order; a ViT has the fewest unique names
 FAMILIES = (SWIN, CAIT, PVT_V2, BEIT, BIT, VIT)
+TABLES = (CAIT, BEIT, VIT)  # with a table of positions, whose grid its size does not determine
+# the first layer of each; `find_network` finds a network in a checkpoint by these
+FIRST_LAYERS = ("patch_embed.proj.weight", "stem.conv.weight", TORCHVISION_MARK)
 
 
 def read_timm(
-    tensors: dict[str, Tensor], described: Mapping[str, Any], path: Path, description: Mapping[str, Any] | None = None
+    tensors: dict[str, Tensor],
+    described: Mapping[str, Any],
+    path: Path,
+    description: Mapping[str, Any] | None = None,
+    *,
+    grid: tuple[int, int] | None = None,
+    image_size: tuple[int, int] | None = None,
 ) -> Weights:
-    """Converts tensors in timm's layout.
+    """Converts tensors in timm's layout, or one that `to_timm_names` renames.
 
     Args:
         described: timm's ``config.json`` beside them, ``{}`` for a bare file.
         description: vitrail's description, which takes precedence.
+        grid, image_size: the rows and columns of patches of the table of positions, and the image size that is asked for;
+            see `choose_grid`.
 
     Raises:
         CheckpointError: as `from_timm` and `parse_preprocessing`, or an unsupported model or argument.
+        ConfigError: a grid is given, and the file or the description states it or the model has none.
     """
+    renamed = to_timm_names(tensors)
+    # a config.json beside the tensors belongs to this head
+    tensors, head = (renamed.tensors, ()) if described or description else separate_head(renamed.tensors)
     family = next((member for member in FAMILIES if member.mark in tensors), VIT)
     if description is None:
         arguments = read_arguments(described, family, path)
     else:
         config = parse_config(description, path)
         arguments = _sized(family_of(config).arguments(config), config.image_size, path)
+    if grid is not None:
+        check_grid_is_open(arguments.get("img_size"), has_table=family in TABLES, path=path)
     try:
-        config, state = family.read(tensors, path, arguments)
+        config, state = family.read(tensors, path, {**arguments, "grid": grid, "image_size": image_size})
     except (ConfigError, KeyError, ValueError, IndexError, TypeError, ArithmeticError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error, 300)
         what = f"the {family.config.about.partition(' ')[2]} of {path} cannot be built: {reason}"
-        raise CheckpointError(what, AGAIN) from error
-    preprocessing, assumed = parse_preprocessing(described, config, path)
+        raise CheckpointError(what, OTHER) from error
+    state, unused = leave_out(config, state)
+    preprocessing, assumed = parse_preprocessing(described, config, path, renamed.defaults)
     stated = described.get("pretrained_cfg")
     # the second key is used if timm loaded and saved the model again
     names = described.get("label_names") or (stated.get("label_names") if isinstance(stated, Mapping) else None)
     return Weights(
-        layout="timm",
+        layout=renamed.layout,
         config=config,
         tensors=state,
         preprocessing=preprocessing,
         classes=_names(names, config.classes),
-        assumed=(*_numerics(config, arguments), *assumed),
+        assumed=(*_numerics(config, arguments), *_assume_size(config, family, arguments, (grid, image_size)), *assumed),
+        unused=(*unused, *head, *renamed.unused),
         description=description,
     )
+
+
+def _assume_size(
+    config: Config, family: Family, arguments: Mapping[str, Any], given: tuple[object, object]
+) -> tuple[str, ...]:
+    """Returns the image size in words, if neither a description nor an option states it: a grid, or an image size."""
+    grid, image_size = given
+    if grid is not None or arguments.get("img_size") or arguments.get("input_size") == config.image_size:
+        return ()
+    height, width = config.image_size
+    if family not in TABLES:
+        return () if image_size else (f"image size {height}x{width}",)
+    return (describe_grid(config),)
 
 
 def _numerics(config: Any, arguments: Mapping[str, Any]) -> list[str]:
@@ -135,8 +171,13 @@ def _pair(size: Any, path: Path) -> tuple[int, int] | None:
     return pair
 
 
-def parse_preprocessing(described: Mapping[str, Any], config: Config, where: Path) -> tuple[Preprocessing, list[str]]:
+def parse_preprocessing(
+    described: Mapping[str, Any], config: Config, where: Path, published: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Preprocessing, list[str]]:
     """Returns the preprocessing in timm's ``config.json``, and what was assumed; ``{}`` for a bare file.
+
+    Args:
+        published: values to assume in place of timm's defaults, for images of three channels.
 
     Raises:
         CheckpointError: a value is unsupported.
@@ -148,9 +189,10 @@ def parse_preprocessing(described: Mapping[str, Any], config: Config, where: Pat
         "interpolation": "bicubic",
         "crop_pct": 0.9,
         "crop_mode": "center",
+        **(published if config.in_channels == 3 else {}),
     }
     if not isinstance(stated, Mapping):
-        raise CheckpointError(f"{where} describes no preprocessing", AGAIN)
+        raise CheckpointError(f"{where} describes no preprocessing", PREPROCESSING)
     assumed = [f"{name} {value}" for name, value in defaults.items() if stated.get(name) is None]
     value = {name: default if stated.get(name) is None else stated[name] for name, default in defaults.items()}
     try:
@@ -168,7 +210,7 @@ def parse_preprocessing(described: Mapping[str, Any], config: Config, where: Pat
         )
     except (TypeError, ValueError, OverflowError) as error:
         what = f"the preprocessing in {where} cannot be used: {printable(error, 300)}"
-        raise CheckpointError(what, AGAIN) from error
+        raise CheckpointError(what, PREPROCESSING) from error
     if value["crop_mode"] == "squash":
         # no crop unless stated: timm's models for 384 pixels use the whole picture
         cropped = stated.get("crop_pct") is not None and fraction < 1

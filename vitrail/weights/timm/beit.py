@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,29 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.beit import BEiTConfig
-from vitrail.weights.timm.family import COMMON, Family, State, count_modules, count_outputs, heads_of, ratio_of, refuse
+from vitrail.weights.grids import choose_grid, factorise
+from vitrail.weights.timm.family import (
+    COMMON,
+    Family,
+    State,
+    count_modules,
+    count_outputs,
+    heads_of,
+    ratio_of,
+    refuse,
+)
 
 TABLE = "relative_position_bias_table"
 SHARED = f"rel_pos_bias.{TABLE}"
 
 
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[BEiTConfig, State]:
-    """Infers the config. Images are square unless the arguments state otherwise."""
+    """Infers the config; for the image size see `choose_grid`."""
     width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
     own, shared = state.get(f"blocks.0.attn.{TABLE}"), state.get(SHARED)
     table = own if own is not None else shared
     config = BEiTConfig(
-        image_size=arguments.get("img_size") or _square(table, state.get("pos_embed"), patch),
+        image_size=_image_size(table, state.get("pos_embed"), patch, arguments, where),
         patch_size=(patch[0], patch[1]),
         in_channels=channels,
         classes=count_outputs(state, "head.weight"),
@@ -39,15 +48,25 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
     return config, dict(state)
 
 
-def _square(table: Tensor | None, places: Tensor | None, patch: list[int]) -> tuple[int, int]:
-    """Returns the image size from the number of positions, or of relative offsets: (2 h - 1)^2, plus 3 of the class token."""
-    if places is not None:
-        side = math.isqrt(places.shape[1] - 1)
-    elif table is not None:
-        side = (math.isqrt(len(table) - 3) + 1) // 2
-    else:
+def _image_size(
+    table: Tensor | None, places: Tensor | None, patch: list[int], arguments: Mapping[str, Any], where: Path
+) -> tuple[int, int]:
+    """Returns the image size from the number of positions, or of relative offsets: (2 h - 1) (2 w - 1), plus 3 of the class
+    token.
+    """
+    if places is None and table is None:
         raise ValueError("its image size cannot be inferred from positions or relative positions")
-    return side * patch[0], side * patch[1]
+    offsets, slots = None if table is None else len(table) - 3, None if places is None else places.shape[1] - 1
+
+    def fits(grid: tuple[int, int]) -> bool:
+        rows, columns = grid
+        return offsets in (None, (2 * rows - 1) * (2 * columns - 1)) and slots in (None, rows * columns)
+
+    rows, columns = factorise(offsets or 0)
+    near = factorise(slots) if slots is not None else ((rows + 1) // 2, (columns + 1) // 2)
+    about = f"{slots} positions" if offsets is None else f"{offsets} relative offsets"
+    grid = choose_grid(fits, near, patch, arguments, where, f"{about} of patches")
+    return grid[0] * patch[0], grid[1] * patch[1]
 
 
 def check(config: BEiTConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.cait import CaiTConfig
+from vitrail.weights.grids import choose_grid, factorise
 from vitrail.weights.timm.family import COMMON, Family, State, count_modules, count_outputs, ratio_of, refuse
 
 SIZES = {
@@ -25,11 +25,13 @@ AT = {"xxs24": 224, "xxs36": 224, "s24": 224, "m48": 448}  # the others have 384
 
 
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[CaiTConfig, State]:
-    """Infers the config. Images are square unless the arguments state otherwise."""
+    """Infers the config; for the image size see `choose_grid`."""
     width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
-    side = math.isqrt(state["pos_embed"].shape[1])
+    slots = state["pos_embed"].shape[1]
+    about = f"{slots} positions of patches"
+    grid = choose_grid(lambda grid: slots == grid[0] * grid[1], factorise(slots), patch, arguments, where, about)
     config = CaiTConfig(
-        image_size=arguments.get("img_size") or (side * patch[0], side * patch[1]),
+        image_size=(grid[0] * patch[0], grid[1] * patch[1]),
         patch_size=(patch[0], patch[1]),
         in_channels=channels,
         classes=count_outputs(state, "head.weight"),

@@ -6,7 +6,7 @@ D width, N patches, P prefix tokens, R registers, S slots of the position table,
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ViTConfig
-from vitrail.weights.tensors import AGAIN, printable
+from vitrail.weights.grids import choose_grid, most_likely
+from vitrail.weights.tensors import OTHER, printable
 from vitrail.weights.timm.family import COMMON, Family, heads_of, ratio_of, refuse
 from vitrail.weights.timm.hybrid import hybrid_architecture, is_timms_stem, stem_fields
 
@@ -26,6 +27,7 @@ TWO_HEADS = {
     for end, token in (("", "cls"), ("_dist", "dist"))
     for part in ("weight", "bias")
 }
+HIDDEN = {f"pre_logits.fc.{part}": f"head.pre_logits.{part}" for part in ("weight", "bias")}
 POOLS = {"token": "cls", "avg": "gap", "map": "map"}
 ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
 # (width, depth) -> timm's name of the size, and the available patch sizes
@@ -37,6 +39,34 @@ SIZES = {
     (1280, 32): ("huge", (14,)),
     (1408, 40): ("giant", (14,)),
     (1664, 48): ("gigantic", (14,)),
+}
+SUPPORTED = (
+    "supported: ViT, DeiT, R+ViT, Swin, CaiT, PVT v2, BEiT and BiT in timm's layout, ViT of torchvision, DINOv2 and Swin of "
+    "their authors, and vitrail's own files"
+)
+# names of other networks and layouts -> what they are, and the remedy
+KNOWN = {
+    r"(^|\.)to_patch_embedding\.": (
+        "is in the layout of vit-pytorch, which is not read",
+        "give weights in the layout of timm, torchvision or Hugging Face transformers",
+    ),
+    r"(^|\.)embeddings\.patch_embeddings\.": (
+        "has the names of Hugging Face transformers, whose config.json states the rest",
+        "give the folder with its config.json, as save_pretrained writes it",
+    ),
+    r"(^|\.)class_embedding$": (
+        "is a CLIP model, which normalises before the first block",
+        "such models are not supported",
+    ),
+    r"^blocks\.\d+\.mlp\.w12\.": (
+        "has SwiGLU layers (mlp.w12), as DINOv2's giant",
+        "only MLP layers are supported: take a smaller model",
+    ),
+    r"\.conv_bn_relu_\d+\.": ("has a stem of convolutions before the ViT", "such models are not supported"),
+    r"\.lora_[AB]\.": (
+        "has adapters beside the weights of the layers",
+        "merge them and save the model again: model.merge_and_unload()",
+    ),
 }
 DISTILLED = {192: "tiny", 384: "small", 768: "base"}
 
@@ -50,12 +80,12 @@ def from_timm(
         where: the file, for messages.
         arguments: arguments of timm's ``VisionTransformer`` that cannot be inferred from tensors: ``num_heads``, by default
             that of the published model of that width; ``act_layer``; ``global_pool``, by default the class token if there
-            is one, otherwise the mean; ``img_size``, by default a square; ``no_embed_class``; and ``norm_eps``.
+            is one, otherwise the mean; ``grid`` or ``img_size``, see `choose_grid`; ``no_embed_class``; and ``norm_eps``.
 
     Raises:
         CheckpointError: it is not such a ViT, or has unsupported parts.
     """
-    arguments = dict(arguments or {})
+    arguments, state = dict(arguments or {}), _rename_hidden(state)
     _check_plain(state, where)
     width, channels, *cells = state["patch_embed.proj.weight"].shape  # (D, C, height, width of a patch)
     cut: dict[str, Any] = {"patch_size": cells, "in_channels": channels, **stem_fields(state, cells, where)}
@@ -65,6 +95,10 @@ def from_timm(
     grid, slotted = _grid(state, arguments, patch, before=len(prefix) + registers, registers=registers, where=where)
     renamed = _by_our_names(state, prefix=len(prefix), registers=registers if slotted else 0)
     head = state.get("head.weight")
+    if "head.pre_logits.weight" in state and state["head.pre_logits.weight"].shape != (width, width):
+        hidden = len(state["head.pre_logits.weight"])
+        what = f"{where} has a hidden layer of {hidden} in its head, and its width is {width}"
+        raise CheckpointError(what, "supported is a hidden layer of the width of the model")
     try:
         config = ViTConfig(
             image_size=(grid[0] * patch[0], grid[1] * patch[1]),
@@ -77,6 +111,7 @@ def from_timm(
             registers=registers,
             pool=_pool(state, arguments, prefix, registers, where),
             pool_norm="fc_norm.weight" in state,
+            pre_logits="head.pre_logits.weight" in state,
             positions="learned",
             prefix_positions=slotted or not prefix,
             position_resize="bicubic-antialias",
@@ -88,7 +123,7 @@ def from_timm(
         )
     except (ConfigError, ValueError, TypeError, IndexError) as error:
         what = f"the ViT of {where} cannot be built: {printable(error, 300)}"
-        raise CheckpointError(what, AGAIN) from error
+        raise CheckpointError(what, OTHER) from error
     return config, renamed
 
 
@@ -192,23 +227,18 @@ def _grid(
         raise CheckpointError(
             f"{where} has no 'pos_embed', so its image size is unknown", "such models are not supported"
         )
-    slots, size = state["pos_embed"].shape[1], arguments.get("img_size")
-    if size is not None:
-        rows, columns = (max(side // length, 1) for side, length in zip(size, patch))
-        if slots in (rows * columns, rows * columns + before):
-            return (rows, columns), slots > rows * columns
-        what = f"{where} has {slots} positions, but images of {size[0]}x{size[1]} have {rows * columns} patches"
-        raise CheckpointError(
-            what, f"the number of positions must be that of patches, or {before} more for other tokens"
-        )
-    bare, slotted = _side(slots), _side(slots - before)
-    # if both are squares: published models with registers have slots for patches only
-    if bare is not None and (registers or slotted is None or arguments.get("no_embed_class")):
-        return (bare, bare), False
-    if slotted is not None:
-        return (slotted, slotted), before > 0
-    what = f"{where} has {slots} positions, which is not a square grid plus {before} other tokens"
-    raise CheckpointError(what, "for other images, give a folder with a config.json that states img_size")
+    slots = state["pos_embed"].shape[1]
+    # published models with registers have slots for patches only
+    counts = (slots, slots - before) if registers or arguments.get("no_embed_class") else (slots - before, slots)
+    grid = choose_grid(
+        lambda grid: slots in (grid[0] * grid[1], grid[0] * grid[1] + before),
+        most_likely(counts),
+        patch,
+        arguments,
+        where,
+        f"{slots} positions for patches" + (f" and up to {before} other tokens" if before else ""),
+    )
+    return grid, slots > grid[0] * grid[1]
 
 
 def _pool(
@@ -230,12 +260,12 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
     needed = {"patch_embed.proj.weight": 4, "blocks.0.attn.qkv.weight": 2, "blocks.0.mlp.fc1.weight": 2}
     for name, axes in needed.items():
         if name not in state or state[name].ndim != axes:
+            for pattern, (what, remedy) in KNOWN.items():
+                if any(re.search(pattern, other) for other in state):
+                    raise CheckpointError(f"{where} {what}", remedy)
             names = printable(", ".join(list(state)[:3]), 200) or "nothing"
             what = f"{where} is not a plain ViT in timm's layout: it has no {name!r} of {axes} axes; it contains {names}, ..."
-            raise CheckpointError(
-                what,
-                "supported: ViT, DeiT, R+ViT, Swin, CaiT, PVT v2, BEiT and BiT in timm's layout, and vitrail's own files",
-            )
+            raise CheckpointError(what, SUPPORTED)
     width = len(state["patch_embed.proj.weight"])
     for name in ("cls_token", "dist_token", "reg_token", "pos_embed"):
         tensor = state.get(name)
@@ -249,9 +279,9 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
         raise CheckpointError(what, "such models are not supported")
 
 
-def _side(patches: int) -> int | None:
-    side = math.isqrt(max(patches, 0))
-    return side if side and side * side == patches else None
+def _rename_hidden(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Renames the hidden layer of the head, which timm had until version 0.5."""
+    return {HIDDEN.get(name, name): tensor for name, tensor in state.items()}
 
 
 VIT = Family(

@@ -145,7 +145,7 @@ def _conclude(job: Job, images: ImageInputs, folder: PartFolder, numbers: Sequen
     count, unreadable, named = (sum(record[name] for record in records) for name in ("images", "unreadable", "named"))
     state = "all parts are done" if done else f"{plural(len(numbers), 'part')} done, others are missing"
     say(f"written  {folder.path}: {state}; {plural(count, 'image')}")
-    if unreadable or images.skipped:
+    if unreadable or images.left_out:
         verb = {"predict": "predicted", "embed": "embedded"}[job.verb]
         say(f"inputs   {describe_inputs(images, verb, count - unreadable, unreadable)}")
     firsts = [record["first"][0] for record in records if record["named" if named else "unreadable"]]
