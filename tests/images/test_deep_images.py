@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -147,3 +148,23 @@ def test_a_run_measures_its_range_and_its_model_predicts_with_it(tmp_path, make,
     figures = vitrail.evaluate(tmp_path / "run", data, split="val", quiet=True).figures
     assert figures["top1"] == pytest.approx(run.figures["top1"])
     assert [row["error"] for row in vitrail.predict(tmp_path / "run", [path], quiet=True).to_rows()] == [""]
+
+
+def test_every_verb_takes_the_limit_of_pixels(tmp_path) -> None:
+    paths = [tmp_path / "small.png", tmp_path / "large.png"]
+    for path, size in zip(paths, ((10, 10, 3), (20, 30, 3))):
+        Image.fromarray(np.zeros(size, np.uint8)).save(path)
+    model = vitrail.create_model("vit-ti16", image_size=32, width=24, depth=1, heads=2, classes=["ant", "bee"])
+    verbs = {
+        "predict": partial(vitrail.predict, model, paths),
+        "embed": partial(vitrail.embed, model, paths),
+        "explain": partial(vitrail.explain, model, paths, out=tmp_path / "out", method="occlusion"),
+    }
+    for name, verb in verbs.items():
+        for most, bad in ((599, 1), (600, 0)):
+            results = verb(max_pixels=most, quiet=True, log=lambda line: None)
+            assert len(list(results)) == 2 - bad, name
+            assert [reason for reason in results.failed.values() if "over the limit" in reason] == [
+                *results.failed.values()
+            ]
+            assert len(results.failed) == bad, name

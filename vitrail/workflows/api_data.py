@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.rows import Records
 from vitrail.runtime.progress import Say, to_stderr
 from vitrail.workflows.api_options import to_path
 
 if TYPE_CHECKING:
-    from vitrail.config.schema import TaskVerb
     from vitrail.tasks.task import Task
     from vitrail.workflows.check_data import CheckResult
     from vitrail.workflows.shard_data import Shards
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 def check_data(
     data: Any,
     *,
-    task: TaskVerb | None = None,
+    task: Literal["classify", "segment", "detect"] | None = None,
     out: str | Path | None = None,
     samples: int = 16,
     model: str | Path | Task | None = None,

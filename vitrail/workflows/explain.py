@@ -76,7 +76,7 @@ def _explain_each(
     rows: list[dict[str, Any]] = []
     names = name_files(list(map(str, source.keys)))
     with ProgressBar("explaining", len(source), quiet=inference.quiet) as show:
-        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad)):
+        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad, inference.max_pixels)):
             with in_precision(inference.precision, prepared.images.device):
                 explanation = explain_image(task, item.key, prepared, options, inference.batch)
             files = _write(out, names[item.key], explanation, prepared.picture, options)
@@ -90,12 +90,14 @@ def _explain_each(
     say(f"written  {out}: {plural(len(rows), 'image')}")
 
 
-def prepare_inputs(model: Task, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
-    """Every image that can be read, one by one: each may have any size."""
+def prepare_inputs(
+    model: Task, source: Source, bad: BadImages, max_pixels: int
+) -> Iterator[tuple[Item, PreparedImage]]:
+    """Every image that can be read, one by one: each may have any size up to ``max_pixels``."""
     for index in range(len(source)):
         try:
             item = source.read(index)
-            prepared = prepare_image(model, item.content)
+            prepared = prepare_image(model, item.content, max_pixels=max_pixels)
         except BadImage as error:
             bad(str(source.keys[index]), error.reason)
             continue

@@ -87,7 +87,7 @@ def faithfulness(
     bad = inference.record_bad(source)
     curves: dict[str, list[tuple[float, float]]] = {}
     with ProgressBar("evaluating methods", len(source), quiet=inference.quiet) as show:
-        for number, (_, prepared) in enumerate(prepare_inputs(task, source, bad)):
+        for number, (_, prepared) in enumerate(prepare_inputs(task, source, bad, inference.max_pixels)):
             with in_precision(inference.precision, prepared.images.device):
                 curves_of_image = _compare_methods(
                     task, prepared.images, methods, options, steps, draws, inference.batch, seed=number

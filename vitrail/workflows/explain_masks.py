@@ -117,7 +117,7 @@ def judge_by_masks(
     source, rows, trivial = source.subset(have), [], 0
     bad = inference.record_bad(source)
     with ProgressBar("measuring", len(source), quiet=inference.quiet) as show:
-        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad), 1):
+        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad, inference.max_pixels), 1):
             height, width = prepared.picture.shape[:2]
             mask = read_mask(found[str(item.key)], (height, width), task.preprocessing)
             if 0 < float(mask.mean()) < 1:

@@ -11,13 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitrail.data.loader import Batch
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
-from vitrail.errors import ConfigError, nearest
+from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.files import make_folder, replace_file
+from vitrail.images.decode import BadImage
+from vitrail.images.deep_images import decode_file
+from vitrail.images.pixel_range import Levels
 from vitrail.inference.inputs import find_inputs, name_files
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import Verb, outputs
@@ -77,7 +81,8 @@ def predict(
     outputs = _compute_outputs(task, None, images.source, options, bad, fast=fast)
     batches = decode_batches(task, outputs, wanted)
     if overlay is not None:
-        batches = _draw_batches(batches, images.source, overlay)
+        levels = task.preprocessing.pixel_range
+        batches = _draw_batches(batches, images.source, overlay, levels=levels, max_pixels=options.max_pixels)
     answers = ((keys, answers) for keys, answers, _ in batches)
     return Results(answers, images, bad, done="predicted", say=say, task=task)
 
@@ -102,16 +107,26 @@ def decode_batches(task: Task, outputs: Iterator[tuple[Batch, Tensor]], wanted: 
             yield keys, [replace(answer, key=key) for key, answer in zip(keys, answers)], batch.ids[rows, 1].tolist()
 
 
-def _draw_batches(batches: Decoded, source: Source, out: Path) -> Decoded:
+def _draw_batches(batches: Decoded, source: Source, out: Path, *, levels: Levels | None, max_pixels: int) -> Decoded:
     make_folder(out)
     names = name_files(list(map(str, source.keys)))
     for keys, answers, places in batches:
         for key, answer, place in zip(keys, answers, places):
             assert isinstance(answer, PlacedAnswer)
             file = BytesIO()
-            answer.draw(source.contents[place]).save(file, "JPEG", quality=QUALITY, subsampling=0)
+            content = source.contents[place]
+            if isinstance(content, bytes):
+                content = _decode_to_draw(key, content, levels, max_pixels)
+            answer.draw(content).save(file, "JPEG", quality=QUALITY, subsampling=0)
             replace_file(out / f"{names[key]}.drawn.jpg", file.getvalue())
         yield keys, answers, places
+
+
+def _decode_to_draw(key: str, content: bytes, levels: Levels | None, max_pixels: int) -> Image.Image | np.ndarray:
+    try:
+        return decode_file(content, channels=3, levels=levels, max_pixels=max_pixels)
+    except BadImage as error:
+        raise DataError(f"{key} cannot be drawn: {error.reason}", "leave --overlay out") from error
 
 
 def embed(
