@@ -17,7 +17,7 @@ from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError
 from vitrail.images.decode import BadImage, decode
-from vitrail.images.deep_images import decode_deep, describe_pixels
+from vitrail.images.deep_images import decode_deep, decode_file, describe_pixels
 
 RAMP = np.arange(40 * 48, dtype=np.uint16).reshape(40, 48)  # 0 to 1919, as of a 12-bit camera
 
@@ -105,6 +105,10 @@ def test_a_tiff_of_several_bands_is_named() -> None:
     assert describe_pixels(content) == (13, True)
     with pytest.raises(BadImage, match="a TIFF of a kind that Pillow does not read, as of several bands"):
         decode(content)
+    with pytest.raises(BadImage, match="a TIFF of 13 bands of more than 8 bits, for a network of 3 channels; train on"):
+        decode_file(content, channels=3)
+    with pytest.raises(BadImage, match="--pixel-range"):
+        decode_file(encode(RAMP.astype(np.float32), "TIFF"), channels=3)
     with pytest.raises(BadImage, match="it has 13 bands, and 5 are needed"):
         decode_deep(content, channels=5, levels=(0, 1))
     with pytest.raises(BadImage, match="over the limit"):

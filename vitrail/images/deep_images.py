@@ -122,8 +122,23 @@ def decode_file(
 ) -> Image.Image | NDArray[np.generic]:
     """Decodes an image file with `decode`, or with `decode_deep` where ``levels`` are given or there are many channels."""
     if levels is None and channels in MODES:
-        return decode(content, channels=channels, max_pixels=max_pixels, at_least=at_least)
+        try:
+            return decode(content, channels=channels, max_pixels=max_pixels, at_least=at_least)
+        except BadImage as error:
+            raise BadImage(_name_bands(content, channels) or error.reason) from error
     return decode_deep(content, channels=channels, levels=levels, max_pixels=max_pixels)
+
+
+def _name_bands(content: bytes, channels: int) -> str:
+    """Why a TIFF that Pillow does not read cannot be used; empty for any other file, or without tifffile."""
+    found = describe_pixels(content) if content.startswith(TIFF) else None
+    if found is None or found.bands == 1 or (found.bands == 3 and not found.deep):
+        return ""
+    kind = "more than 8 bits" if found.deep else "8 bits"
+    what = f"a TIFF of {found.bands} band{'s' if found.bands > 1 else ''} of {kind}"
+    return (
+        f"{what}, for a network of {channels} channels; train on such images, or save {channels} bands of 8 bits as PNG"
+    )
 
 
 def _range_of_type(dtype: np.dtype) -> Levels:
