@@ -111,6 +111,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it for its children when it compiles
     monkeypatch.chdir(desk)
     return desk
 

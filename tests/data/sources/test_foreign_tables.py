@@ -14,6 +14,7 @@ from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "data.md"
 CAFE = {form: normalize(form, "caf\u00e9") for form in ("NFC", "NFD")}
 
 
@@ -158,6 +159,24 @@ def test_folders_of_other_tools(tmp_path, files, expected, words) -> None:
         assert [bytes(source.read(row).content) for row in range(len(source))] == [
             os.path.relpath(os.path.join(source.contents.root, key), tmp_path).encode() for key in source.keys
         ]
+
+
+EXPORTS = {
+    ("Kaggle", "train.csv and train/"): LAYOUTS[2],
+    ("Kaggle", "train.csv and train_images/"): LAYOUTS[3],
+    ("Hugging Face", "imagefolder with metadata.jsonl"): LAYOUTS[4],
+    ("Roboflow", "Multi-Class Classification"): LAYOUTS[5],
+    ("Synology", "a shared folder"): LAYOUTS[7],
+}
+
+
+def test_the_documentation_lists_the_exports_that_are_opened() -> None:
+    table = DOCUMENT.read_text().partition("### Exports of tools")[2].partition("## ")[0]
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in table.splitlines() if line.startswith("|")]
+    assert rows[2:] == list(EXPORTS)
+    marks = ("train/a.jpg", "train_images/a.png", "train/metadata.jsonl", "train/_classes.csv", "x/@eaDir/1.jpg/")
+    for (files, *_), mark in zip(EXPORTS.values(), marks):
+        assert any(name.startswith(mark) for name in files), mark
 
 
 REFUSED = [
