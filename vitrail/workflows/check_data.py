@@ -256,7 +256,7 @@ def _examine_all(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(images), BATCH):
             contents = [_read(sources[split], index) for split, index in images[start : start + BATCH]]
-            yield from pool.map(_examine, contents, repeat(channels))
+            yield from pool.map(_examine, contents, repeat(channels), repeat(len(sources) > 1))
 
 
 def _read(source: Source, index: int) -> bytes | np.ndarray | BadImage:
@@ -267,20 +267,20 @@ def _read(source: Source, index: int) -> bytes | np.ndarray | BadImage:
 
 
 def _examine(
-    content: bytes | np.ndarray | BadImage, channels: int
+    content: bytes | np.ndarray | BadImage, channels: int, compared: bool
 ) -> tuple[int, tuple[int, int] | BadImage, np.ndarray | None]:
-    """A hash of the content of an image, its (height, width) or the error, and its thumbnail; see `make_thumbnail`."""
+    """A hash of the content of an image, its (height, width) or the error, and its thumbnail if it is ``compared``."""
     if isinstance(content, BadImage):
         return 0, content, None
     raw = content if isinstance(content, bytes) else content.tobytes()
     digest = int.from_bytes(blake2b(raw, digest_size=8).digest())
     if isinstance(content, np.ndarray):
-        return digest, (content.shape[0], content.shape[1]), make_thumbnail(as_image(content))
+        return digest, (content.shape[0], content.shape[1]), make_thumbnail(as_image(content)) if compared else None
     try:
         picture = decode(content, channels=channels)
     except BadImage as error:
         return digest, error, None
-    return digest, size_of(picture), make_thumbnail(picture)
+    return digest, size_of(picture), make_thumbnail(picture) if compared else None
 
 
 def _find_duplicates(digests: np.ndarray) -> list[list[int]]:

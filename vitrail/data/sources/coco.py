@@ -14,7 +14,7 @@ from vitrail.data.sources.contents import has_keys, make_key, read_file
 from vitrail.data.sources.labels import SPLITS, RawSplit, format_label
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.object_lists import LARGEST, ObjectList, read_name, read_numbers, read_size
-from vitrail.data.sources.scan import is_system_name
+from vitrail.data.sources.scan import list_files, list_folders
 from vitrail.data.sources.shapes import Box, Size, enclose_rectangle
 from vitrail.data.sources.split_lists import find_split
 from vitrail.errors import DataError, nearest
@@ -52,9 +52,8 @@ def find_coco(root: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
     Raises:
         DataError: several files of objects for one split.
     """
-    inside = [path for path in sorted(root.iterdir()) if path.is_dir() and not is_system_name(path.name)]
-    folders = [root, *(path for path in inside if path.name.lower() in ("annotations", *SPLITS))]
-    every = [path for folder in folders for path in sorted(folder.glob("*.json"))]
+    folders = [root, *(path for path in list_folders(root) if path.name.lower() in ("annotations", *SPLITS))]
+    every = [path for folder in folders for path in list_files(folder, ".json")]
     files = [path for path in every if is_coco(path)]
     found: dict[str, Path] = {}
     for split in dict.fromkeys(split_of(path, root) for path in files):

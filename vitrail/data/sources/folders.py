@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, sort_names
-from vitrail.data.sources.scan import Scan, is_system_name
+from vitrail.data.sources.scan import Scan, is_system_name, list_folders
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
 
@@ -27,7 +27,7 @@ def read_folder(root: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]
     folders, _ = scan.list_folder(str(root))
     named = [name for name in folders if name.lower() in SPLITS]
     others = [name for name in folders if name not in named and named and _has_image(root / name)]
-    split_above = [name for name in named if any(_has_image(path) for path in _list_folders(root / name))]
+    split_above = [name for name in named if any(_has_image(path) for path in list_folders(root / name))]
     if named and not others:
         return _read_splits(root, named, scan, labelled)
     if split_above:
@@ -131,10 +131,6 @@ def read_class_folders(pattern: str) -> tuple[str, dict[str, RawSplit]]:
 def _split_and_name(parts: tuple[str, ...]) -> tuple[str, str]:
     split = SPLITS.get(parts[0].lower(), "") if len(parts) > 1 else ""
     return split, "/".join(parts[1:] if split else parts)
-
-
-def _list_folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir() and not is_system_name(path.name)]
 
 
 def _has_image(folder: Path) -> bool:

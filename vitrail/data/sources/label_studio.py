@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vitrail.data.sources.contents import has_keys, read_file, read_head
 from vitrail.data.sources.labels import RawSplit, sort_names
 from vitrail.data.sources.object_lists import ObjectList, read_name, read_points, read_size
-from vitrail.data.sources.scan import Scan
+from vitrail.data.sources.scan import Scan, list_files
 from vitrail.data.sources.shapes import (
     Box,
     Size,
@@ -54,7 +54,7 @@ def is_label_studio(path: Path) -> bool:
 
 def find_label_studio(root: Path) -> Path | None:
     """The export in a folder. Raises `DataError` for several."""
-    files = [path for path in sorted(root.glob("*.json")) if is_label_studio(path)]
+    files = [path for path in list_files(root, ".json") if is_label_studio(path)]
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
         raise DataError(f"{root} has several exports of Label Studio: {names}", "give the file that is meant")

@@ -12,7 +12,7 @@ from vitrail.data.sources.contents import has_keys, make_key, read_file
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.object_lists import ObjectList, read_name, read_points, read_size
-from vitrail.data.sources.scan import Scan
+from vitrail.data.sources.scan import Scan, list_folders
 from vitrail.data.sources.shapes import (
     Box,
     Point,
@@ -39,7 +39,7 @@ KNOWN = frozenset(
 
 def is_labelme(root: Path) -> bool:
     """Whether a folder, or one of a split or of annotations in it, has JSON files of labelme; one file of each is looked at."""
-    folders = [root, *(path for path in root.iterdir() if path.name.lower() in (*SPLITS, *FOLDERS) and path.is_dir())]
+    folders = [root, *(path for path in list_folders(root) if path.name.lower() in (*SPLITS, *FOLDERS))]
     examples = (next(folder.glob("*.json"), None) for folder in folders)
     return any(path is not None and has_keys(path, KEYS) for path in examples)
 

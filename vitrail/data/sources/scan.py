@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,6 +83,29 @@ class Scan:
         if self.system:
             words += f"; {len(self.system):,} system folder{'s' if len(self.system) > 1 else ''} skipped"
         return words
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """The subfolders of a folder in order, without those of the system. Raises `DataError` as `Scan.list_folder`."""
+    return _list_entries(folder, _is_folder)
+
+
+def list_files(folder: Path, *suffixes: str) -> list[Path]:
+    """The files in a folder with one of these suffixes, in any letter case, in order, without those of the system.
+
+    Raises `DataError` as `Scan.list_folder`.
+    """
+    return _list_entries(folder, lambda entry: entry.name.lower().endswith(suffixes) and not _is_folder(entry))
+
+
+def _list_entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
+    """The entries of a folder that are ``wanted``. The others never become paths, so a million images cost little."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if wanted(entry))
+    except OSError as error:
+        raise DataError(f"the folder {folder} cannot be read: {error.strerror}", "check its permissions") from error
+    return [folder / name for name in names if not is_system_name(name)]
 
 
 def is_system_name(name: str) -> bool:

@@ -11,7 +11,7 @@ from vitrail.data.sources.folders import split_of_file
 from vitrail.data.sources.labels import SPLITS, RawSplit
 from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.parquet import read_parquet
-from vitrail.data.sources.scan import Scan, is_system_name
+from vitrail.data.sources.scan import Scan, list_files, list_folders
 from vitrail.errors import DataError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -61,11 +61,10 @@ def _read_table(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]
 
 def _list_tables(root: Path) -> Iterator[tuple[Path, str]]:
     """Tables in a folder and in its folders of splits, each with the split that its name, or its folder, says; or none."""
-    inside = [path for path in sorted(root.iterdir()) if path.is_dir() and path.name.lower() in SPLITS]
+    inside = [path for path in list_folders(root) if path.name.lower() in SPLITS]
     for folder in (root, *inside):
-        for path in sorted(folder.iterdir()):
-            is_table = path.suffix.lower() in TABLES and path.is_file() and not is_system_name(path.name)
-            if is_table and NO_LABELS not in path.stem.lower():
+        for path in list_files(folder, *TABLES):
+            if path.is_file() and NO_LABELS not in path.stem.lower():
                 yield path, split_of_file(path) or ""
 
 

@@ -12,7 +12,7 @@ from vitrail.data.sources.contents import read_head
 from vitrail.data.sources.image_lists import divide_images
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
 from vitrail.data.sources.object_lists import ObjectList, read_name, read_size
-from vitrail.data.sources.scan import Scan, is_system_name
+from vitrail.data.sources.scan import Scan, list_files, list_folders
 from vitrail.data.sources.shapes import Box, Size, enclose_polygon, enclose_rectangle
 from vitrail.data.sources.split_lists import find_folder_split
 from vitrail.data.sources.xml_files import read_xml
@@ -67,12 +67,11 @@ def read_voc(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawS
 
 def _list_files(root: Path) -> Iterator[Path]:
     """The XML files of VOC in the folders where tools write them, in order."""
-    folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not is_system_name(path.name)]
-    splits = [path for path in folders if path.name.lower() in SPLITS]
+    splits = [path for path in list_folders(root) if path.name.lower() in SPLITS]
     for above in (root, *splits):
-        inside = [path for path in sorted(above.iterdir()) if path.name.lower() in ANNOTATIONS and path.is_dir()]
-        for folder in (above, *inside, *(path for each in inside for path in sorted(each.iterdir()) if path.is_dir())):
-            for path in sorted(folder.glob("*.xml")):
+        inside = [path for path in list_folders(above) if path.name.lower() in ANNOTATIONS]
+        for folder in (above, *inside, *(path for each in inside for path in list_folders(each))):
+            for path in list_files(folder, ".xml"):
                 if ROOT.search(read_head(path, HEAD).replace(b"\0", b"")):  # UTF-16 has zeros between
                     yield path
 

@@ -15,7 +15,7 @@ from vitrail.data.sources.contents import read_file, read_lines
 from vitrail.data.sources.image_lists import divide_images, name_some
 from vitrail.data.sources.labels import SPLITS
 from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.scan import Scan, is_system_name
+from vitrail.data.sources.scan import Scan, list_files, list_folders
 from vitrail.data.sources.split_lists import find_folder_split
 from vitrail.data.sources.yolo_files import IMAGES, LABELS, YoloLayout, find_labels
 from vitrail.errors import DataError, find_fault
@@ -36,7 +36,7 @@ LINE = re.compile(r"\d+(\.0+)?(\s+[-+]?[\d.]+(e[-+]?\d+)?){4,}", re.IGNORECASE)
 
 def find_yolo(root: Path) -> Path | None:
     """The YAML file of a folder that describes objects in YOLO's format. Raises `DataError` for several."""
-    files = [path for path in sorted([*root.glob("*.yaml"), *root.glob("*.yml")]) if is_yolo(path)]
+    files = [path for path in list_files(root, ".yaml", ".yml") if is_yolo(path)]
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
         raise DataError(f"{root} has several descriptions of objects: {names}", "give the file that is meant")
@@ -132,13 +132,13 @@ def describe_folder(root: Path) -> YoloLayout | None:
 
     Images are in the splits that lists as ``train.txt``, or folders, say.
     """
-    folders = [path for path in root.iterdir() if path.is_dir() and not is_system_name(path.name)]
+    folders = list_folders(root)
     near = [
         root,
         *(path for path in folders if path.name.lower() in (*SPLITS, *IMAGES) or path.name.startswith("obj_")),
     ]
-    inside = any(path.name.lower() in LABELS for folder in near for path in folder.iterdir() if path.is_dir())
-    if not inside and not any(next(folder.glob("*.txt"), None) for folder in near):
+    inside = any(path.name.lower() in LABELS for folder in near for path in list_folders(folder))
+    if not inside and not any(list_files(folder, ".txt") for folder in near):
         return None
     keys = Scan().list_images(str(root), "")
     by_split, _, notes = divide_images(root, keys, "") or (_divide_by_folder(keys), "", [])
@@ -167,7 +167,7 @@ def _has_boxes(path: Path) -> bool:
 
 def _find_names(root: Path) -> dict[int, str] | None:
     """The lines of a file of names, in the folder or in that of the text files."""
-    for folder in (root, *(path for path in sorted(root.iterdir()) if path.name.lower() in (*LABELS, *SPLITS))):
+    for folder in (root, *(path for path in list_folders(root) if path.name.lower() in (*LABELS, *SPLITS))):
         for name in NAMES:
             if (folder / name).is_file():
                 return dict(enumerate(read_lines(folder / name, "give one name a line")))
