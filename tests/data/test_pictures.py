@@ -10,9 +10,11 @@ from PIL import Image, ImageOps
 
 from vitrail.data import pictures
 from vitrail.data.augment.policy import Augment
-from vitrail.data.pictures import TrainingCrop, crop, jpeg_size
+from vitrail.data.pictures import Evaluated, TrainingCrop, crop, jpeg_size
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.contents import Arrays, Files, Strings
-from vitrail.images.decode import BadImage
+from vitrail.data.windows import Windows
+from vitrail.images.decode import BadImage, decode
 
 SIZE = (48, 64)
 
@@ -152,3 +154,24 @@ def test_each_channel_of_an_array_is_cropped_like_a_grey_picture(choose):
 def test_an_array_of_another_number_of_channels_is_a_bad_image():
     with pytest.raises(BadImage, match=r"shape \(9, 9, 5\), where \(H, W, 3\)"):
         crop(np.zeros((9, 9, 5), np.uint8), (0, 0, 9, 9), SIZE, 3)
+
+
+@pytest.mark.parametrize("zoom", [1, 2])
+def test_a_jpeg_above_the_usual_limit_is_decoded_at_a_reduced_scale(tmp_path, monkeypatch, zoom):
+    levels = np.random.default_rng(0).integers(0, 256, (12, 16, 3)).astype(np.uint8)
+    Image.fromarray(levels).resize((640, 480), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=95)
+    contents = Files(str(tmp_path), Strings(["a.jpg"]))
+    whole = Preprocessing(size=(24, 32))
+    preprocessing = whole if zoom == 1 else Windows(whole, zoom)
+    asked = []
+    monkeypatch.setattr(pictures, "PIXELS", 640 * 480 - 1)
+    monkeypatch.setattr(
+        Preprocessing, "decode", lambda self, content, **how: asked.append(how["at_least"]) or decode(content, **how)
+    )
+    with pytest.raises(BadImage, match="over the limit"):
+        Evaluated(contents, preprocessing, max_pixels=640 * 480 - 1)(0, 0, 0)
+    made = Evaluated(contents, preprocessing, max_pixels=640 * 480)(0, 0, 0)
+    assert asked == [None, (24 * zoom, 32 * zoom)]
+    assert made.full == (480, 640)
+    exact = preprocessing.picture(Image.open(tmp_path / "a.jpg"))
+    assert np.abs(made.pixels.astype(int) - exact).mean() < 3

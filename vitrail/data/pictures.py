@@ -144,6 +144,8 @@ class Transformed:
 class Evaluated:
     """Applies the preprocessing of a model to an item; with ``fast``, decodes JPEG at a reduced size.
 
+    So it does with JPEGs above the limit of 64 million pixels that ``max_pixels`` admits, to save memory.
+
     With `Windows`, the pixels are those of all inputs that show the item, (V, C, h, w), and ``crop`` is that of the first.
     """
 
@@ -157,8 +159,9 @@ class Evaluated:
         content = read(self.contents, 0, epoch, sample, view)
         if isinstance(content, np.ndarray):
             return self._prepare(content, content.shape[:2], sample)
-        full = jpeg_size(content) if self.fast else None
-        at_least = self.preprocessing.resized(*full) if full else None
+        full = jpeg_size(content) if self.fast or self.max_pixels > PIXELS else None
+        reduced = full is not None and (self.fast or full[0] * full[1] > PIXELS)
+        at_least = self.preprocessing.resized(*full) if full and reduced else None
         image = self.preprocessing.decode(content, max_pixels=self.max_pixels, at_least=at_least)
         return self._prepare(image, full or size_of(image), sample)
 
