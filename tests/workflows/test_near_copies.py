@@ -130,6 +130,14 @@ def test_the_check_refuses_what_the_training_refuses(tmp_path, task, code) -> No
     assert run(["train", str(data), "--dry-run", "--steps", "1", "--workers", "0", "--quiet", *asked]) == code
 
 
+def test_a_single_class_is_refused_alike(tmp_path) -> None:
+    (tmp_path / "ant").mkdir()
+    for number in range(12):
+        draw(number).save(tmp_path / "ant" / f"{number}.png")
+    assert check(tmp_path).refused == "the data have 1 class: ant"
+    assert run(["train", str(tmp_path), "--dry-run", "--steps", "1", "--quiet"]) == 3
+
+
 def test_data_without_training_images_are_refused_alike(tmp_path) -> None:
     data = write_splits(tmp_path / "data")
     for path in (data / "train").rglob("*.png"):

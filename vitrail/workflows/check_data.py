@@ -76,7 +76,7 @@ class CheckResult(Rows):
         ]
 
     def list_removals(self) -> list[dict[str, str]]:
-        """The images to remove, each with the reason: of equal or similar images those of the split that comes first.
+        """Lists the images to remove, each with the reason: of equal or similar images those of the split that comes first.
 
         Of equal images with different labels all are listed, since nothing tells which label is right.
         """
@@ -207,7 +207,7 @@ def _open(data: Any, task: str | None, channels: int) -> tuple[Splits, str]:
         splits = open_deep(open_data(data, validation=0, channels=channels, task=wanted))
     except DataError as error:
         return open_deep(open_data(data, validation=0, channels=channels, labelled=False)), error.what
-    if wanted is None and splits.train is not None:  # classes of images, which need no torch to be checked
+    if wanted is None and splits.train is not None and len(splits.classes) > 1:  # torch is not needed for these
         return splits, ""
     from vitrail.training.data import check_trainable
 
