@@ -13,6 +13,7 @@ from torch.export import Dim
 
 from tests.exports.exported import classifier_of, expected
 from vitrail.data.preprocessing import INTERPOLATIONS, WHOLE_PIXELS, Preprocessing
+from vitrail.errors import ConfigError
 from vitrail.exports.graph import quiet_exporters
 from vitrail.exports.onnx import to_onnx
 from vitrail.exports.pictures import Preparation
@@ -179,3 +180,11 @@ def test_int8_takes_pictures_too(written, tmp_path):
     found = session_of(tmp_path / "int8.onnx").run(["features"], {"pictures": planes(pictures).numpy()})[0]
     wanted = expected(model, model.preprocess(pictures))["features"]
     np.testing.assert_allclose(found, wanted, atol=0.1 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [({"resize": "fit"}, "'fit'"), ({"pixel_range": (0.0, 4095.0)}, "0 to 4095")]
+)
+def test_what_a_graph_of_pictures_cannot_do_is_refused(how, words):
+    with pytest.raises(ConfigError, match=f"{words}.*\n.*export without pictures"):
+        Preparation(Preprocessing(size=(8, 8), **how))

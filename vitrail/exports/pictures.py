@@ -23,6 +23,7 @@ from vitrail.torch_private import check
 HALF_WIDTHS = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}  # radius of the kernels without downscaling
 SHARPNESS = -0.5  # of the cubic kernel
 UNIT = 2**22  # weights are multiples of 1 / UNIT
+REMEDY = "export without pictures, and prepare images as config.json says"
 
 
 class Preparation(nn.Module):
@@ -35,7 +36,10 @@ class Preparation(nn.Module):
         super().__init__()
         if preprocessing.resize == "fit":
             what = "a graph cannot contain the preprocessing 'fit', whose border depends on the shape of the picture"
-            raise ConfigError(what, "export without pictures, and prepare images as config.json says")
+            raise ConfigError(what, REMEDY)
+        if preprocessing.pixel_range is not None:
+            what = "the model takes images of more than 8 bits ({:g} to {:g}), and such a graph takes uint8"
+            raise ConfigError(what.format(*preprocessing.pixel_range), REMEDY)
         self.preprocessing = preprocessing
 
     def forward(self, pictures: Tensor) -> Tensor:
