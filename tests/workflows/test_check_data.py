@@ -66,6 +66,21 @@ def test_masks_are_tinted_and_bad_pictures_are_left_out(tmp_path):
     assert abs(drawn[-5:, -5:] - 120).max() > 30
 
 
+def test_pictures_of_16_bits_are_drawn_with_their_range(tmp_path):
+    for kind in ("images", "masks"):
+        (tmp_path / "data" / kind).mkdir(parents=True)
+    for number in range(2):
+        levels = np.zeros((20, 40), np.uint16)
+        levels[:, 20:] = 3000  # of 65,535
+        Image.fromarray(levels).save(tmp_path / "data" / "images" / f"{number}.png")
+        Image.fromarray((levels > 0).astype(np.uint8)).save(tmp_path / "data" / "masks" / f"{number}.png")
+    vitrail.check_data(tmp_path / "data", out=tmp_path / "out", log=lambda line: None)
+    with Image.open(tmp_path / "out" / "train" / "0.jpg") as image:
+        drawn = np.asarray(image).astype(int)
+    third = drawn.shape[1] // 3
+    assert drawn[:, -third:].mean() - drawn[:, :third].mean() > 100  # black and white, each tinted
+
+
 def test_what_has_nothing_to_draw_is_refused(tmp_path, capsys):
     labelled = np.zeros((2, 8, 8, 3), np.uint8), np.array([0, 1])
     with pytest.raises(DataError, match=r"no boxes and no masks.*\n.*leave --out out"):

@@ -6,9 +6,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
+from vitrail.analysis.pictures import to_rgb, to_uint8
 from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.contents import choose_evenly
+from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, choose_evenly, list_splits
+from vitrail.data.sources.source import Source, list_splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import make_folder, replace_file
 from vitrail.images.decode import BadImage
@@ -31,7 +37,7 @@ def draw_data(data: Any, out: Path, samples: int, say: Say) -> None:
     """
     if samples < 1:
         raise ConfigError(f"samples is {samples}", "ask for at least one picture of each split")
-    splits = list_splits(open_data(data, validation=0, labelled=False))
+    splits = list_splits(open_deep(open_data(data, validation=0, labelled=False)))
     annotated = {name: part for name, part in splits.items() if isinstance(part.targets, Annotations) and len(part)}
     if not annotated:
         what = "the data have no boxes and no masks, so there is nothing to draw"
@@ -49,7 +55,11 @@ def draw_split(source: Source, folder: Path, samples: int) -> int:
     for row in rows:
         try:
             item = source.read(row)
-            picture = open_image(item.content)
+            content = item.content
+            is_array = isinstance(content, np.ndarray)
+            picture = (
+                Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(content)))) if is_array else open_image(content)
+            )
             assert isinstance(source.targets, Annotations)
             source.targets.read_map(row, (picture.height, picture.width))  # raises for a size that does not fit
         except BadImage:

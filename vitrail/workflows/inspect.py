@@ -33,8 +33,9 @@ from vitrail.analysis.locality import measure_locality
 from vitrail.analysis.pictures import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, choose_evenly, choose_split, drop_annotations
+from vitrail.data.sources.source import Source, choose_split, drop_annotations
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions

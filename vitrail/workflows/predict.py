@@ -14,14 +14,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitrail.analysis.pictures import to_rgb, to_uint8
 from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.files import make_folder, replace_file
-from vitrail.images.decode import BadImage
-from vitrail.images.deep_images import decode_file
-from vitrail.images.pixel_range import Levels
+from vitrail.images.decode import MODES, BadImage, decode
 from vitrail.inference.inputs import find_inputs, name_files
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import Verb, outputs
@@ -81,8 +81,8 @@ def predict(
     outputs = _compute_outputs(task, None, images.source, options, bad, fast=fast)
     batches = decode_batches(task, outputs, wanted)
     if overlay is not None:
-        levels = task.preprocessing.pixel_range
-        batches = _draw_batches(batches, images.source, overlay, levels=levels, max_pixels=options.max_pixels)
+        how = {"preprocessing": task.preprocessing, "max_pixels": options.max_pixels}
+        batches = _draw_batches(batches, images.source, overlay, **how)
     answers = ((keys, answers) for keys, answers, _ in batches)
     return Results(answers, images, bad, done="predicted", say=say, task=task)
 
@@ -107,7 +107,9 @@ def decode_batches(task: Task, outputs: Iterator[tuple[Batch, Tensor]], wanted: 
             yield keys, [replace(answer, key=key) for key, answer in zip(keys, answers)], batch.ids[rows, 1].tolist()
 
 
-def _draw_batches(batches: Decoded, source: Source, out: Path, *, levels: Levels | None, max_pixels: int) -> Decoded:
+def _draw_batches(
+    batches: Decoded, source: Source, out: Path, *, preprocessing: Preprocessing, max_pixels: int
+) -> Decoded:
     make_folder(out)
     names = name_files(list(map(str, source.keys)))
     for keys, answers, places in batches:
@@ -116,17 +118,21 @@ def _draw_batches(batches: Decoded, source: Source, out: Path, *, levels: Levels
             file = BytesIO()
             content = source.contents[place]
             if isinstance(content, bytes):
-                content = _decode_to_draw(key, content, levels, max_pixels)
+                content = _decode_to_draw(key, content, preprocessing, max_pixels)
             answer.draw(content).save(file, "JPEG", quality=QUALITY, subsampling=0)
             replace_file(out / f"{names[key]}.drawn.jpg", file.getvalue())
         yield keys, answers, places
 
 
-def _decode_to_draw(key: str, content: bytes, levels: Levels | None, max_pixels: int) -> Image.Image | np.ndarray:
+def _decode_to_draw(key: str, content: bytes, preprocessing: Preprocessing, max_pixels: int) -> Image.Image:
+    """An image file as a person looks at it: of images of more than 8 bits or four bands what the model sees, in RGB."""
     try:
-        return decode_file(content, channels=3, levels=levels, max_pixels=max_pixels)
+        if preprocessing.pixel_range is None and preprocessing.channels in MODES:
+            return Image.fromarray(np.asarray(decode(content, max_pixels=max_pixels)))
+        pixels = np.asarray(preprocessing.decode(content, max_pixels=max_pixels))
     except BadImage as error:
         raise DataError(f"{key} cannot be drawn: {error.reason}", "leave --overlay out") from error
+    return Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(pixels))))
 
 
 def embed(

@@ -167,6 +167,11 @@ class Strings(Sequence[str]):
         return hashlib.sha256("\n".join(sorted(self)).encode()).hexdigest()
 
 
+def choose_evenly(count: int, most: int) -> np.ndarray:
+    """At most ``most`` of ``count`` numbers, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
 def normalise_path(path: str) -> str:
     """A relative path in normal form, with forward slashes; an absolute path unchanged.
 

@@ -164,11 +164,6 @@ def list_splits(splits: Splits) -> dict[str, Source]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def choose_evenly(count: int, most: int) -> np.ndarray:
-    """At most ``most`` of ``count`` numbers, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
 def drop_annotations(splits: Splits) -> Splits:
     """The same images without their boxes or maps of classes; classes of images stay."""
     annotated = {name: part for name, part in list_splits(splits).items() if isinstance(part.targets, Annotations)}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from vitrail.data.sources.source import choose_evenly
+from vitrail.data.sources.contents import choose_evenly
 from vitrail.markup import Markup, join
 from vitrail.reports import curves, summary
 from vitrail.reports.components import charts, notes, run, warn_of_few

@@ -20,7 +20,8 @@ from vitrail.analysis.embeddings import (
 )
 from vitrail.analysis.equivariance import measure_shift_response
 from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
-from vitrail.data.sources.source import Source, choose_evenly
+from vitrail.data.sources.contents import choose_evenly
+from vitrail.data.sources.source import Source
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import inputs
 from vitrail.models import create_backbone
