@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+import vitrail
 from vitrail.data import pictures
 from vitrail.data.augment.policy import Augment
 from vitrail.data.pictures import Evaluated, TrainingCrop, crop, jpeg_size
@@ -175,3 +176,20 @@ def test_a_jpeg_above_the_usual_limit_is_decoded_at_a_reduced_scale(tmp_path, mo
     assert made.full == (480, 640)
     exact = preprocessing.picture(Image.open(tmp_path / "a.jpg"))
     assert np.abs(made.pixels.astype(int) - exact).mean() < 3
+
+
+def test_a_run_takes_the_limit_of_pixels(tmp_path):
+    for folder, size in (("ant", (40, 30)), ("bee", (40, 30))):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        for number in range(6):
+            wide = 80 if number == 5 else size[0]
+            levels = np.random.default_rng(number).integers(0, 256, (size[1], wide, 3)).astype(np.uint8)
+            Image.fromarray(levels).save(tmp_path / "data" / folder / f"{number}.png")
+    settings = ["model.name=vit-ti16", "model.size=[32, 32]", "model.changes={depth: 1, width: 24, heads: 2}"]
+    how = {"settings": settings, "steps": 2, "batch": 4, "workers": 0, "max_bad": 1.0, "quiet": True}
+    for limit, bad in ((80 * 30, []), (80 * 30 - 1, ["ant/5.png", "bee/5.png"])):
+        run = tmp_path / str(limit)
+        vitrail.train(tmp_path / "data", out=run, max_pixels=limit, **how)
+        listed = [line.split(",")[0] for line in (run / "bad_images.csv").read_text().splitlines()[1:]] if bad else []
+        assert sorted(listed) == bad
+        assert (run / "bad_images.csv").exists() == bool(bad)

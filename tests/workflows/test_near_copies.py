@@ -130,6 +130,13 @@ def test_the_check_refuses_what_the_training_refuses(tmp_path, task, code) -> No
     assert run(["train", str(data), "--dry-run", "--steps", "1", "--workers", "0", "--quiet", *asked]) == code
 
 
+def test_the_limit_of_pixels_is_that_of_the_training(tmp_path) -> None:
+    data = write_splits(tmp_path / "data")
+    (data / "val" / "bee" / "d.png").unlink()
+    assert not check(data).bad
+    assert len(check(data, max_pixels=96 * 80 - 1).bad) == 14  # all but the one of 64 x 64
+
+
 def test_a_single_class_is_refused_alike(tmp_path) -> None:
     (tmp_path / "ant").mkdir()
     for number in range(12):

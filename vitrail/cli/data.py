@@ -36,6 +36,9 @@ def check(
     fix_list: Annotated[
         Path | None, Parameter(help="A table of the images to remove, path,reason: .csv, .jsonl or .parquet.")
     ] = None,
+    max_pixels: Annotated[
+        int | None, Parameter(help="Largest width x height of an image file; a larger one is bad.")
+    ] = None,
     json: Annotated[
         bool, Parameter(negative="", help="The findings as one JSON object on the last line of stdout.")
     ] = False,
@@ -53,7 +56,9 @@ def check(
 
     from vitrail.workflows.api_data import check_data
 
-    result = check_data(data, task=task, out=out, samples=samples, model=model, fix_list=fix_list)
+    result = check_data(
+        data, task=task, out=out, samples=samples, model=model, fix_list=fix_list, max_pixels=max_pixels
+    )
     print(dumps(result.to_dict()) if json else result.to_text())
     if result.refused:
         raise DataError(f"`vitrail train` refuses these data: {result.refused}", "see the report above")

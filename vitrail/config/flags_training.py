@@ -76,6 +76,9 @@ class TrainingFlags(TypedDict, total=False):
             word=str,
         ),
     ]
+    max_pixels: Annotated[
+        int | None, Flag("Largest width x height of an image file; a larger one is bad.", setting="data.max_pixels")
+    ]
     dry_run: Annotated[
         bool, Flag("Print the plan, and an estimate of time and memory from a few measured steps.", False)
     ]

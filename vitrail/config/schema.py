@@ -14,6 +14,7 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.errors import ConfigError, nearest
 from vitrail.images.pixel_range import check_levels
+from vitrail.untrusted.limits import PIXELS
 
 TaskVerb = Literal["classify", "segment", "detect"]
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
@@ -70,7 +71,8 @@ class DataSettings:
 
     Small images are decoded once; with ``decoded``, a folder, they are kept there, and mapped by all processes that need them.
     ``pixel_range`` are the values of images of more than 8 bits that become 0 and 1, by default the extremes of the training
-    images. ``limit``, or ``fraction``, trains on a part of the training images (`vitrail.data.sources.holdout.choose_part`).
+    images. Files of more than ``max_pixels`` are bad. ``limit``, or ``fraction``, trains on a part of the training images
+    (`vitrail.data.sources.holdout.choose_part`).
     """
 
     source: str = ""
@@ -86,6 +88,7 @@ class DataSettings:
     channels: int | None = None
     decoded: str | None = None
     pixel_range: tuple[float, float] | None = None
+    max_pixels: int = PIXELS
 
     def __post_init__(self) -> None:
         _demand(self.batch >= 1, f"data.batch is {self.batch}", "give a batch of at least 1")
@@ -104,6 +107,7 @@ class DataSettings:
         _demand(self.workers is None or self.workers >= 0, f"data.workers is {self.workers}", "give 0 or more")
         if self.pixel_range is not None:
             check_levels(self.pixel_range)
+        _demand(self.max_pixels >= 1, f"data.max_pixels is {self.max_pixels}", "give a number of pixels")
         _demand(0 <= self.max_bad <= 1, f"data.max_bad is {self.max_bad}", "give a part, e.g. 0.01 or 1%")
 
 

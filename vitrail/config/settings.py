@@ -38,6 +38,7 @@ MEANINGS = {
     "data.workers": "processes that read images; null follows the cores",
     "data.on_bad": "skip bad images, or stop at the first",
     "data.pixel_range": "values of 16-bit and float images that become black and white; by default those of the training images",
+    "data.max_pixels": "largest width x height of an image file",
     "data.max_bad": "largest share of bad images",
     "data.channels": "channels of the images; null follows the data or the weights",
     "data.decoded": "folder in which decoded small images are kept, and shared by processes; null decodes into memory",

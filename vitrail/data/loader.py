@@ -101,6 +101,7 @@ def train_batches(
     collate: Collate = collate_labels,
     bad: Bad = stop_at_bad,
     device: torch.device | None = None,
+    max_pixels: int = PIXELS,
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the steps in [``start``, ``stop``), in the order of `TrainStream`.
 
@@ -119,6 +120,7 @@ def train_batches(
         collate: converts the targets of the source to those of a batch.
         bad: called for each bad image, in order; if it does not raise, all views of the image are left out of the batch.
         device: device on which arrays are stored, if they fit in 4 GiB.
+        max_pixels: of an image file; a larger one is bad.
 
     Raises:
         DataError: arrays with another number of channels; no image of a step is good; a worker died.
@@ -133,9 +135,9 @@ def train_batches(
         _check_channels(source, channels)
         batches = _read_arrays(source, steps, device, collate)
     else:
-        make: Make = TrainingCrop(source.contents, policy, size, seed, channels, _annotations(source))
+        make: Make = TrainingCrop(source.contents, policy, size, seed, channels, _annotations(source), max_pixels)
         if transform is not None:
-            make = Transformed(source.contents, transform, size, seed, channels)
+            make = Transformed(source.contents, transform, size, seed, channels, max_pixels)
         how = {"collate": collate, "workers": workers, "bad": bad, "views": views}
         batches = _read_pictures(source, make, steps, users=transform is not None, **how)
     with closing(batches):

@@ -61,15 +61,19 @@ class TrainingCrop:
     seed: int
     channels: int
     annotations: Annotations | None = None
+    max_pixels: int = PIXELS
 
     def __call__(self, epoch: int, sample: int, view: int) -> Picture:
         content = read(self.contents, self.seed, epoch, sample, view)
         if isinstance(content, bytes) and (full := jpeg_size(content)):
             (left, top, wide, tall), levels = self._choose_box(full, epoch, sample, view)
             at_least = math.ceil(full[0] * self.size[0] / tall), math.ceil(full[1] * self.size[1] / wide)
-            image = decode(content, channels=self.channels, at_least=at_least)
+            image = decode(content, channels=self.channels, max_pixels=self.max_pixels, at_least=at_least)
         else:
-            image = decode(content, channels=self.channels) if isinstance(content, bytes) else content
+            if isinstance(content, bytes):
+                image = decode(content, channels=self.channels, max_pixels=self.max_pixels)
+            else:
+                image = content
             full = size_of(image)
             (left, top, wide, tall), levels = self._choose_box(full, epoch, sample, view)
         seen = size_of(image)
@@ -109,10 +113,14 @@ class Transformed:
     size: tuple[int, int]
     seed: int
     channels: int
+    max_pixels: int = PIXELS
 
     def __call__(self, epoch: int, sample: int, view: int) -> Picture:
         content = read(self.contents, self.seed, epoch, sample, view)
-        image = decode(content, channels=self.channels) if isinstance(content, bytes) else as_image(content)
+        if isinstance(content, bytes):
+            image = decode(content, channels=self.channels, max_pixels=self.max_pixels)
+        else:
+            image = as_image(content)
         key = self.contents.keys[sample]
         try:
             with seeded("transform", self.seed, epoch, sample, view):

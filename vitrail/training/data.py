@@ -89,7 +89,7 @@ def open_run_data(
         max_bad=run.data.max_bad if run.data.on_bad == "skip" else 0.0,
     )
     splits = limit_training(splits, run.data, run.seed)
-    splits = open_deep(splits, channels=channels, levels=run.data.pixel_range)
+    splits = open_deep(splits, channels=channels, levels=run.data.pixel_range, max_pixels=run.data.max_pixels)
     total = sum(map(len, list_splits(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.bad_images, total=total)
     decoded = None if run.data.decoded is None else Path(run.data.decoded)
@@ -154,6 +154,7 @@ class TrainingBatches:
     collate: Collate
     bad: BadImages
     device: torch.device
+    max_pixels: int
     ranks: Ranks = ALONE
 
     @classmethod
@@ -176,6 +177,7 @@ class TrainingBatches:
             collate=collate,
             bad=data.bad,
             device=device,
+            max_pixels=run.data.max_pixels,
             ranks=ranks,
         )
 
@@ -197,4 +199,5 @@ class TrainingBatches:
             collate=self.collate,
             bad=self.bad,
             device=self.device,
+            max_pixels=self.max_pixels,
         )

@@ -154,8 +154,8 @@ class CodeMonitor:
         codes, errors, flat = [], [], []
         with at_rest(self.tokenizer) as device:
             options = read_options(run)
-            reading = {"batch": options.batch, "workers": options.workers, "bad": self.bad}
-            for batch in eval_batches(self.queries, self.preprocessing, **reading):
+            reading = {"batch": options.batch, "workers": options.workers, "max_pixels": options.max_pixels}
+            for batch in eval_batches(self.queries, self.preprocessing, bad=self.bad, **reading):
                 if stopped():
                     return None
                 images = self.preprocessing.normalise(batch.images.to(device))  # (B, C, H, W)
@@ -184,4 +184,5 @@ def read_options(run: Run) -> InferenceOptions:
         batch=min(run.data.micro_batch or 128, 128),
         workers=run.data.workers or 0,
         precision=run.compute.precision or "fp32",
+        max_pixels=run.data.max_pixels,
     )

@@ -51,7 +51,8 @@ class Prepared:
 
         Raises `DataError` for an empty or unlabelled source.
         """
-        training, options = self.training, InferenceOptions(workers=self.training.run.data.workers or 0)
+        training, read = self.training, self.training.run.data
+        options = InferenceOptions(workers=read.workers or 0, max_pixels=read.max_pixels)
         how = {"seed": training.run.seed, "bad": self.data.bad, "ranks": training.ranks}
         return {name: judge(self.kept.model, part, options, split=name, **how) for name, part in parts.items()}
 

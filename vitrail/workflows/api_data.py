@@ -24,6 +24,7 @@ def check_data(
     samples: int = 16,
     model: str | Path | Task | None = None,
     fix_list: str | Path | None = None,
+    max_pixels: int | None = None,
     log: Say = to_stderr,
 ) -> CheckResult:
     """Reads every image of a data set and says what was found: layout, counts, sizes, bad files, duplicates, leaks.
@@ -35,12 +36,14 @@ def check_data(
         samples: pictures of each split in that folder, spread evenly over it.
         model: a model whose features find more copies between splits, such as mirrored and recoloured ones.
         fix_list: a table of the images to remove, ``path,reason``, as CSV, JSON lines or Parquet by its name.
+        max_pixels: of an image file; a larger one is bad. By default 64 million.
         log: takes lines on what is written.
 
     Raises `DataError` for data that cannot be opened, and with ``out`` for data without boxes or masks.
     """
     from vitrail.config.schema import TASK_VERBS
     from vitrail.reports.tables import open_table
+    from vitrail.untrusted.limits import PIXELS
     from vitrail.workflows.check_data import check
 
     if place := to_path(out):
@@ -48,7 +51,7 @@ def check_data(
 
         draw_data(data, place, samples, log)
     loaded = None if model is None else _load(model, log)
-    result = check(data, task=TASK_VERBS[task] if task else None, model=loaded)
+    result = check(data, task=TASK_VERBS[task] if task else None, model=loaded, max_pixels=max_pixels or PIXELS)
     if place := to_path(fix_list):
         rows = result.list_removals()
         with open_table(place, columns={"path": str, "reason": str}) as table:

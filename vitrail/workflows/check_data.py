@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import blake2b
-from itertools import accumulate, combinations, repeat
+from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage, decode, size_of
 from vitrail.rows import Rows
+from vitrail.untrusted.limits import PIXELS
 from vitrail.workflows.near_copies import find_near_copies, find_similar, make_thumbnail
 
 if TYPE_CHECKING:
@@ -125,6 +127,7 @@ def check(
     task: str | None = None,
     model: Task | None = None,
     channels: int = 3,
+    max_pixels: int = PIXELS,
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckResult:
     """Read and decode every image of ``data`` and report what was found. Changes nothing.
@@ -134,19 +137,20 @@ def check(
         task: that is to be trained, as in `vitrail.tasks.TASKS`; None for what the data are annotated for.
         model: whose features are compared between splits, too: it finds mirrored and recoloured copies.
         channels: to which images are decoded.
+        max_pixels: of an image file; a larger one is bad.
         progress: called with (images read, total) after each image.
 
     Raises:
         DataError: the data cannot be opened.
     """
-    splits, refused = _open(data, task, channels)
+    splits, refused = _open(data, task, channels, max_pixels)
     sources = {name: part for name in SPLIT_ORDER if (part := getattr(splits, name)) is not None}
     images = [(split, index) for split, source in sources.items() for index in range(len(source))]
     digests = np.zeros(len(images), np.uint64)  # 0: bad
     thumbnails: list[np.ndarray | None] = [None] * len(images)
     bad: dict[int, str] = {}
     sizes: Counter[tuple[int, int]] = Counter()
-    for number, (digest, size, thumbnail) in enumerate(_examine_all(sources, images, channels)):
+    for number, (digest, size, thumbnail) in enumerate(_examine_all(sources, images, channels, max_pixels)):
         if isinstance(size, BadImage):
             bad[number] = size.reason
         else:
@@ -200,13 +204,14 @@ def check(
     )
 
 
-def _open(data: Any, task: str | None, channels: int) -> tuple[Splits, str]:
+def _open(data: Any, task: str | None, channels: int, max_pixels: int) -> tuple[Splits, str]:
     """The data as a training opens them, and "", or as far as they can be opened, and why `vitrail train` refuses them."""
     wanted = task or find_annotation(data)
     try:
-        splits = open_deep(open_data(data, validation=0, channels=channels, task=wanted))
+        splits = open_deep(open_data(data, validation=0, channels=channels, task=wanted), max_pixels=max_pixels)
     except DataError as error:
-        return open_deep(open_data(data, validation=0, channels=channels, labelled=False)), error.what
+        splits = open_data(data, validation=0, channels=channels, labelled=False)
+        return open_deep(splits, max_pixels=max_pixels), error.what
     if wanted is None and splits.train is not None and len(splits.classes) > 1:  # torch is not needed for these
         return splits, ""
     from vitrail.training.data import check_trainable
@@ -250,13 +255,14 @@ def _find_range(sides: Iterable[int]) -> tuple[int, int] | None:
 
 
 def _examine_all(
-    sources: dict[str, Source], images: list[tuple[str, int]], channels: int
+    sources: dict[str, Source], images: list[tuple[str, int]], channels: int, max_pixels: int
 ) -> Iterator[tuple[int, tuple[int, int] | BadImage, np.ndarray | None]]:
     """`_examine` every image, in order. One thread reads, because row groups of Parquet are shared."""
+    examine = partial(_examine, channels=channels, compared=len(sources) > 1, max_pixels=max_pixels)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(images), BATCH):
             contents = [_read(sources[split], index) for split, index in images[start : start + BATCH]]
-            yield from pool.map(_examine, contents, repeat(channels), repeat(len(sources) > 1))
+            yield from pool.map(examine, contents)
 
 
 def _read(source: Source, index: int) -> bytes | np.ndarray | BadImage:
@@ -267,7 +273,7 @@ def _read(source: Source, index: int) -> bytes | np.ndarray | BadImage:
 
 
 def _examine(
-    content: bytes | np.ndarray | BadImage, channels: int, compared: bool
+    content: bytes | np.ndarray | BadImage, *, channels: int, compared: bool, max_pixels: int
 ) -> tuple[int, tuple[int, int] | BadImage, np.ndarray | None]:
     """A hash of the content of an image, its (height, width) or the error, and its thumbnail if it is ``compared``."""
     if isinstance(content, BadImage):
@@ -277,7 +283,7 @@ def _examine(
     if isinstance(content, np.ndarray):
         return digest, (content.shape[0], content.shape[1]), make_thumbnail(as_image(content)) if compared else None
     try:
-        picture = decode(content, channels=channels)
+        picture = decode(content, channels=channels, max_pixels=max_pixels)
     except BadImage as error:
         return digest, error, None
     return digest, size_of(picture), make_thumbnail(picture) if compared else None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
 from vitrail.data.loader import Bad
+from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.exports.comparison import (
@@ -212,7 +213,7 @@ def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
         kinds = ("one label an image", "several")
         what = f"the data have {kinds[source.multi_label]}, the model gives {kinds[task.multi_label]}"
         raise DataError(what, "give data of the kind that the model was trained on")
-    return source.subset(np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).astype(np.int64)))
+    return source.subset(choose_evenly(len(source), most))
 
 
 def _read_pictures(source: Source, truths: list[Truth], task: Task, bad: Bad) -> Iterator[Tensor]:

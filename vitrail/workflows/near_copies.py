@@ -21,7 +21,7 @@ SIMILAR = 0.9  # cosine of the features of two images
 
 
 def make_thumbnail(picture: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8] | None:
-    """(16, 16) grey levels of a picture; None for one that is small, has no mode of Pillow, or is nearly of one colour."""
+    """Returns (16, 16) grey levels of a picture; None for one that is small, no Pillow image, or nearly of one colour."""
     if isinstance(picture, np.ndarray) or min(picture.size) < SMALLEST:
         return None
     levels = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BOX).convert("L"))
@@ -31,7 +31,7 @@ def make_thumbnail(picture: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8
 def find_near_copies(
     thumbnails: Sequence[NDArray[np.uint8] | None], groups: NDArray[np.integer]
 ) -> list[tuple[int, int]]:
-    """The pairs of images of different groups whose thumbnails are alike, each with the smaller index first.
+    """Finds the pairs of images of different groups whose thumbnails are alike, each with the smaller index first.
 
     A difference hash (the sign of the change between neighbouring pixels) chooses candidates, and the correlation of the
     thumbnails decides, so brightness and contrast do not matter.
@@ -56,7 +56,7 @@ def find_near_copies(
 
 
 def find_similar(first: NDArray[np.float32], second: NDArray[np.float32]) -> list[tuple[int, int]]:
-    """The pairs of rows of two arrays of features, (a, D) and (b, D), whose cosine is at least `SIMILAR`."""
+    """Finds the pairs of rows of two arrays of features, (a, D) and (b, D), whose cosine is at least `SIMILAR`."""
     one, other = (values / np.linalg.norm(values, axis=1, keepdims=True).clip(min=1e-12) for values in (first, second))
     found = []
     for start in range(0, len(one), BLOCK):

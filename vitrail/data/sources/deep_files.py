@@ -19,6 +19,7 @@ from vitrail.images.decode import MODES, BadImage
 from vitrail.images.deep_images import Pixels, decode_deep, describe_pixels, read_levels
 from vitrail.images.pixel_range import Levels
 from vitrail.stamps import Stamped
+from vitrail.untrusted.limits import PIXELS
 
 PROBES = 16  # headers that tell whether images are deep
 MEASURED = 1000  # training images whose range is measured; of more, as many evenly spaced ones
@@ -31,6 +32,7 @@ class DeepFiles:
     contents: Contents
     channels: int
     levels: Levels | None
+    max_pixels: int = PIXELS
     kind: Literal["files"] = "files"
 
     @property
@@ -44,7 +46,7 @@ class DeepFiles:
     def __getitem__(self, row: int) -> NDArray[np.float32]:
         content = self.contents[row]
         assert isinstance(content, bytes)
-        return decode_deep(content, channels=self.channels, levels=self.levels)
+        return decode_deep(content, channels=self.channels, levels=self.levels, max_pixels=self.max_pixels)
 
     def take(self, rows: NDArray[np.int64]) -> DeepFiles:
         return replace(self, contents=self.contents.take(rows))
@@ -56,13 +58,16 @@ class DeepFiles:
         return self.contents.stamp()
 
 
-def open_deep(splits: Splits, *, channels: int | None = None, levels: Levels | None = None) -> Splits:
+def open_deep(
+    splits: Splits, *, channels: int | None = None, levels: Levels | None = None, max_pixels: int = PIXELS
+) -> Splits:
     """The same data with deep images read as floats; data of 8 bits and up to four bands as they are.
 
     Without ``levels`` the smallest and the largest value of the training images become 0 and 1; `Splits.layout` says which.
 
     Args:
         channels: of the images; by default as many as the files have bands.
+        max_pixels: of an image file; a larger one is bad.
     """
     source = next(iter(list_splits(splits).values()), None)
     if source is None or source.kind != "files" or not len(source):
@@ -72,11 +77,11 @@ def open_deep(splits: Splits, *, channels: int | None = None, levels: Levels | N
         return splits
     channels = channels or max(pixels.bands for pixels in found)
     if levels is None and any(pixels.deep for pixels in found):
-        levels = measure_levels(source)
+        levels = measure_levels(source, max_pixels)
     words = f"; images of {channels} channel{'s' if channels > 1 else ''}"
     words += f", of which the values {levels[0]:g} to {levels[1]:g} become 0 to 1" if levels else ""
     parts: dict[str, Any] = {
-        name: replace(part, contents=DeepFiles(part.contents, channels, levels))
+        name: replace(part, contents=DeepFiles(part.contents, channels, levels, max_pixels))
         for name, part in list_splits(splits).items()
     }
     return replace(splits, **parts, layout=splits.layout + words)
@@ -87,7 +92,7 @@ def find_levels(source: Source) -> Levels | None:
     return source.contents.levels if isinstance(source.contents, DeepFiles) else None
 
 
-def measure_levels(source: Source) -> Levels | None:
+def measure_levels(source: Source, max_pixels: int = PIXELS) -> Levels | None:
     """The smallest and the largest value of the deep images of a source; None if none can be read."""
     lows, highs = [], []
     for row in sorted({round(row) for row in np.linspace(0, len(source) - 1, min(MEASURED, len(source)))}):
@@ -95,7 +100,7 @@ def measure_levels(source: Source) -> Levels | None:
             content = source.contents[row]
             pixels = describe_pixels(content) if isinstance(content, bytes) else None
             if isinstance(content, bytes) and pixels is not None and pixels.deep:
-                values = read_levels(content)
+                values = read_levels(content, max_pixels=max_pixels)
                 lows.append(float(values.min()))
                 highs.append(float(values.max()))
     return (min(lows), max(highs)) if lows else None

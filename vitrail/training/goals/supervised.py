@@ -79,7 +79,7 @@ class SupervisedGoal:
     def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
         run, folder, model = training.run, training.folder, kept.model
         split, source = choose_split(data.splits)
-        options = InferenceOptions(workers=run.data.workers or 0)
+        options = InferenceOptions(workers=run.data.workers or 0, max_pixels=run.data.max_pixels)
 
         def judge_on(split: str, source: Source) -> Judgement:
             with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
