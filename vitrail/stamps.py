@@ -81,10 +81,8 @@ class Stamped:
     def record(self) -> Stamps:
         """The state as it is kept, with the hashes of at most `HASHED` files."""
         count = len(self.names)
-        rows, hashes = (
-            np.unique(np.linspace(0, count - 1, min(count, HASHED)).astype(np.int64)),
-            np.zeros(count, np.uint64),
-        )
+        rows = np.unique(np.linspace(0, count - 1, min(count, HASHED)).astype(np.int64))
+        hashes = np.zeros(count, np.uint64)
         hashes[rows] = self.hash_contents(rows)
         return Stamps(self.name_hashes, self.sizes, self.versions, hashes)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import PIL
 
-from vitrail.data.sources.contents import Arrays, UserDataset
+from vitrail.data.sources.contents import Arrays, UserDataset, choose_evenly
 from vitrail.data.sources.deep_files import DeepFiles
 from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
@@ -147,7 +147,7 @@ def _hash_contents(source: Source, size: tuple[int, int], channels: int) -> str:
 def _common_size(source: Source) -> tuple[int, int] | None:
     """(H, W) if all the headers that are read agree on it."""
     sizes = set()
-    for row in sorted({round(row) for row in np.linspace(0, len(source) - 1, PROBES)}) if len(source) else []:
+    for row in choose_evenly(len(source), PROBES).tolist():
         with suppress(BadImage):
             sizes.add(header_size(_read(source, row)))
     sizes.discard(None)

@@ -6,7 +6,8 @@ Axes: C channels, H and W. Sizes are (height, width).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any, BinaryIO
 
@@ -70,15 +71,12 @@ def decode(
     if channels not in MODES:
         raise ConfigError(f"image files cannot have {channels} channels", "use .npy or .npz arrays")
     try:
-        with warnings.catch_warnings():
-            # by module: if threads leave this filter behind, it hides only Pillow's warnings
-            warnings.filterwarnings("ignore", module=r"PIL\.|vitrail\.images\.decode")
-            with Image.open(BytesIO(content), formats=FORMATS) as image:
-                check_pixels(image.size, max_pixels)
-                if at_least is not None:
-                    _draft(image, at_least)
-                image.load()
-                return convert_image(image, channels)
+        with open_header(content) as image:
+            check_pixels(image.size, max_pixels)
+            if at_least is not None:
+                _draft(image, at_least)
+            image.load()
+            return convert_image(image, channels)
     except BadImage:
         raise
     except Image.UnidentifiedImageError as error:
@@ -87,13 +85,21 @@ def decode(
         raise BadImage(f"{type(error).__name__}: {error}") from error
 
 
+@contextmanager
+def open_header(content: bytes | BinaryIO) -> Iterator[Image.Image]:
+    """Opens an image file of one of the `FORMATS` without Pillow's warnings. Only its header is read until it is loaded."""
+    with warnings.catch_warnings():
+        # by module: if threads leave this filter behind, it hides only Pillow's warnings
+        warnings.filterwarnings("ignore", module=r"PIL\.|vitrail\.images\.decode")
+        with Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
+            yield image
+
+
 def header_size(content: bytes) -> tuple[int, int] | None:
     """(height, width) from the header of an image file, without decoding; None if the header has no size."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            with Image.open(BytesIO(content), formats=FORMATS) as image:
-                return image.height, image.width
+        with open_header(content) as image:
+            return image.height, image.width
     except Exception:
         return None
 
@@ -101,12 +107,9 @@ def header_size(content: bytes) -> tuple[int, int] | None:
 def upright_size(content: bytes | BinaryIO) -> tuple[int, int] | None:
     """(height, width) as `header_size`, after the EXIF orientation is applied. Of an open file only the header is read."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            file = BytesIO(content) if isinstance(content, bytes) else content
-            with Image.open(file, formats=FORMATS) as image:
-                lies = _read_orientation(image) >= 5
-                return (image.width, image.height) if lies else (image.height, image.width)
+        with open_header(content) as image:
+            lies = _read_orientation(image) >= 5
+            return (image.width, image.height) if lies else (image.height, image.width)
     except Exception:
         return None
 
@@ -114,10 +117,8 @@ def upright_size(content: bytes | BinaryIO) -> tuple[int, int] | None:
 def read_orientation(content: bytes | BinaryIO) -> int:
     """EXIF's orientation of an image file, 1 (upright) to 8; 1 for one that states none or cannot be read."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            with Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
-                return _read_orientation(image)
+        with open_header(content) as image:
+            return _read_orientation(image)
     except Exception:
         return 1
 
@@ -190,7 +191,7 @@ def _read_orientation(image: Image.Image) -> int:
 
 
 def turn_upright(image: Image.Image) -> Image.Image:
-    """An image turned by its EXIF orientation, which it does not have any more."""
+    """Turns an image by its EXIF orientation, and removes the tag."""
     # Pillow rotates a TIFF when it loads it, and removes the tag; so the tag is read after loading
     image.load()
     turn = UPRIGHT.get(_read_orientation(image))

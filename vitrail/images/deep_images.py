@@ -6,7 +6,6 @@ Axes: H, W, B bands of the file, C channels.
 from __future__ import annotations
 
 import logging
-import warnings
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -16,12 +15,12 @@ from PIL import Image
 
 from vitrail.images.decode import (
     BITS_PER_SAMPLE,
-    FORMATS,
     MODES,
     PHOTOMETRIC,
     BadImage,
     check_pixels,
     decode,
+    open_header,
     turn_upright,
 )
 from vitrail.images.pixel_range import Levels
@@ -44,10 +43,8 @@ class Pixels(NamedTuple):
 def describe_pixels(content: bytes) -> Pixels | None:
     """Describes the pixels of an image file from its header; None if it cannot be read."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            with Image.open(BytesIO(content), formats=FORMATS) as image:
-                return Pixels(len(image.getbands()), image.mode.startswith("I;16") or image.mode in DEEP_MODES)
+        with open_header(content) as image:
+            return Pixels(len(image.getbands()), image.mode.startswith("I;16") or image.mode in DEEP_MODES)
     except Exception:
         pass
     if not content.startswith(TIFF):
@@ -68,14 +65,12 @@ def read_levels(content: bytes, *, max_pixels: int = PIXELS) -> NDArray[np.gener
         BadImage: the file cannot be used; contains the reason.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            with Image.open(BytesIO(content), formats=FORMATS) as image:
-                check_pixels(image.size, max_pixels)
-                values = np.asarray(turn_upright(image))
-                tags = getattr(image, "tag_v2", {})
-                if tags.get(PHOTOMETRIC) == 0 and values.dtype.kind == "u":  # white is zero
-                    values = 2 ** tags[BITS_PER_SAMPLE][0] - 1 - values
+        with open_header(content) as image:
+            check_pixels(image.size, max_pixels)
+            values = np.asarray(turn_upright(image))
+            tags = getattr(image, "tag_v2", {})
+            if tags.get(PHOTOMETRIC) == 0 and values.dtype.kind == "u":  # white is zero
+                values = 2 ** tags[BITS_PER_SAMPLE][0] - 1 - values
     except BadImage:
         raise
     except Image.UnidentifiedImageError:

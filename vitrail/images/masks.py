@@ -5,14 +5,11 @@ H and W of a mask.
 
 from __future__ import annotations
 
-import warnings
-from io import BytesIO
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
-from vitrail.images.decode import FORMATS, MAX_PIXELS, BadImage
+from vitrail.images.decode import MAX_PIXELS, BadImage, open_header
 
 IGNORED = 255  # the value of pixels without a class; so there are at most 255 classes
 WIDE_VOID = (65_535, -1)  # of 16 and 32 bits, pixels without a class
@@ -20,12 +17,12 @@ Colour = tuple[int, int, int]
 
 
 def encode_colours(colours: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """One number for each colour (..., 3): red + 256 green + 65,536 blue."""
+    """Encodes each colour as one number (..., 3): red + 256 green + 65,536 blue."""
     return colours.astype(np.uint32) @ np.array([1, 256, 65536], np.uint32)
 
 
 def decode_mask(content: bytes) -> NDArray[np.uint8]:
-    """The stored values of a mask: (H, W) uint8 of palette, grey and 1-bit images, or (H, W, 3) of colour images.
+    """Reads the stored values of a mask: (H, W) uint8 of palette, grey and 1-bit images, or (H, W, 3) of colour images.
 
     A palette gives its indices, not its colours. Masks have no EXIF orientation. Raises `BadImage` as `open_mask`.
     """
@@ -42,19 +39,17 @@ def open_mask(content: bytes) -> Image.Image:
         BadImage: no lossless image, or one with other values above 255.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            with Image.open(BytesIO(content), formats=FORMATS) as image:
-                if image.format in ("JPEG", "WEBP"):
-                    raise BadImage(f"a mask in {image.format}, which does not keep values exactly; save it as PNG")
-                if image.width * image.height > MAX_PIXELS:
-                    raise BadImage(f"the mask has {image.width} x {image.height} pixels, over {MAX_PIXELS:,}")
-                image.load()
-                if image.mode in ("LA", "PA"):
-                    return image.getchannel(0)
-                if image.mode in ("RGBA", "RGBX"):
-                    return image.convert("RGB")
-                return image if image.mode in ("1", "L", "P", "RGB") else _narrow(image)
+        with open_header(content) as image:
+            if image.format in ("JPEG", "WEBP"):
+                raise BadImage(f"a mask in {image.format}, which does not keep values exactly; save it as PNG")
+            if image.width * image.height > MAX_PIXELS:
+                raise BadImage(f"the mask has {image.width} x {image.height} pixels, over {MAX_PIXELS:,}")
+            image.load()
+            if image.mode in ("LA", "PA"):
+                return image.getchannel(0)
+            if image.mode in ("RGBA", "RGBX"):
+                return image.convert("RGB")
+            return image if image.mode in ("1", "L", "P", "RGB") else _narrow(image)
     except BadImage:
         raise
     except Exception as error:  # Pillow raises many types for a broken file
@@ -74,7 +69,7 @@ def _narrow(image: Image.Image) -> Image.Image:
 
 
 def read_numbers(image: Image.Image) -> NDArray[np.uint8]:
-    """(H, W) the numbers of a mask: 0 and 1 of 1 bit, indices of a palette, and of colours that are all grey their level.
+    """Returns the numbers of a mask, (H, W): 0 and 1 of 1 bit, indices of a palette, levels of colours that are all grey.
 
     Raises `BadImage` for other colours.
     """
@@ -86,7 +81,7 @@ def read_numbers(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def read_colours(image: Image.Image) -> NDArray[np.uint8]:
-    """(H, W, 3) the colours of a mask, as they are shown."""
+    """Returns the colours of a mask as they are shown, (H, W, 3)."""
     return np.asarray(image.convert("RGB"))
 
 

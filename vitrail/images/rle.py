@@ -45,7 +45,12 @@ class Rle:
 
     @classmethod
     def of_patch(cls, patch: NDArray[Any], corner: tuple[int, int], size: tuple[int, int]) -> Rle:
-        """A mask (h, w) that lies in the picture with its upper left pixel at ``corner``, (x, y); what is outside is cut off."""
+        """Places a mask (h, w) in the picture with its upper left pixel at ``corner``, (x, y); pixels outside are cut off.
+
+        Raises `ValueError` for a corner farther than `FARTHEST` from the origin.
+        """
+        if max(map(abs, corner)) > FARTHEST:
+            raise ValueError(f"a mask at {corner}, more than {FARTHEST:,} pixels from the picture")
         height, width = size
         across, down = np.nonzero(np.asarray(patch, bool).T)
         x, y = across + corner[0], down + corner[1]

@@ -30,7 +30,7 @@ Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
 
 
 def to_pixels(picture: Any, preprocessing: Preprocessing | Windows | None = None) -> Image.Image | np.ndarray:
-    """An upright Pillow image or an array (H, W, C), uint8 or float32 in [0, 1], with the channels of ``preprocessing``, else 3.
+    """Returns an upright Pillow image or an array (H, W, C), uint8 or float32 in [0, 1]; without ``preprocessing`` of 3 channels.
 
     Raises `BadImage` for anything else.
     """

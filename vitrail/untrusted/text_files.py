@@ -1,4 +1,4 @@
-"""Text files from strangers: lists of names, labels and paths."""
+"""Text files of unknown origin: lists of names, labels and paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def decode_text(content: bytes) -> str:
 
 
 def detect_encoding(head: bytes) -> str:
-    """The encoding of a text by its first two bytes or more: UTF-16 with a byte order mark, or UTF-8 with or without one."""
+    """Returns the encoding of a text by its first two bytes: UTF-16 with a byte order mark, or UTF-8 with or without one."""
     return "utf-16" if head.startswith(UTF_16) else "utf-8-sig"
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say
 from vitrail.weights.arrays import read_npz
 from vitrail.weights.description import KEY, read_sidecar
 from vitrail.weights.folders import CONFIG, read_folder
 from vitrail.weights.google import read_google
+from vitrail.weights.grids import check_grid_is_open
 from vitrail.weights.huggingface import FIRST_LAYERS as FIRST_LAYERS_OF_HUGGINGFACE
 from vitrail.weights.huggingface import PROCESSOR, read_huggingface
 from vitrail.weights.layout import ReadModel, Weights
@@ -25,7 +25,6 @@ from vitrail.weights.tensors import read_json, read_tensors
 from vitrail.weights.timm import FIRST_LAYERS, read_timm
 
 Size = tuple[int, int]
-STATED = "leave --grid out; --crop gives another input size"
 
 
 def read_model(
@@ -55,7 +54,7 @@ def read_model(
     """
     path, sizes = resolved.path, {"grid": grid, "image_size": image_size}
     if grid is not None and resolved.layout in ("native folder", "onnx file", "huggingface folder"):
-        raise ConfigError(f"{path} states its image size, and a grid was given", STATED)
+        check_grid_is_open(stated=True, has_table=True, path=path)
     if resolved.layout == "native folder":
         return ReadModel(load_model(path), "native")
     if resolved.layout == "onnx file":
@@ -63,7 +62,7 @@ def read_model(
     if resolved.layout == "file":
         tensors, metadata = read_tensors(path)
         if KEY in metadata and grid is not None:
-            raise ConfigError(f"{path} states its image size, and a grid was given", STATED)
+            check_grid_is_open(stated=True, has_table=True, path=path)
         if KEY in metadata:
             return ReadModel(parse_model_file(tensors, metadata, path), "native")
         network = _find_network(tensors, FIRST_LAYERS, resolved, log)

@@ -36,6 +36,7 @@ from vitrail.data.sources.source import list_splits
 from vitrail.errors import DataError
 
 Make = Callable[[Path], Any]
+CAFE = {form: unicodedata.normalize(form, "café.png") for form in ("NFC", "NFD")}
 ABC, MANY = ("a.png", "b.png", "c.png"), tuple(f"{number:03}.png" for number in range(150))
 
 
@@ -458,7 +459,91 @@ def pose(line: str, shape: str) -> Make:
     )
 
 
+def label_in(places: dict[str, str]) -> Make:
+    """Writes a file of labelme at each place, for the image that it names relative to it."""
+
+    def make(root: Path) -> None:
+        for place, image in places.items():
+            save_picture((root / place).parent / image)
+            write(root / place, labelme(image, [{"points": SQUARE}]))
+
+    return make
+
+
+def cvat_subsets(root: Path) -> None:
+    images = "".join(
+        f'<image id="{name}" name="{name}.png" subset="{name}"><box label="cat" xtl="1" ytl="1" xbr="9" ybr="9"/></image>'
+        for name in ("default", "eval", "val_2017")
+    )
+    save_pictures(root / "images", ("default.png", "eval.png", "val_2017.png"))
+    write(root / "annotations.xml", f"<annotations>{images}</annotations>")
+
+
+def numbered_names(root: Path) -> None:
+    for name in ("cat 0", "cat 1"):
+        save_picture(root / "JPEGImages" / f"{name}.png")
+        write(root / "Annotations" / f"{name}.xml", voc())
+    write(root / "ImageSets" / "Main" / "train.txt", "cat 0\n")
+    write(root / "ImageSets" / "Main" / "val.txt", "cat 1\n")
+
+
 READINGS: dict[str, tuple[Make, dict[str, Any]]] = {
+    "labelme's files in folders of splits below another": (
+        label_in(
+            {f"json/{split}/a.json": f"../../images/{split}/a.png" for split in ("train", "val")}
+            | {"json/b.json": "b.png"}
+        ),
+        {"train": 2, "val": {"images/val/a.png": [list(BOX)]}},
+    ),
+    "labelme's images in folders of splits, with one folder of files": (
+        label_in({"json/a.json": "../train/a.png", "json/b.json": "../val/b.png"}),
+        {"train": {"train/a.png": [list(BOX)]}, "val": {"val/b.png": [list(BOX)]}},
+    ),
+    "labelme's files behind a link": (
+        lambda root: (label_in({".real/a.json": "a.png"})(root), (root / "labels").symlink_to(root / ".real")),
+        {"train": one(name="labels/a.png")},
+    ),
+    "labelme's files and hidden copies": (
+        label_in({"a.json": "a.png", ".ipynb_checkpoints/a.json": "../a.png"}),
+        {"train": one(), "notes": ""},
+    ),
+    "CVAT's subsets of any name": (
+        cvat_subsets,
+        {"train": 2, "val": 1, "notes": "images of the subset 'eval', used for training: 1 (eval.png)"},
+    ),
+    "VOC's names that end with a number": (numbered_names, {"train": 1, "val": 1}),
+    "VOC's names in another Unicode form": (
+        lambda root: (save_picture(root / CAFE["NFD"]), write((root / CAFE["NFC"]).with_suffix(".xml"), voc())),
+        {"train": one(name=CAFE["NFD"])},
+    ),
+    "YOLO's names in another Unicode form": (
+        lambda root: (
+            save_picture(root / "images" / CAFE["NFD"]),
+            write((root / "labels" / CAFE["NFC"]).with_suffix(".txt"), yolo()),
+            write(root / "d.yaml", "train: images\nnames: [cat]\n"),
+        ),
+        {"train": one(name=f"images/{CAFE['NFD']}")},
+    ),
+    "areas of COCO that are no numbers": (
+        lambda root: with_picture(root, "a.json", coco(ABC[:1], each={"area": "400"})),
+        {"train": one(), "notes": "areas that are no positive numbers, taken from the boxes: 1 (a.png)"},
+    ),
+    "Label Studio's names in another Unicode form": (
+        lambda root: (
+            save_picture(root / CAFE["NFD"]),
+            write(
+                root / "x.json",
+                [
+                    label_studio(
+                        {"x": 0, "y": 0, "width": 50, "height": 50, "rectanglelabels": ["cat"]},
+                        "rectanglelabels",
+                        CAFE["NFC"],
+                    )
+                ],
+            ),
+        ),
+        {"train": 1},
+    ),
     "labelme's group is one object": (group(1), {"train": one()}),
     "shapes without a group are several": (group(None), {"train": {"a.png": [[10, 10, 20, 30], [25, 10, 30, 30]]}}),
     "labelme's image of another machine": (
@@ -583,10 +668,10 @@ READINGS: dict[str, tuple[Make, dict[str, Any]]] = {
     ),
     "COCO's names in another Unicode form": (
         lambda root: (
-            save_picture(root / unicodedata.normalize("NFD", "café.png")),
-            write(root / "a.json", coco([unicodedata.normalize("NFC", "café.png")])),
+            save_picture(root / CAFE["NFD"]),
+            write(root / "a.json", coco([CAFE["NFC"]])),
         ),
-        {"train": {unicodedata.normalize("NFD", "café.png"): [list(BOX)]}},
+        {"train": one(name=CAFE["NFD"])},
     ),
     "roLabelImg: XML": (
         lambda root: with_picture(
@@ -655,9 +740,9 @@ def test_objects_are_read_as_they_are_meant(name, tmp_path):
     expect(tmp_path, expected)
 
 
-def many_coco(root: Path) -> None:
+def many_coco(root: Path, changes: dict[str, Any]) -> None:
     tree = coco(MANY)
-    tree["annotations"][5]["category_id"] = 9
+    tree["annotations"][5] |= changes
     save_pictures(root, MANY)
     write(root / "a.json", tree)
 
@@ -670,7 +755,14 @@ def many_files(root: Path, spoil: Callable[[str], Any], make: Callable[[str], An
 
 
 FAULTS: dict[str, tuple[Make, str]] = {
-    "COCO's unknown category": (many_coco, "1 (005.png, annotation 505: the category '9', which a.json does not name)"),
+    "COCO's unknown category": (
+        lambda root: many_coco(root, {"category_id": 9}),
+        "1 (005.png, annotation 505: the category '9', which a.json does not name)",
+    ),
+    "COCO's segmentation that is a number": (
+        lambda root: many_coco(root, {"bbox": None, "segmentation": 5, "category_id": 1}),
+        "1 (005.png, annotation 505: segmentation is 5, not polygons or run lengths)",
+    ),
     "VOC's corner in words": (
         lambda root: many_files(root, lambda name: voc(("one", 1, 9, 9)), lambda name: voc(), ".xml"),
         "1 (005.png, object 1: xmin is 'one', not a number)",
@@ -736,6 +828,9 @@ def test_folders_that_are_one_on_this_machine_are_not_two_splits(tmp_path):
         ("train: ''\n", "names no images"),
         ("test: test/images\n", "none of the 1 images of the split test"),
         ("train: empty.txt\n", "empty.txt lists no images"),
+        ("train: root.txt\n", "root.txt has the line '/', which names no image"),
+        (f"path: {'x' * 300}\ntrain: nowhere\n", "nowhere, which does not exist"),
+        ("train: long.txt\n", "none of the 1 images of the split train"),
         ("train: [train/images, [1]]\n", "where paths should be"),
         ("train: train/images\nkpt_shape: 5\n", "kpt_shape: 5"),
     ],
@@ -743,7 +838,8 @@ def test_folders_that_are_one_on_this_machine_are_not_two_splits(tmp_path):
 def test_descriptions_of_yolo_that_contradict_themselves_are_refused(text, words, tmp_path):
     write_roboflow_yolo(tmp_path, text)
     save_picture(tmp_path / "test" / "images" / "d.png")
-    write(tmp_path / "empty.txt", "\n")
+    for name, line in {"empty": "", "root": "/", "long": "x" * 5000}.items():
+        write(tmp_path / f"{name}.txt", f"{line}\n")
     assert words in refusal(tmp_path)
 
 
@@ -773,6 +869,15 @@ def test_rectangles_alone_are_no_outlines_and_are_painted_among_others(tmp_path)
         },
         "segmentation",
     )
+
+
+def test_a_brush_mask_of_other_bits_is_named(tmp_path):
+    packed = label_studio_brush(np.ones((HEIGHT, WIDTH), bool))
+    packed[4] |= 8 << 3  # 16 bits a value
+    region = label_studio({"format": "rle", "rle": packed, "brushlabels": ["cat"]}, "brushlabels")
+    with_picture(tmp_path, "x.json", [region])
+    with pytest.raises(DataError, match="values of 16 bits, not 8"):
+        open_data(tmp_path)
 
 
 def test_categories_of_one_id_are_refused(tmp_path):

@@ -60,6 +60,7 @@ TABLES = [
         "path,tags\na.jpg,haze primary\nb.jpg,clear primary\nc.jpg,clear haze sea\nd.jpg,sea\n",
         "a haze+primary b clear+primary c clear+haze+sea d sea",
     ),
+    ("path,label\na.jpg,\"['ant',\n 'bee']\"\nb.jpg,['bee']\n", "a ant+bee b bee"),
     ("path,labels\na.jpg,polar bear\nb.jpg,golden retriever\n", "a polar bear b golden retriever"),
     ("path,rust,scab\na.jpg,1,0\nb.jpg,1,1\nc.jpg,0,0\n", "a rust b rust+scab c "),
     ("path,rust,scab\na.jpg,1.0,0.0\nb.jpg,0.0,1.0\n", "a rust b scab"),
@@ -117,6 +118,16 @@ LAYOUTS = [
     ),
     (
         images("a.jpg", "b.jpg", "c.jpg")
+        | {
+            "train.csv": "path,label\na.jpg,x\nb.jpg,y\n",
+            "val.csv": "photo,kind\nc.jpg,y\n",
+            "all.csv": "path,label\nc.jpg,y\n",
+        },
+        {"train": "x y"},
+        "tables not used: all.csv: not named after a split, val.csv:",
+    ),
+    (
+        images("a.jpg", "b.jpg", "c.jpg")
         | {"all.csv": "path,label,set\na.jpg,x,Train\nb.jpg,y,train\nc.jpg,y,valid\n"},
         {"train": "x y", "val": "y"},
         "splits in the column 'set'",
@@ -166,7 +177,7 @@ EXPORTS = {
     ("Kaggle", "train.csv and train_images/"): LAYOUTS[3],
     ("Hugging Face", "imagefolder with metadata.jsonl"): LAYOUTS[4],
     ("Roboflow", "Multi-Class Classification"): LAYOUTS[5],
-    ("Synology", "a shared folder"): LAYOUTS[7],
+    ("Synology", "a shared folder"): LAYOUTS[8],
 }
 
 

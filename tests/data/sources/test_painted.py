@@ -106,7 +106,7 @@ def test_an_outline_that_cannot_be_read_is_named(tmp_path):
     write_coco(tmp_path)
     objects = [{"id": 1, "image_id": 100, "category_id": 3, "bbox": [1, 1, 9, 9], "segmentation": [[1, 2, 3]]}]
     write(tmp_path / "annotations" / "instances.json", coco(annotations=objects))
-    with pytest.raises(DataError, match="annotation 1, its outline, whose box has no class: a polygon is a flat list"):
+    with pytest.raises(DataError, match="annotation 1, its outline; its box is ignored: a polygon is a flat list"):
         open_data(tmp_path, task="segmentation")
 
 

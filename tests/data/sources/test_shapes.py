@@ -50,7 +50,9 @@ def test_shapes_without_a_meaning_are_refused():
     for act, words in (
         (lambda: enclose_polygon("a", [(1, 1), (2, 2)]), "a polygon of 2 points"),
         (lambda: enclose_rectangle("a", (1, 1, 9, 9), math.inf), "turned by inf degrees"),
-        (lambda: enclose_ellipse("a", (1, 1), (math.nan, 1)), "an ellipse of the numbers"),
+        (lambda: enclose_ellipse("a", (1, 1), (math.nan, 1)), "an ellipse in the box"),
+        (lambda: enclose_ellipse("a", (1e308, 1), (1e308, 1), 0, SIZE), "an ellipse in the box"),
+        (lambda: Rle.of_patch(np.ones((3, 3), bool), (10**308, 0), SIZE), "more than 100,000 pixels from the picture"),
         (lambda: enclose_patch("a", np.zeros((3, 3), bool), (0, 0)), "a mask without pixels"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -6,11 +6,12 @@ Category ids are names, not numbers: classes are joined by their name, and ids a
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.contents import has_keys, make_key, read_file
+from vitrail.data.sources.contents import choose_evenly, has_keys, make_key, read_file
 from vitrail.data.sources.labels import SPLITS, RawSplit, format_label
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.object_lists import LARGEST, ObjectList, read_name, read_numbers, read_size
@@ -25,20 +26,12 @@ from vitrail.untrusted.numbers import to_real, to_whole
 
 KEYS = ("images", "annotations", "categories")
 IMAGE_FOLDERS = ("", "images")
+PROBES = 20  # names that are looked for in each folder
 BOXES = ("instances", "_annotations")  # begin the names of files of objects where others stand beside them
 KNOWN = frozenset(
     {"id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "ignore", "attributes", "score"}
-    | {
-        "keypoints",
-        "num_keypoints",
-        "keypoint_scores",
-        "caption",
-        "track_id",
-        "instance_id",
-        "category_name",
-        "isbbox",
-        "color",
-    }
+    | {"keypoints", "num_keypoints", "keypoint_scores", "caption", "track_id", "instance_id", "category_name"}
+    | {"isbbox", "color"}
 )
 KNOWN_OF_FILE = frozenset({*KEYS, "info", "licenses", "type", "contributor", "version"})
 
@@ -122,6 +115,8 @@ def _read_one(path: Path, root: Path, names: dict[str, None], outlines: bool) ->
             box = _read_box(entry, categories[category], size)
             box.outline = _read_outline(entry, outlined[number], where, objects)
             found[number].append(box)
+            if box.area is None and entry.get("area") is not None:
+                objects.note("areas that are no positive numbers, taken from the boxes", key)
             if entry.get("num_keypoints") or entry.get("keypoints"):
                 objects.note("keypoints, not used", key)
     for number, (key, size) in pictures.items():
@@ -222,8 +217,10 @@ def _normalise(segmentation: Any) -> Any:
 
     Raises `ValueError` for anything else than lists or run lengths.
     """
-    if not isinstance(segmentation, list) or not segmentation:
+    if not segmentation or isinstance(segmentation, dict):
         return segmentation
+    if not isinstance(segmentation, list):
+        raise ValueError(f"segmentation is {segmentation!s:.60}, not polygons or run lengths")
     if not any(isinstance(part, list) for part in segmentation):
         return [segmentation]
     if all(
@@ -253,7 +250,7 @@ def _read_outline(entry: Mapping[str, Any], size: Size | None, where: str, objec
     """The outline of an annotation in a picture of this size; None without one, or with one that is rejected."""
     if size is None or not entry.get("segmentation"):
         return None
-    with objects.rejecting(f"{where}, its outline, whose box has no class", kept=True):
+    with objects.rejecting(f"{where}, its outline; its box is ignored", kept=True):
         segmentation = _normalise(entry["segmentation"])
         if isinstance(segmentation, list):
             flat = [part for part in segmentation if not isinstance(part, list) or len(part) > 4 or len(part) % 2]
@@ -273,21 +270,23 @@ def _find_images(
 
     Where no folder has them, the names alone are looked for, as in exports with the paths of a server.
     """
-    folders = list(_list_candidates(path, root))
-    some = file_names[:: max(len(file_names) // 20, 1)]
-    for cut in (lambda name: name, lambda name: name.replace("\\", "/").rpartition("/")[2]):
-        finders = [NamedFiles(folder) for folder in folders]
-        present = [sum(files.find(cut(name)) is not None for name in some) for files in finders]
-        best = max(range(len(folders)), key=lambda place: present[place])  # the first of equals
-        if not some or present[best]:
-            if some and cut(some[0]) != some[0] and finders[best].find(some[0]) is None:
+    finders = [NamedFiles(folder) for folder in _list_candidates(path, root)]
+    bare = [name.replace("\\", "/").rpartition("/")[2] for name in file_names]
+    for names in (file_names, bare):
+        some = [names[row] for row in choose_evenly(len(names), PROBES).tolist()]
+        present = [sum(files.find(name) is not None for name in some) for files in finders]
+        best = finders[present.index(max(present))]  # the first of equals
+        if not some or max(present):
+            if names is bare and (example := next((given for given in file_names if given not in bare), "")):
                 objects.remarks.append(
-                    f"images of {path.name} are found by their names, without folders such as in {some[0]!r}"
+                    f"images of {path.name} are found by their names, without folders such as in {example!r}"
                 )
-            return folders[best], {name: finders[best].find_file(cut(name)) for name in file_names}
-    looked = ", ".join(str(folder) for folder in folders[:6])
-    close = nearest(Path(some[0]).name, [entry.name for entry in folders[0].iterdir()]) if folders else ""
-    raise DataError(f"the images of {path} are not found, e.g. {some[0]!r}", f"put them in one of {looked}; {close}")
+            return Path(best.root), {given: best.find_file(name) for given, name in zip(file_names, names)}
+    looked = ", ".join(files.root for files in finders[:6])
+    close = nearest(bare[0], os.listdir(finders[0].root))
+    raise DataError(
+        f"the images of {path} are not found, e.g. {file_names[0]!r}", f"put them in one of {looked}; {close}"
+    )
 
 
 def _list_candidates(path: Path, root: Path) -> Iterable[Path]:

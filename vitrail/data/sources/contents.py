@@ -168,7 +168,7 @@ class Strings(Sequence[str]):
 
 
 def choose_evenly(count: int, most: int) -> np.ndarray:
-    """At most ``most`` of ``count`` numbers, evenly spread."""
+    """Chooses at most ``most`` of the numbers from 0 to ``count`` - 1, evenly spaced: (m,) int64."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
@@ -231,7 +231,7 @@ def read_upright_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 
 def read_lines(path: str | os.PathLike[str], remedy: str) -> list[str]:
-    """The lines of a list, such as names of classes or of images, without spaces around them and without blank lines.
+    """Reads the lines of a list, such as names of classes or of images, without spaces around them and without blank lines.
 
     Raises `DataError` with the ``remedy``.
     """

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from vitrail.data.sources.box_convention import Corners
 from vitrail.data.sources.contents import make_key, read_head
-from vitrail.data.sources.labels import SPLITS, RawSplit
+from vitrail.data.sources.labels import RawSplit
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.object_lists import ObjectList, read_name, read_size
 from vitrail.data.sources.shapes import Box, Size, enclose_ellipse, enclose_polygon, enclose_rectangle
+from vitrail.data.sources.split_lists import WHOLE, find_split
 from vitrail.data.sources.xml_files import read_xml
 from vitrail.errors import DataError
 from vitrail.images.rle import Rle
@@ -24,24 +25,8 @@ FILE = "annotations.xml"
 IMAGES = ("images", "")
 SHAPES = ("polygon", "box", "ellipse", "mask")  # that have an area
 KNOWN = frozenset(
-    {
-        "label",
-        "occluded",
-        "source",
-        "z_order",
-        "rotation",
-        "points",
-        "xtl",
-        "ytl",
-        "xbr",
-        "ybr",
-        "cx",
-        "cy",
-        "rx",
-        "ry",
-        "rle",
-    }
-    | {"left", "top", "width", "height", "group_id", "outside", "keyframe", "frame", "attributes", "id"}
+    {"label", "occluded", "source", "z_order", "rotation", "points", "xtl", "ytl", "xbr", "ybr", "cx", "cy", "rx", "ry"}
+    | {"rle", "left", "top", "width", "height", "group_id", "outside", "keyframe", "frame", "attributes", "id"}
 )
 KNOWN_OF_IMAGE = frozenset(
     {"id", "name", "subset", "width", "height", "task_id", "job_id", "project_id", "media_type", "frame"}
@@ -50,12 +35,12 @@ REMEDY = "export it again as 'CVAT for images 1.1'"
 
 
 def is_cvat(root: Path) -> bool:
-    """Whether a folder has an ``annotations.xml`` of CVAT."""
+    """Tells whether a folder has an ``annotations.xml`` of CVAT."""
     return (root / FILE).is_file() and b"<annotation>" not in read_head(root / FILE, 2**12)
 
 
 def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
-    """The objects of ``annotations.xml`` by the subset of each image.
+    """Reads the objects of ``annotations.xml`` by the subset of each image.
 
     Of a polygon, ellipse, mask or turned box the upright box is taken, and with ``outlines`` the shape itself, too; points,
     lines and tags are left out.
@@ -70,7 +55,10 @@ def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, Raw
     declared = [name.text.strip() for name in tree.iterfind("meta//labels/label/name") if name.text]
     for number, image in enumerate(tree.iterfind("image")):
         subset = image.get("subset") or ""
-        objects = parts.setdefault(SPLITS.get(subset.lower(), "train"), ObjectList(str(root)))
+        split = find_split(subset)
+        objects = parts.setdefault(split or "train", ObjectList(str(root)))
+        if split is None and subset.lower() not in ("", *WHOLE):
+            objects.note(f"images of the subset {subset!r:.40}, used for training", image.get("name", FILE))
         with objects.rejecting(f"{FILE}, image {image.get('id', number)}"):
             key = _find_image(root, files, image.attrib["name"], subset)
             _read_image(image, key, objects, outlines)

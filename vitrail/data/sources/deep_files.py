@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.contents import Contents, StoredUnits, Strings, Units
+from vitrail.data.sources.contents import Contents, StoredUnits, Strings, Units, choose_evenly
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.images.decode import MODES, BadImage
 from vitrail.images.deep_images import Pixels, decode_deep, describe_pixels, read_levels
@@ -95,7 +95,7 @@ def find_levels(source: Source) -> Levels | None:
 def measure_levels(source: Source, max_pixels: int = PIXELS) -> Levels | None:
     """The smallest and the largest value of the deep images of a source; None if none can be read."""
     lows, highs = [], []
-    for row in sorted({round(row) for row in np.linspace(0, len(source) - 1, min(MEASURED, len(source)))}):
+    for row in choose_evenly(len(source), MEASURED).tolist():
         with suppress(BadImage):
             content = source.contents[row]
             pixels = describe_pixels(content) if isinstance(content, bytes) else None
@@ -109,7 +109,7 @@ def measure_levels(source: Source, max_pixels: int = PIXELS) -> Levels | None:
 def _probe(source: Source) -> list[Pixels]:
     """What the headers of some images say."""
     found = []
-    for row in sorted({round(row) for row in np.linspace(0, len(source) - 1, PROBES)}):
+    for row in choose_evenly(len(source), PROBES).tolist():
         with suppress(BadImage):
             content = source.contents[row]
             if isinstance(content, bytes) and (pixels := describe_pixels(content)):

@@ -164,7 +164,7 @@ def find_data_files(root: Path) -> tuple[str, dict[str, list[Path]]] | None:
 
 
 def split_of_file(path: Path) -> str | None:
-    """The split that the folder of a file, or the first word of its name, says."""
+    """Returns the split that the folder of a file, or the first word of its name, stands for; None without one."""
     if (above := path.parent.name.lower()) in SPLITS:
         return SPLITS[above]
     word = path.stem.lower()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +25,9 @@ BESIDE = "; the boxes and outlines beside them are not used"
 
 
 class Format(NamedTuple):
-    """The task that data are annotated for, and what reads them: a description of the layout, and the splits.
+    """The task that data are annotated for, and the function that reads them.
 
-    Of objects ``read`` takes ``outlines``, whether they are read, too.
+    ``read`` returns a description of the layout, and the splits. That of objects takes ``outlines``: whether to read them, too.
     """
 
     task: str
@@ -33,7 +35,7 @@ class Format(NamedTuple):
 
 
 def find_format(path: Path, *, masks_first: bool = False) -> Format | None:
-    """The format of an annotated folder or of a file of annotations; None for any other, or for nothing at ``path``.
+    """Finds the format of an annotated folder or of a file of annotations; None for any other path.
 
     Args:
         path: of the data. Of a folder with nothing but a folder, as archives are unpacked, the inner one is looked at, too.
@@ -74,8 +76,9 @@ def _read_masks(root: Path, places: Sequence[Place], beside: str) -> tuple[str, 
 
 
 def _find_only_folder(root: Path) -> Path | None:
-    inside = [path for path in root.iterdir() if not is_system_name(path.name)]
-    return inside[0] if len(inside) == 1 and inside[0].is_dir() else None
+    with os.scandir(root) as entries:
+        inside = list(islice((entry.name for entry in entries if not is_system_name(entry.name)), 2))
+    return folder if len(inside) == 1 and (folder := root / inside[0]).is_dir() else None
 
 
 def _find_objects(root: Path) -> Format | None:

@@ -7,13 +7,13 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vitrail.data.sources.split_lists import LIST_FOLDERS, find_lists, read_split_lists
+from vitrail.data.sources.labels import name_some
+from vitrail.data.sources.split_lists import LIST_FOLDERS, find_folder_split, find_lists, read_split_lists
 from vitrail.data.sources.split_names import SPLIT_ORDER
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
 
 FOLDERS = (*LIST_FOLDERS, "splits", "split", "lists", "annotations")
-SHOWN = 3  # examples in a note
 
 
 def divide_images(
@@ -54,8 +54,16 @@ def divide_images(
     return splits, where, _note_misfits(splits, found, images)
 
 
+def divide_by_folder(images: Iterable[str]) -> dict[str, list[str]]:
+    """Divides images by the split that a folder of each names; those of no split are for training."""
+    divided: dict[str, list[str]] = {}
+    for image in images:
+        divided.setdefault(find_folder_split(image) or "train", []).append(image)
+    return divided
+
+
 def pair_by_lists(root: Path, images: Iterable[str], masks: Iterable[str]) -> dict[str, str]:
-    """The mask of each image for which a line of the lists of masks names both, in two columns."""
+    """Returns the mask of each image for which a line of a list names both, in two columns."""
     folder = find_lists(root, ("ImageSets/Segmentation", *FOLDERS))
     lists = {} if folder is None else read_split_lists(folder)
     rows = [columns for lines in lists.values() for line in lines if len(columns := re.findall(r"[^\s,;]+", line)) == 2]
@@ -82,12 +90,6 @@ def _note_misfits(
         },
     }
     return [note for what, names in kinds.items() for note in name_some(what, names)]
-
-
-def name_some(what: str, names: Iterable[str]) -> tuple[str, ...]:
-    """A sentence with a count and examples; none without names."""
-    ordered = sorted(names)
-    return (f"{what}: {len(ordered):,} ({', '.join(ordered[:SHOWN])})",) if ordered else ()
 
 
 def _index_names(images: Iterable[str]) -> dict[str, str]:

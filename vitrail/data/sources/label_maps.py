@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.sources.annotations import Annotations, check_annotated_size
-from vitrail.data.sources.contents import Contents
+from vitrail.data.sources.contents import Contents, choose_evenly
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import IGNORED, encode_colours, open_mask, read_colours, read_numbers
 from vitrail.stamps import Stamped, hash_each
@@ -93,7 +93,7 @@ class LabelMaps(Annotations):
     def pixels(self) -> NDArray[np.int64]:
         """(256,) pixels of each class in at most `COUNTED` masks, without those that cannot be read."""
         total = np.zeros(256, np.int64)
-        for row in np.unique(np.linspace(0, len(self) - 1, min(COUNTED, len(self))).astype(int)).tolist():
+        for row in choose_evenly(len(self), COUNTED).tolist():
             try:
                 total += np.bincount(self.of(row).reshape(-1), minlength=256)
             except BadImage:

@@ -1,6 +1,7 @@
 """Label Studio's JSON exports: tasks with annotations ("JSON"), or images with their labels ("JSON-MIN").
 
-Places in these files are percentages of the picture. A shape is a region: its ``value`` has the coordinates and the labels.
+Coordinates in these files are percentages of the width and height of the picture. A shape is a region, whose ``value`` has the
+coordinates and the labels.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
+from unicodedata import normalize
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
@@ -46,14 +48,14 @@ AREAS = ("rectanglelabels", "polygonlabels", "ellipselabels", "brushlabels", "la
 
 
 def is_label_studio(path: Path) -> bool:
-    """Whether a JSON file is an export of Label Studio; it is not parsed."""
+    """Tells whether a JSON file is an export of Label Studio; it is not parsed."""
     if not read_head(path, HEAD).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         return False
     return has_keys(path, TASKS) or has_keys(path, SIZES)
 
 
 def find_label_studio(root: Path) -> Path | None:
-    """The export in a folder. Raises `DataError` for several."""
+    """Finds the export in a folder; None without one. Raises `DataError` for several."""
     files = [path for path in list_files(root, ".json") if is_label_studio(path)]
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
@@ -62,7 +64,7 @@ def find_label_studio(root: Path) -> Path | None:
 
 
 def read_label_studio(path: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
-    """The objects of an export. Images lie in the folder of the file or below it, and are found by their names.
+    """Reads the objects of an export. Images lie in the folder of the file or below it, and are found by their names.
 
     Rectangles, polygons, ellipses and brush masks are objects; with ``outlines`` they keep their shapes. Of several
     annotations of an image the first one that was not cancelled is used.
@@ -79,7 +81,7 @@ def read_label_studio(path: Path, *, outlines: bool = False) -> tuple[str, dict[
         raise DataError(f"{path} is no list of tasks", "export the annotations as JSON or JSON-MIN")
     keys: dict[str, str] = {}
     for key in Scan().list_images(str(root), ""):
-        name = PurePosixPath(key).name
+        name = normalize("NFC", PurePosixPath(key).name)
         keys[name] = "" if name in keys else key  # several images of one name: none can be meant
     parts = {"train": ObjectList(str(root))}
     for number, task in enumerate(tasks, 1):
@@ -110,7 +112,8 @@ def _name_image(task: Mapping[str, Any]) -> str:
             url = urlsplit(value.replace("\\", "/") if isinstance(value, str) else "")
         except ValueError:
             continue
-        name = PurePosixPath(unquote(next(iter(parse_qs(url.query).get("d", ())), url.path))).name
+        place = parse_qs(url.query).get("d", [url.path])[0]
+        name = PurePosixPath(unquote(place)).name
         if name.rpartition(".")[2].lower() in EXTENSIONS:
             return name
     return ""
@@ -118,7 +121,7 @@ def _name_image(task: Mapping[str, Any]) -> str:
 
 def _find_image(task: Mapping[str, Any], keys: Mapping[str, str]) -> str:
     """The key of the image of a task; empty if it is not found, or several have its name."""
-    name = _name_image(task)
+    name = normalize("NFC", _name_image(task))
     return keys.get(name, keys.get(HASHED.sub("", name), ""))
 
 
@@ -128,6 +131,8 @@ def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectLis
     if regions is None:
         return objects.note("images without an annotation, left out", key)
     size: Size = (0, 0)
+    traced: Size | None = None
+    wanted = outlines or any("rle" in region["value"] for region in regions)
     found: list[Box] = []
     labelled = {str(region.get("id")) for region in regions if _find_label(region)}
     for number, region in enumerate(regions, 1):
@@ -145,12 +150,12 @@ def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectLis
                 raise ValueError(
                     f"its picture has {stated[1]} x {stated[0]} pixels, and {size[1]} x {size[0]} in other regions"
                 )
-            size = stated
+            if stated != size:
+                size, traced = stated, objects.find_outlined(key, stated) if wanted else None
             packed = "rle" in region["value"]
-            outlined = objects.find_outlined(key, size) if outlines or packed else None
-            if packed and outlined is None:  # a few bytes can say any size
+            if packed and traced is None:  # a few bytes can say any size
                 raise ValueError("a brush mask for another size than that of the picture")
-            found.append(_read_region(region, size, outlined))
+            found.append(_read_region(region, size, traced if outlines or packed else None))
     objects.add(key, size, found)
 
 
@@ -220,14 +225,17 @@ def _read_brush(values: Any, size: Size) -> NDArray[np.bool_]:
     count, word = reader.read(32), reader.read(5) + 1
     if count != 4 * size[0] * size[1] or count > 4 * PIXELS:
         raise ValueError(f"a mask of {count:,} values for {size[1]} x {size[0]} pixels")
+    if word != 8:
+        raise ValueError(f"a mask of values of {word} bits, not 8")
     lengths = [reader.read(4) + 1 for _ in range(4)]
     mask, place = np.zeros(count, np.uint8), 0
     while place < count:
         repeats = reader.read(1)
         end = place + 1 + reader.read(lengths[reader.read(2)])
-        mask[place:end] = (
-            reader.read(word) if repeats else [reader.read(word) for _ in range(end - place)][: count - place]
-        )
+        if repeats:
+            mask[place:end] = reader.read(word)
+        else:
+            mask[place:end] = [reader.read(word) for _ in range(end - place)][: count - place]
         place = end
     return mask.reshape(*size, 4)[..., 3] > 0
 
@@ -239,7 +247,7 @@ class _Bits:
         self.bits, self.place = bits, 0
 
     def read(self, count: int) -> int:
-        """The next ``count`` bits. Raises `ValueError` at the end."""
+        """Returns the next ``count`` bits as a number. Raises `ValueError` at the end."""
         self.place += count
         if self.place > len(self.bits):
             raise ValueError("run lengths that are cut off")

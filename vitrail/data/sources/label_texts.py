@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from vitrail.data.sources.labels import BETWEEN
+from vitrail.errors import DataError
 
 FLOAT_WHOLE = re.compile(r"[+-]?\d+\.0+")
 PLURALS = ("labels", "tags", "classes", "categories", "targets", "attributes")
@@ -15,10 +16,12 @@ ZEROS_AND_ONES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 
 
 def unify_labels(texts: Sequence[str], column: str) -> tuple[list[str], str]:
-    """The labels of a column in one spelling, several of an image separated by ``;``, and a few words on what was done.
+    """Returns the labels of a column in one spelling, several of an image separated by ``;``, and a description of the change.
 
     If all labels are whole numbers, ``3.0`` is ``3``. Lists (``['ant', 'bee']``) and ``|`` separate labels, and in a column with
     a plural as its name (`PLURALS`) spaces and commas do where the parts recur: where there are fewer parts than combinations.
+
+    Raises `DataError` for a list that cannot be read.
     """
     distinct = set(texts)
     if any(map(FLOAT_WHOLE.fullmatch, distinct)) and all(
@@ -34,14 +37,13 @@ def unify_labels(texts: Sequence[str], column: str) -> tuple[list[str], str]:
         return [text.replace("|", BETWEEN) for text in texts], "labels separated by '|'"
     for mark, name in ((",", "','"), (" ", "spaces")):
         if column.strip().lower() in PLURALS and _parts_recur(distinct, mark):
-            return [
-                BETWEEN.join(text.split(None if mark == " " else mark)) for text in texts
-            ], f"labels separated by {name}"
+            divided = (text.split(None if mark == " " else mark) for text in texts)
+            return list(map(BETWEEN.join, divided)), f"labels separated by {name}"
     return list(texts), ""
 
 
 def find_combined_labels(names: Sequence[str]) -> str:
-    """A sentence on class names that look like several labels in one, as ``haze primary`` and ``clear``; empty if none do."""
+    """Returns a warning of class names that look like several labels in one, as ``haze primary``; "" without such names."""
     for mark, name in ((",", "commas"), (" ", "spaces")):
         if _parts_recur(set(names), mark):
             example = max(names, key=lambda text: text.count(mark))
@@ -63,13 +65,16 @@ def _parts_recur(texts: set[str], mark: str) -> bool:
 
 def _parse_list(text: str) -> str:
     inner = text[1:-1].strip()
-    quote = inner[:1] if inner[:1] in "'\"" else '"'
-    rows = list(csv.reader([inner], quotechar=quote, skipinitialspace=True)) if inner else []
+    quote = "'" if inner.startswith("'") else '"'
+    try:  # long lists are printed on several lines
+        rows = list(csv.reader(inner.splitlines(), quotechar=quote, skipinitialspace=True))
+    except csv.Error as error:
+        raise DataError(f"the list of labels {text:.60} cannot be read: {error}", "shorten its names") from error
     return BETWEEN.join(part.strip() for row in rows for part in row)
 
 
 def join_columns(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], str] | None:
-    """The labels of columns of zeros and ones, several of an image separated by ``;``, and a few words on what was read.
+    """Returns the labels of columns of zeros and ones, several of an image separated by ``;``, and a description of the columns.
 
     None unless all values of two columns or more are 0 or 1.
     """

@@ -12,7 +12,7 @@ from vitrail.data.sources.contents import has_keys, make_key, read_file
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.object_lists import ObjectList, read_name, read_points, read_size
-from vitrail.data.sources.scan import Scan, list_folders
+from vitrail.data.sources.scan import Scan, list_files, list_files_below, list_folders
 from vitrail.data.sources.shapes import (
     Box,
     Point,
@@ -22,6 +22,7 @@ from vitrail.data.sources.shapes import (
     enclose_polygon,
     enclose_rectangle,
 )
+from vitrail.data.sources.split_lists import find_folder_split
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import decode_mask
 from vitrail.images.rle import unite
@@ -38,14 +39,14 @@ KNOWN = frozenset(
 
 
 def is_labelme(root: Path) -> bool:
-    """Whether a folder, or one of a split or of annotations in it, has JSON files of labelme; one file of each is looked at."""
+    """Tells whether a folder, or one of a split or of annotations in it, has files of labelme; of each one file is read."""
     folders = [root, *(path for path in list_folders(root) if path.name.lower() in (*SPLITS, *FOLDERS))]
-    examples = (next(folder.glob("*.json"), None) for folder in folders)
+    examples = (next(iter(list_files(folder, ".json")), None) for folder in folders)
     return any(path is not None and has_keys(path, KEYS) for path in examples)
 
 
 def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
-    """The objects of labelme's files below ``root``, by split where the folders of the files are named after splits.
+    """Reads the objects of labelme's files below ``root``, by the split that a folder of the file, or else of its image, names.
 
     Of a polygon, circle or mask the box is taken, and with ``outlines`` the shape itself, too; points and lines have no area and
     are left out. Shapes of one label and one group are one object.
@@ -55,11 +56,9 @@ def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, 
     """
     parts: dict[str, ObjectList] = {}
     files = NamedFiles(root)
-    for path in sorted(root.rglob("*.json")):
-        top = path.relative_to(root).parts[0].lower()
-        if has_keys(path, KEYS[:1]) or has_keys(path, KEYS[1:]):
-            objects = parts.setdefault(SPLITS.get(top, "train"), ObjectList(str(root)))
-            _read_one(path, root, files, objects, outlines)
+    for path in list_files_below(root, ".json"):
+        _read_one(path, root, files, parts, outlines)
+    parts = {split: part for split, part in parts.items() if part.keys or part.faulty}
     annotated = {key for part in parts.values() for key in part.keys}
     first = next(iter(parts.values()))
     for key in Scan().list_images(str(root), ""):
@@ -69,11 +68,16 @@ def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, 
     return "labelme objects", {split: part.split(names) for split, part in parts.items()}
 
 
-def _read_one(path: Path, root: Path, files: NamedFiles, objects: ObjectList, outlines: bool) -> None:
-    """Adds the image and the shapes of one file."""
+def _read_one(path: Path, root: Path, files: NamedFiles, parts: dict[str, ObjectList], outlines: bool) -> None:
+    """Adds the image and the shapes of one file to its split. A JSON file with neither of labelme's keys is left out."""
     where = path.relative_to(root).as_posix()
+    split = find_folder_split(where)
+    objects = parts.setdefault(split or "train", ObjectList(str(root)))
     try:
-        plain = parse_json(read_file(path))
+        content = read_file(path)
+        if not any(f'"{key}"'.encode() in content for key in KEYS):
+            return
+        plain = parse_json(content)
     except BadImage as error:
         return objects.reject(where, error.reason)
     except ValueError as error:
@@ -82,15 +86,22 @@ def _read_one(path: Path, root: Path, files: NamedFiles, objects: ObjectList, ou
         return objects.reject(where, "it has no list of shapes")
     with objects.rejecting(where):
         key = _find_image(path, root, files, plain["imagePath"])
-        size = read_size(plain.get("imageHeight"), plain.get("imageWidth"))
-        outlined = objects.find_outlined(key, size) if outlines else None
-        groups: dict[Any, list[Box]] = {}
-        for number, shape in enumerate(plain["shapes"], 1):
-            with objects.rejecting(f"{where}, shape {number}"):
-                if (box := _read_shape(shape, key, objects, outlined)) is not None:
-                    group = shape.get("group_id")
-                    groups.setdefault((number,) if group is None else (box.name, str(group)), []).append(box)
-        objects.add(key, size, [_join(boxes) for boxes in groups.values()])
+        objects = parts.setdefault(split or find_folder_split(key) or "train", ObjectList(str(root)))
+        with objects.rejecting(where):
+            _read_shapes(plain, key, where, objects, outlines)
+
+
+def _read_shapes(plain: Mapping[str, Any], key: str, where: str, objects: ObjectList, outlines: bool) -> None:
+    """Adds the image ``key``, and the shapes of its file ``where``."""
+    size = read_size(plain.get("imageHeight"), plain.get("imageWidth"))
+    outlined = objects.find_outlined(key, size) if outlines else None
+    groups: dict[Any, list[Box]] = {}
+    for number, shape in enumerate(plain["shapes"], 1):
+        with objects.rejecting(f"{where}, shape {number}"):
+            if (box := _read_shape(shape, key, objects, outlined)) is not None:
+                group = shape.get("group_id")
+                groups.setdefault((number,) if group is None else (box.name, str(group)), []).append(box)
+    objects.add(key, size, [_join(boxes) for boxes in groups.values()])
 
 
 def _find_image(path: Path, root: Path, files: NamedFiles, named: Any) -> str:

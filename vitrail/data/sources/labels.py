@@ -23,6 +23,7 @@ from vitrail.untrusted.limits import CLASSES, DIGITS
 
 BETWEEN = ";"  # separates the labels of one image
 ROWS_SHOWN = 20
+EXAMPLES = 3  # in a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,14 @@ class RawSplit:
 
     def take(self, rows: np.ndarray) -> RawSplit:
         return RawSplit(self.contents.take(rows), self.labels and self.labels.take(rows), self.notes, self.faulty)
+
+
+def name_some(what: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns a note with the number of ``names`` and the first of them in order, each once; no note without names."""
+    names = list(names)
+    shown = sorted(set(names))
+    more = ", ..." if len(shown) > EXAMPLES else ""
+    return (f"{what}: {len(names):,} ({', '.join(shown[:EXAMPLES])}{more})",) if names else ()
 
 
 def count_classes(values: np.ndarray | Annotations, classes: int) -> np.ndarray:

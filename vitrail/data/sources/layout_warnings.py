@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.annotations import Annotations, Objects
+from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.label_texts import find_combined_labels
 from vitrail.data.sources.labels import SPLITS
 from vitrail.data.sources.source import Source, Splits, list_splits
@@ -91,7 +92,7 @@ def _find_nested_pattern(splits: Splits, data: Any) -> str:
 def _count_levels(source: Source) -> list[int]:
     """Of sampled images, the number of folders from the class folder down to the image."""
     levels = []
-    for row in np.unique(np.linspace(0, len(source) - 1, min(SAMPLED, len(source))).astype(int)).tolist():
+    for row in choose_evenly(len(source), SAMPLED).tolist():
         folders = source.keys[row].split("/")[:-1]
         if folders and folders[0].lower() in SPLITS and len(folders) > 1 and folders[1] in source.classes:
             folders = folders[1:]

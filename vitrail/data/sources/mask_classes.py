@@ -1,4 +1,4 @@
-"""What the values of masks mean: which classes they are, which pixels have none, and which masks cannot be meant as they are."""
+"""Assigns classes to the values of masks, and refuses masks whose values are ambiguous or were interpolated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vitrail.errors import DataError
 from vitrail.images.masks import IGNORED
 
 BINARY = (Entry(0, "background"), Entry(IGNORED, "foreground"))
-WIDE_GAP = 16  # between all values: grey levels to be looked at, not numbers of classes
+WIDE_GAP = 16  # between all values: these are grey levels chosen for display, not numbers of classes
 THIN, MOST_THIN = 0.1, 0.5  # share of inner pixels of a level along edges, and of all pixels that have such levels
 MANY = 16  # levels along edges, where small objects leave one level that fills an area
 RARE_IN = 20  # masks, from which on a value that one of them has is named
@@ -55,7 +55,7 @@ class Meaning:
 
 
 def find_meaning(root: Path, found: MaskValues, table: ClassTable | None) -> Meaning:
-    """Finds out what the values of masks mean.
+    """Finds the class of each value of masks.
 
     Args:
         root: folder of the data, for messages.
@@ -149,7 +149,7 @@ def _match_numbers(root: Path, found: MaskValues, table: ClassTable | None) -> M
     numbers = {level.number for level in found.levels if level.kind != BITS}
     if numbers <= {0, IGNORED} and (binary := _find_binary(root, numbers, found, table)):
         values, indices = [0, 1, IGNORED], [0, 1, 1]
-        words = "masks have the values 0 and 255 alone: 255 is taken as the second class, not as ignored"
+        words = "masks have only the values 0 and 255: 255 is taken as the second class, not as ignored"
         notes = (words,) if numbers and table is None else ()
         names = tuple(entry.name for entry in sorted(binary, key=lambda entry: entry.value))
         return Meaning(np.array(values, np.uint8), np.array(indices, np.uint8), names, (*notes, *_note_bits(found)))
@@ -172,7 +172,7 @@ def _match_numbers(root: Path, found: MaskValues, table: ClassTable | None) -> M
 
 
 def number_entries(entries: Iterable[Entry], notes: Sequence[str] = ()) -> Meaning:
-    """The meaning of numbers that are named; 255 has no class."""
+    """Returns the classes of numbers that are named; 255 is ignored."""
     by_value = {entry.value: entry for entry in entries}
     classes = [entry for entry in by_value.values() if not entry.ignored]
     place = {entry.value: index for index, entry in enumerate(classes)}
@@ -193,7 +193,7 @@ def _find_binary(root: Path, numbers: set[int], found: MaskValues, table: ClassT
         return ()
     if len(table.classes) != 2:
         names = "1 class" if len(table.classes) == 1 else f"{len(table.classes)} classes"
-        what = f"masks below {root} have no values but 0 and {'255' if numbers else '1'}, and {table.path.name} names {names}"
+        what = f"masks below {root} have only the values 0 and {'255' if numbers else '1'}, and {table.path.name} names {names}"
         raise DataError(what, f"name the background and the foreground; {DECIDE_255}")
     return table.classes
 

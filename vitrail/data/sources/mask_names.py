@@ -1,4 +1,4 @@
-"""What the values and colours of masks are called: the files beside masks that name classes."""
+"""Reads the files beside masks that name the classes of their values and colours."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from vitrail.data.sources.contents import read_lines
 from vitrail.errors import DataError
 from vitrail.images.masks import IGNORED, Colour
 from vitrail.untrusted.numbers import to_whole
-from vitrail.untrusted.text_files import read_text
 
+REMEDY = "save it as text in UTF-8"
 VOID = frozenset({"void", "ignore", "ignored"})  # names of what has no class
 COLUMNS = {
     "index": ("index", "pixel value", "value", "id", "idx"),
     "name": ("name", "class", "class_name", "label"),
     **{colour: (colour, colour[0]) for colour in ("red", "green", "blue")},
 }
-# files that hold names in forms that are not read; said where masks have no names
+# files that may name classes in a format that is not read; a note lists them where masks have no names
 LIKE_NAMES = re.compile(
     r"(?i)(class|label|name|categor|color|colour|palette|code).*\.(txt|csv|tsv|json|ya?ml|xml|pbtxt)$"
 )
@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def ignored(self) -> bool:
-        """Whether pixels of this value have no class."""
+        """Whether pixels of this value are ignored."""
         return self.value == IGNORED or self.name.lower() in VOID
 
 
@@ -114,7 +114,7 @@ def _read_nearest(root: Path, mask: str) -> ClassTable | None:
 
 
 def _read_names(path: Path) -> ClassTable:
-    lines = read_lines(path, "give one name a line in UTF-8")
+    lines = read_lines(path, REMEDY)
     return ClassTable(path, tuple(Entry(number, name) for number, name in enumerate(lines)))
 
 
@@ -122,14 +122,14 @@ def _read_names(path: Path) -> ClassTable:
 def _table_errors(path: Path, form: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, LookupError, csv.Error) as error:
+    except (ValueError, LookupError, csv.Error) as error:
         raise DataError(f"{path} is no table of classes: {error}", f"give {form}") from error
 
 
 def _read_csv(path: Path) -> ClassTable:
     """A table with a name in each row, and a value, a colour or both."""
     with _table_errors(path, "the columns index,name or index,name,red,green,blue"):
-        lines = _list_lines(path)
+        lines = read_lines(path, REMEDY)
         between = next((mark for mark in ",;\t" if lines and mark in lines[0]), ",")
         rows = csv.reader(lines, delimiter=between, skipinitialspace=True, strict=True)
         header = [name.strip().lower() for name in next(rows, [])]
@@ -154,22 +154,21 @@ def _read_labelmap(path: Path) -> ClassTable:
     """Lines ``label:color_rgb:parts:actions``, as CVAT and Datumaro write them."""
     with _table_errors(path, "lines of label:red,green,blue:parts:actions"):
         entries = []
-        for number, line in enumerate(line for line in _list_lines(path) if not line.startswith("#")):
-            name, colour, *_ = [*line.rsplit(":", 3), "", ""] if ":" in line else [line, "missing"]
-            entries.append(Entry(number, name.strip(), _parse_colour(colour.split(",")) if colour.strip() else None))
+        for number, line in enumerate(line for line in read_lines(path, REMEDY) if not line.startswith("#")):
+            name, *columns = line.rsplit(":", 3)
+            if not columns:
+                raise ValueError(f"the line {line!r:.60} has no colon")
+            colour = _parse_colour(columns[0].split(",")) if columns[0].strip() else None
+            entries.append(Entry(number, name.strip(), colour))
     return ClassTable(path, tuple(entries))
 
 
 def _read_colours(path: Path) -> ClassTable:
     """Lines ``red green blue name``, as CamVid has them."""
     with _table_errors(path, "lines of red green blue name"):
-        rows = [[*line.split(maxsplit=3), ""][:4] for line in _list_lines(path)]
+        rows = [[*line.split(maxsplit=3), ""][:4] for line in read_lines(path, REMEDY)]
         entries = [Entry(number, name, _parse_colour(colour)) for number, (*colour, name) in enumerate(rows)]
     return ClassTable(path, tuple(entries))
-
-
-def _list_lines(path: Path) -> list[str]:
-    return [line for text in read_text(path).splitlines() if (line := text.strip())]
 
 
 def _parse_colour(channels: Sequence[str]) -> Colour:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitrail.data.sources.labels import SPLITS
-from vitrail.data.sources.scan import Scan, list_image_files
+from vitrail.data.sources.scan import Scan, list_folders, list_image_files
 from vitrail.images.decode import EXTENSIONS
 
 IMAGES = ("images", "imgs", "image", "img", "JPEGImages", "leftImg8bit", "img_dir")
@@ -123,7 +123,7 @@ def _has_masks_beside(folder: Path) -> bool:
 
 
 def _list_folders(folder: Path) -> list[str]:
-    return Scan().list_folder(str(folder))[0]
+    return [path.name for path in list_folders(folder)]
 
 
 def pair_files(root: Path, place: Place) -> Pairs:

@@ -82,12 +82,12 @@ class MaskValues:
         return sum(count.masks for count in self.kinds.values())
 
     def to_json(self) -> dict[str, Any]:
-        """The values in JSON types."""
+        """Returns the values in JSON types."""
         return {"levels": self.levels, "kinds": self.kinds, "void": self.void, "unusable": self.unusable}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> MaskValues:
-        """The values that `to_json` gave."""
+        """Restores the result of `to_json`."""
         levels = tuple(Level(kind, number, tuple(colour), *rest) for kind, number, colour, *rest in kept["levels"])
         counts = ({name: Count(*each) for name, each in kept[what].items()} for what in ("kinds", "void", "unusable"))
         return cls(levels, *counts)

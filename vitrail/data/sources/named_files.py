@@ -21,7 +21,7 @@ class NamedFiles:
         self._list_composed = lru_cache(maxsize=None)(_list_composed)
 
     def find(self, name: str) -> str | None:
-        """The path of a file or folder that exists, with forward slashes, as it is stored on the disk; None for no such file."""
+        """Returns the path of a file or folder as it is stored on the disk, with forward slashes; None if it does not exist."""
         if os.path.exists(os.path.join(self.root, name)):
             return name
         if name.isascii() and "\\" not in name:
@@ -35,7 +35,7 @@ class NamedFiles:
         return self._find_composed(slashed)
 
     def find_file(self, name: str) -> str | None:
-        """The path of a file as `find` gives it; None for a folder."""
+        """Returns the path of a file as `find` does; None for a folder."""
         found = self.find(name)
         return found if found is not None and os.path.isfile(os.path.join(self.root, found)) else None
 

@@ -1,4 +1,4 @@
-"""Objects as readers of annotation files find them, image by image. What cannot be meant or read is left out and counted.
+"""Objects as readers of annotation files find them, image by image. Invalid and unreadable objects are left out and counted.
 
 Boxes are (left, top, right, bottom) in pixels of the upright picture; see annotations.py.
 """
@@ -17,14 +17,13 @@ import numpy as np
 from vitrail.data.sources.annotations import DRAWN_BOX, Objects
 from vitrail.data.sources.box_convention import Convention
 from vitrail.data.sources.contents import Files, Strings, read_upright_size
-from vitrail.data.sources.labels import Faulty, Labels, RawSplit, format_label, sort_names
+from vitrail.data.sources.labels import EXAMPLES, Faulty, Labels, RawSplit, format_label, name_some, sort_names
 from vitrail.data.sources.orientations import find_turned
 from vitrail.data.sources.shapes import Box, Size
 from vitrail.untrusted.limits import PIXELS
 from vitrail.untrusted.numbers import to_real, to_whole
 
-EXAMPLES = 3  # images, or objects, that a note names
-LARGEST = 2.0**31  # coordinate that can be meant
+LARGEST = 2.0**31  # coordinate that is taken as valid
 TURNED = (
     "photographs turned by EXIF whose size does not tell whether their objects were drawn before or after, taken as drawn "
     "after; draw some with 'vitrail data check --out FOLDER' and look"
@@ -32,19 +31,19 @@ TURNED = (
 
 
 def read_size(height: Any, width: Any) -> Size:
-    """What an annotation says on the (height, width) of its picture; 0 for nothing. Raises `ValueError` for no whole numbers."""
+    """Reads the (height, width) of a picture from its annotation; 0 if not stated. Raises `ValueError` unless whole numbers."""
     return to_whole(height or 0, "the height of a picture"), to_whole(width or 0, "the width of a picture")
 
 
 def read_numbers(values: Any, count: int, what: str) -> tuple[float, ...]:
-    """A list of ``count`` numbers. Raises `ValueError` for anything else."""
+    """Reads a list of ``count`` numbers. Raises `ValueError` for anything else."""
     if not isinstance(values, list | tuple) or len(values) != count or any(isinstance(each, bool) for each in values):
         raise ValueError(f"{what} is {values!s:.80}, not {count} numbers")
     return tuple(to_real(value, what) for value in values)
 
 
 def read_points(values: Any, what: str) -> list[tuple[float, float]]:
-    """Pairs of numbers [[x, y], ...]. Raises `ValueError` for anything else."""
+    """Reads pairs of numbers [[x, y], ...]. Raises `ValueError` for anything else."""
     if not isinstance(values, list):
         raise ValueError(f"{what} are {values!s:.80}, not pairs of numbers")
     points = (read_numbers(point, 2, f"a point of {what}") for point in values)
@@ -52,7 +51,7 @@ def read_points(values: Any, what: str) -> list[tuple[float, float]]:
 
 
 def read_name(value: Any, what: str = "the label") -> str:
-    """The name of a class. Raises `ValueError` for anything else than text or a number."""
+    """Reads the name of a class. Raises `ValueError` for anything else than text or a number."""
     name = "" if isinstance(value, dict | list | bool) else format_label(value)
     if not name:
         raise ValueError(f"{what} is {value!s:.80}")
@@ -104,8 +103,8 @@ class ObjectList:
         self.images.append(boxes)
 
     def find_outlined(self, key: str, size: Size) -> Size | None:
-        """The ``size`` that an annotation says, if it is that of the picture: outlines of another size are not traced, since a
-        few bytes can say any size.
+        """Returns the ``size`` that an annotation states if it is that of the picture, otherwise None: outlines are not traced,
+        since a few bytes can state any size.
         """
         if not all(size):
             return None
@@ -172,14 +171,14 @@ class ObjectList:
 
     def notes(self) -> tuple[str, ...]:
         """A line for each kind of fault, with its number and some images."""
-        lines = [f"{fault}: {len(keys):,} ({shorten(map(basename, keys))})" for fault, keys in self.faults.items()]
+        lines = [line for fault, keys in self.faults.items() for line in name_some(fault, map(basename, keys))]
         if self.faulty:
             more = "; ..." if self.faulty > len(self.examples) else ""
             lines.append(f"objects that cannot be read, left out: {self.faulty:,} ({'; '.join(self.examples)}{more})")
         return (*self.remarks, *lines)
 
     def split(self, names: Sequence[str] | None = None) -> RawSplit:
-        """The images as files, and their objects; by default the classes are those that occur."""
+        """Returns the images as files, and their objects; by default the classes are those that occur."""
         declared = names is not None
         names = tuple(names) if names is not None else sort_names(self.names())
         index = {name: number for number, name in enumerate(names)}
@@ -205,9 +204,3 @@ class ObjectList:
         labels = [index[one.name] for one in found]
         outlines = [one.outline.to_text().encode() if one.outline else DRAWN_BOX * one.filled for one in found]
         return Objects.of_image(boxes, labels, crowd=crowd, areas=areas, size=self.sizes[row], outlines=outlines)
-
-
-def shorten(names: Iterable[str]) -> str:
-    """The first of some names, each once, in order."""
-    images = sorted(set(names))
-    return ", ".join(images[:EXAMPLES]) + (", ..." if len(images) > EXAMPLES else "")

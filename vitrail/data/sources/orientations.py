@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from vitrail.data.sources.contents import open_file, read_head
+from vitrail.data.sources.contents import choose_evenly, open_file, read_head
 from vitrail.images.decode import BadImage, read_orientation
 
 HEAD = 2**12  # bytes in which a file says that it has EXIF
@@ -20,7 +20,7 @@ Picture = tuple[str, tuple[int, int]]  # its key, and the (height, width) that i
 
 def find_turned(root: str, pictures: Sequence[Picture]) -> list[str]:
     """Returns the keys of pictures that EXIF turns without a change of the size that their annotation states."""
-    looked = pictures[:: len(pictures) // LOOKED + 1]
+    looked = [pictures[row] for row in choose_evenly(len(pictures), LOOKED).tolist()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         turned = pool.map(partial(_is_turned, root), looked, chunksize=64)
         return [key for (key, _), is_turned in zip(looked, turned) if is_turned]

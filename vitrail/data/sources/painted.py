@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from vitrail.data.sources.annotations import DRAWN_BOX, Objects
 from vitrail.data.sources.contents import Strings
 from vitrail.data.sources.label_maps import IGNORED, LabelMaps
-from vitrail.data.sources.labels import Labels, RawSplit
-from vitrail.data.sources.object_lists import shorten
+from vitrail.data.sources.labels import Labels, RawSplit, name_some
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 from vitrail.images.rle import Rle
@@ -26,7 +25,7 @@ from vitrail.untrusted.limits import PIXELS
 
 BACKGROUND = "background"
 UNTRACED = {
-    b"": "objects without an outline, whose boxes have no class (255)",
+    b"": "objects without an outline, whose boxes are ignored (255)",
     DRAWN_BOX: "rectangles among other shapes, painted as they were drawn",
 }
 
@@ -92,9 +91,9 @@ def _paint_split(split: RawSplit) -> RawSplit:
     values = np.array([*range(len(names)), IGNORED], np.uint8)
     maps = LabelMaps(PaintedMaps(_objects(split), split.contents.keys), values, values)
     notes = [
-        f"{what}: {len(keys):,} ({shorten(map(basename, keys))})"
+        note
         for outline, what in UNTRACED.items()
-        if (keys := _list_outlined(split, outline))
+        for note in name_some(what, map(basename, _list_outlined(split, outline)))
     ]
     return replace(split, labels=Labels(names, maps, declared=True), notes=(*split.notes, *notes))
 

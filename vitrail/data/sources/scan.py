@@ -1,4 +1,4 @@
-"""One walk over the folders of a data set: images, other files, and what systems put beside them.
+"""Lists the folders of a data set: images, other files, and files of the operating system, which are skipped.
 
 Nothing depends on the order in which the file system lists names. A million files are scanned in seconds: no file is
 opened or queried for its length, except files without an extension.
@@ -16,7 +16,7 @@ from vitrail.data.sources.contents import read_head
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS, looks_like_image
 
-# what systems and file servers put beside files: thumbnails, what was deleted, snapshots; names with a dot are skipped as well
+# of operating systems and file servers: thumbnails, deleted files, snapshots; names that begin with a dot are skipped as well
 SYSTEM_NAMES = frozenset(
     {"$recycle.bin", "recycler", "system volume information", "lost+found", "thumbs.db", "ehthumbs.db", "desktop.ini"}
     | {"__macosx", "@eadir", "@tmp", "@recycle", "@recently-snapshot", "@snapshot", "#recycle", "#snapshot"}
@@ -33,7 +33,7 @@ class Scan:
     entered: set[tuple[int, int]] = field(default_factory=set)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
-        """The names of the subfolders and of the images directly in a folder, each sorted. Raises `DataError`."""
+        """Lists the names of the subfolders and of the images directly in a folder, each sorted. Raises `DataError`."""
         folders, images = [], []
         try:
             with os.scandir(folder) as entries:
@@ -63,7 +63,7 @@ class Scan:
         return True
 
     def list_images(self, root: str, inside: str) -> list[str]:
-        """The sorted paths, relative to ``root``, of all images in its subfolder ``inside``, at any depth."""
+        """Lists the sorted paths, relative to ``root``, of all images in its subfolder ``inside``, at any depth."""
         paths, waiting = [], [inside]
         while waiting:
             folder = waiting.pop()
@@ -75,7 +75,7 @@ class Scan:
         return sorted(paths)
 
     def describe_others(self) -> str:
-        """The files that were not used, for the description of the layout."""
+        """Returns a clause on the files that were not used, for the description of the layout."""
         words = ""
         if self.others:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.others.items()))
@@ -86,16 +86,27 @@ class Scan:
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """The subfolders of a folder in order, without those of the system. Raises `DataError` as `Scan.list_folder`."""
+    """Lists the subfolders of a folder in order, without those of the system. Raises `DataError` as `Scan.list_folder`."""
     return _list_entries(folder, _is_folder)
 
 
 def list_files(folder: Path, *suffixes: str) -> list[Path]:
-    """The files in a folder with one of these suffixes, in any letter case, in order, without those of the system.
+    """Lists the files in a folder with one of these suffixes, in any letter case, in order, without those of the system.
 
     Raises `DataError` as `Scan.list_folder`.
     """
     return _list_entries(folder, lambda entry: entry.name.lower().endswith(suffixes) and not _is_folder(entry))
+
+
+def list_files_below(root: Path, *suffixes: str) -> list[Path]:
+    """Lists files as `list_files` does, at any depth below a folder. Each folder is entered once, also through links."""
+    scan, found, waiting = Scan(), [], [root]
+    while waiting:
+        folder = waiting.pop()
+        if scan.enter(str(folder)):
+            found += list_files(folder, *suffixes)
+            waiting += list_folders(folder)
+    return sorted(found)
 
 
 def _list_entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
@@ -109,7 +120,7 @@ def _list_entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> l
 
 
 def is_system_name(name: str) -> bool:
-    """Whether a file or folder belongs to the system, not to the data: hidden, or among `SYSTEM_NAMES`."""
+    """Tells whether a file or folder is hidden or among `SYSTEM_NAMES`, and so no part of the data."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
@@ -128,7 +139,7 @@ def is_image(entry: os.DirEntry[str]) -> bool:
 
 
 def list_image_files(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
-    """The sorted paths of all images in a folder, at any depth; ``scan`` counts the other files.
+    """Lists the sorted paths of all images in a folder, at any depth; ``scan`` counts the other files.
 
     Raises `DataError` for a folder without images.
     """

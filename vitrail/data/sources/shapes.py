@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.sources.box_convention import Corners
 from vitrail.images.rle import Rle
+from vitrail.untrusted.limits import FARTHEST
 
 Point = tuple[float, float]
 Size = tuple[int, int]  # (height, width)
@@ -58,13 +59,16 @@ def enclose_rectangle(name: str, box: Corners, degrees: float = 0.0, outlined: S
 
 
 def enclose_ellipse(name: str, centre: Point, radii: Point, degrees: float = 0.0, outlined: Size | None = None) -> Box:
-    """Returns the object of an ellipse, turned clockwise: the pixels whose middle lies in it."""
+    """Returns the object of an ellipse, turned clockwise: the pixels whose middle lies in it.
+
+    Raises `ValueError` for one that reaches farther than `FARTHEST` from the origin.
+    """
     (x, y), (across, down) = centre, map(abs, radii)
-    if not all(map(math.isfinite, (x, y, across, down, degrees))):
-        raise ValueError(f"an ellipse of the numbers {x}, {y}, {across}, {down}, {degrees}")
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     wide, tall = math.hypot(across * cosine, down * sine), math.hypot(across * sine, down * cosine)
     box = x - wide, y - tall, x + wide, y + tall
+    if not all(abs(edge) <= FARTHEST for edge in box):  # false for NaN as well
+        raise ValueError(f"an ellipse in the box {box}")
     if outlined is None or not across or not down:
         return Box(name, box)
     height, width = outlined

@@ -1,4 +1,4 @@
-"""Which split a list, file or folder means, and the lists of images that data sets have beside their annotations."""
+"""Finds the split that a list, file or folder is named after, and reads the lists of images of a data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from vitrail.data.sources.split_names import SPLITS
 BOTH = "trainval"  # training and validation images in one list
 WHOLE = (BOTH, "default")  # lists whose images are for training where no other list says so
 LIST_FOLDERS = ("ImageSets/Main", "ImageSets", "")
-CLASS_MARK = re.compile(r"\s+-?[01]$")  # whether an image shows the class of a list
 
 
 def find_split(name: str) -> str | None:
@@ -37,7 +36,7 @@ def find_lists(root: Path, folders: tuple[str, ...] = LIST_FOLDERS) -> Path | No
 def read_split_lists(folder: Path) -> dict[str, list[str]]:
     """Returns the names in the lists of a folder by split, each once and in order.
 
-    ``trainval.txt`` is what ``train.txt`` and ``val.txt`` leave of it: all of it without either, and the one that is missing.
+    Where ``train.txt`` or ``val.txt`` is missing, the names of ``trainval.txt`` that the other does not have take its place.
 
     Raises:
         DataError: a list cannot be read.
@@ -47,7 +46,7 @@ def read_split_lists(folder: Path) -> dict[str, list[str]]:
         stem = path.stem.lower()
         if stem in SPLITS or stem in WHOLE:
             lines = read_lines(path, "give a list of names, one a line")
-            found.setdefault(SPLITS.get(stem, stem), {}).update((CLASS_MARK.sub("", line), None) for line in lines)
+            found.setdefault(SPLITS.get(stem, stem), {}).update(dict.fromkeys(lines))
     lists = {split: list(names) for split, names in found.items() if split not in WHOLE}
     whole = next((found[word] for word in WHOLE if word in found), None)
     missing = next((split for split in ("train", "val") if split not in lists), None)

@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.scan import Scan
+from vitrail.data.sources.scan import list_folders
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
 
@@ -18,7 +17,7 @@ MOST_FOLDERS = 64  # beside a table, in which its files are looked for
 
 
 def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[str], str]:
-    """The paths of a table's files relative to ``root``, its folder, and a few words on how they were found.
+    """Returns the paths of a table's files relative to ``root``, its folder, and a description of how they were found.
 
     The paths are taken as they stand if files are there. Otherwise a folder beside the table is put in front of them, one with
     the table's name first, and an extension of images behind names without one. Paths with backslashes or in another Unicode
@@ -27,7 +26,7 @@ def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[st
     Raises:
         DataError: no file is found, or files of these names are in several folders.
     """
-    probes = [paths[round(row)] for row in np.linspace(0, len(paths) - 1, min(PROBES, len(paths)))]
+    probes = [paths[row] for row in choose_evenly(len(paths), PROBES).tolist()]
     named = NamedFiles(root)
 
     def count(before: str, after: str) -> int:
@@ -62,20 +61,11 @@ def _likely_folders(stem: str) -> list[str]:
 
 def _list_places(probes: Sequence[str], root: Path, stem: str) -> Iterator[tuple[str, str]]:
     """(folder, extension) pairs to try, the likely ones first; both may be empty."""
-    inside = Scan().list_folder(str(root))[0][:MOST_FOLDERS]
-    folders = sorted(
-        inside,
-        key=lambda name: (
-            not (likely := name in _likely_folders(stem)),
-            likely and _likely_folders(stem).index(name),
-            name,
-        ),
-    )
-    bare = not any(Path(path).suffix[1:].lower() in EXTENSIONS for path in probes)
-    endings = (
-        sorted({Path(path).suffix for path in probes if path} | {f".{word}" for word in EXTENSIONS}) if bare else []
-    )
-    for folder in ("", *(f"{name}/" for name in folders)):
-        yield folder, ""
-        for ending in endings:
+    inside = [path.name for path in list_folders(root)]
+    folders = dict.fromkeys((*(name for name in _likely_folders(stem) if name in inside), *inside))
+    endings: list[str] = []
+    if not any(Path(path).suffix[1:].lower() in EXTENSIONS for path in probes):
+        endings = sorted({Path(path).suffix for path in probes if path} | {f".{word}" for word in EXTENSIONS})
+    for folder in ("", *(f"{name}/" for name in list(folders)[:MOST_FOLDERS])):
+        for ending in ("", *endings):
             yield folder, ending

@@ -19,9 +19,10 @@ NO_LABELS = "submission"  # in the name of a table that a competition wants back
 
 
 def read_tables_beside(root: Path) -> tuple[str, dict[str, RawSplit]] | str:
-    """The splits of the tables in a folder and in its folders of splits; or why none was used, empty if there is none.
+    """Reads the splits of the tables in a folder and in its folders of splits; or returns why none was used, "" without tables.
 
-    Where a table is named after a split, so are the others that are used; otherwise there is one table of labels.
+    If any table is named after a split, only such tables are used; otherwise there is one table of labels. The description
+    names the tables that are not used.
 
     Raises:
         DataError: several tables of labels for one split.
@@ -29,9 +30,11 @@ def read_tables_beside(root: Path) -> tuple[str, dict[str, RawSplit]] | str:
     faults: list[str] = []
     found: dict[str, tuple[Path, str, dict[str, RawSplit]]] = {}
     tables = list(_list_tables(root))
-    if any(split for _, split in tables):
-        tables = [(path, split) for path, split in tables if split]
+    by_split = any(split for _, split in tables)
     for path, split in tables:
+        if by_split and not split:
+            faults.append(f"{path.relative_to(root)}: not named after a split")
+            continue
         try:
             words, splits = _read_table(path, labelled=split in ("", "train"))
         except DataError as error:
@@ -48,7 +51,8 @@ def read_tables_beside(root: Path) -> tuple[str, dict[str, RawSplit]] | str:
         return "; ".join(faults)
     names = ", ".join(str(path.relative_to(root)) for path, *_ in found.values())
     how = dict.fromkeys(words for _, words, _ in found.values() if words)
-    return "; ".join([f"images with a table of labels ({names})", *how]) + _describe_rest(root, parts), parts
+    unused = [f"tables not used: {', '.join(faults)}"] if faults else []
+    return "; ".join([f"images with a table of labels ({names})", *how, *unused]) + _describe_rest(root, parts), parts
 
 
 def _read_table(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]]:

@@ -1,4 +1,4 @@
-"""Names the annotation files of a folder that no reader took, and says why."""
+"""Describes the annotation files of a folder that no reader used, and why."""
 
 from __future__ import annotations
 

@@ -6,15 +6,15 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from unicodedata import normalize
 from xml.etree import ElementTree
 
 from vitrail.data.sources.contents import read_head
-from vitrail.data.sources.image_lists import divide_images
+from vitrail.data.sources.image_lists import divide_by_folder, divide_images
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
 from vitrail.data.sources.object_lists import ObjectList, read_name, read_size
 from vitrail.data.sources.scan import Scan, list_files, list_folders
 from vitrail.data.sources.shapes import Box, Size, enclose_polygon, enclose_rectangle
-from vitrail.data.sources.split_lists import find_folder_split
 from vitrail.data.sources.xml_files import read_xml
 from vitrail.errors import DataError
 from vitrail.untrusted.numbers import to_real
@@ -34,12 +34,12 @@ TRUE, FALSE = ("1", "true", "yes"), ("", "0", "false", "no", "unspecified")
 
 
 def is_voc(root: Path) -> bool:
-    """Whether a folder has XML files of VOC: in it, in ``Annotations``, or in folders of splits."""
+    """Tells whether a folder has XML files of VOC: in it, in ``Annotations``, or in folders of splits."""
     return next(_list_files(root), None) is not None
 
 
 def read_voc(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
-    """The objects of a VOC folder, by the lists of ``ImageSets/Main``, or by the folders of splits that the images lie in.
+    """Reads the objects of a VOC folder, by the lists of ``ImageSets/Main``, or by the folders of splits that the images lie in.
 
     Coordinates of VOC count pixels from 1 and include the last; ``difficult`` objects are ignored as crowds are. Of a turned
     box the box around it is taken. ``outlines`` are those of ``polygon``, which some tools add.
@@ -80,12 +80,12 @@ def _pair_files(root: Path) -> tuple[dict[str, Path | None], list[Path]]:
     """The annotation file of each image in the folders that annotations belong to, None without; and files without an image."""
     by_stem: dict[str, list[PurePosixPath]] = {}
     for key in Scan().list_images(str(root), ""):
-        by_stem.setdefault(PurePosixPath(key).stem, []).append(PurePosixPath(key))
+        by_stem.setdefault(normalize("NFC", PurePosixPath(key).stem), []).append(PurePosixPath(key))
     files: dict[str, Path | None] = {}
     lost = []
     for path in _list_files(root):
         inside = PurePosixPath(path.relative_to(root).as_posix())
-        if image := _choose_image(inside, by_stem.get(path.stem, ())):
+        if image := _choose_image(inside, by_stem.get(normalize("NFC", path.stem), ())):
             files[str(image)] = path
         else:
             lost.append(path)
@@ -118,10 +118,7 @@ def _divide(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], li
     images = sorted(images)
     if lists := divide_images(root, images, "ImageSets/Main"):
         return lists[0], lists[2]
-    divided: dict[str, list[str]] = {}
-    for key in images:
-        divided.setdefault(find_folder_split(key) or "train", []).append(key)
-    return divided, []
+    return divide_by_folder(images), []
 
 
 def _read_one(path: Path, key: str, objects: ObjectList, outlines: bool) -> None:

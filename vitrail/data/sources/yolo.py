@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vitrail.data.sources.contents import Files, Strings, read_lines, read_upright_size
 from vitrail.data.sources.labels import RawSplit, sort_names
+from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.object_lists import ObjectList
 from vitrail.data.sources.shapes import Box, Size, enclose_polygon
 from vitrail.data.sources.yolo_files import YoloLayout, find_labels
@@ -20,7 +21,7 @@ UNNAMED = "the classes have no names and are named after their numbers: put the 
 
 
 def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
-    """The objects of data in YOLO's format.
+    """Reads the objects of data in YOLO's format.
 
     An image without a text file has no objects. Of a polygon the box is taken, and with ``outlines`` the polygon, too.
     Keypoints are not used. A test split without any text file has no labels.
@@ -29,8 +30,10 @@ def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> tuple[str, dict[
         DataError: no image of a training or validation split has a text file, or boxes are in another convention.
     """
     parts: dict[str, ObjectList | None] = {}
+    files = NamedFiles(layout.base)
     for split, images in layout.images.items():
-        labels = {image: path if (path := find_labels(image)).is_file() else None for image in images}
+        named = {image: files.find_file(os.fspath(find_labels(image))) for image in images}
+        labels = {image: Path(path) if path else None for image, path in named.items()}
         if any(labels.values()):
             parts[split] = _read_split(layout, labels, outlines)
         elif split == "test" and len(layout.images) > 1:
@@ -74,7 +77,7 @@ def _leave_unlabelled(layout: YoloLayout, split: str) -> RawSplit:
 def _explain_missing(layout: YoloLayout, split: str, images: Sequence[Path]) -> DataError:
     """The error for a split without any text file; it names those beside the images."""
     wanted = find_labels(images[0])
-    beside = [path for image in images if (path := image.with_suffix(".txt")).is_file()]
+    beside = [path for image in images if os.path.isfile(path := image.with_suffix(".txt"))]
     what = f"none of the {len(images):,} images of the split {split} in {layout.path} has a text file, e.g. {wanted}"
     if beside:
         what += f"; {len(beside):,} text files lie beside the images, e.g. {beside[0].name}"

@@ -32,7 +32,9 @@ class YoloLayout:
 
 
 def find_labels(image: Path) -> Path:
-    """The text file of an image: in the folder ``labels`` beside ``images``, in any letter case, else in the same folder."""
+    """Returns the path of the text file of an image: in the folder ``labels`` beside ``images``, in any letter case, or beside
+    the image.
+    """
     parts = list(image.parts)
     for place in range(len(parts) - 2, -1, -1):
         if parts[place].lower() in IMAGES:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.contents import read_file, read_lines
-from vitrail.data.sources.image_lists import divide_images, name_some
-from vitrail.data.sources.labels import SPLITS
+from vitrail.data.sources.contents import choose_evenly, read_file, read_lines
+from vitrail.data.sources.image_lists import divide_by_folder, divide_images
+from vitrail.data.sources.labels import SPLITS, name_some
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.scan import Scan, list_files, list_folders
-from vitrail.data.sources.split_lists import find_folder_split
 from vitrail.data.sources.yolo_files import IMAGES, LABELS, YoloLayout, find_labels
 from vitrail.errors import DataError, find_fault
 from vitrail.images.decode import BadImage
@@ -28,14 +28,14 @@ KNOWN = frozenset(
     {*SPLITS, "path", "names", "nc", "kpt_shape", "flip_idx", "kpt_names", "skeleton", "download", "roboflow"}
     | {"license", "version", "author", "description", "minival", "train_label_dir", "date", "url", "task", "channels"}
 )
-NOTHING = ("", "~", "null", "none")  # a split that is not there
+NOTHING = ("", "~", "null", "none")  # values of a split that does not exist
 NAMES = ("classes.txt", "obj.names", "predefined_classes.txt", "classes.names", "labels.txt", "_darknet.labels")
 SAMPLED = 50  # images whose text files are looked at, evenly spaced
 LINE = re.compile(r"\d+(\.0+)?(\s+[-+]?[\d.]+(e[-+]?\d+)?){4,}", re.IGNORECASE)
 
 
 def find_yolo(root: Path) -> Path | None:
-    """The YAML file of a folder that describes objects in YOLO's format. Raises `DataError` for several."""
+    """Finds the YAML file of a folder that describes objects in YOLO's format. Raises `DataError` for several."""
     files = [path for path in list_files(root, ".yaml", ".yml") if is_yolo(path)]
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
@@ -44,7 +44,7 @@ def find_yolo(root: Path) -> Path | None:
 
 
 def is_yolo(path: Path) -> bool:
-    """Whether a YAML file names classes and the images of a split. One with these keys that cannot be parsed counts as well."""
+    """Tells whether a YAML file names classes and the images of a split. One that cannot be parsed counts as well."""
     try:
         keys = {key.decode() for key in KEYS.findall(read_file(path))}
     except BadImage:
@@ -59,16 +59,16 @@ def is_yolo(path: Path) -> bool:
 
 
 def describe_yaml(path: Path) -> YoloLayout:
-    """What a YAML file describes. Its paths are relative to its folder, or to ``path`` in it, or lie below its folder.
+    """Reads a YAML file. Its paths are relative to its folder or to its ``path``; of others an end exists below the folder.
 
     Raises:
-        DataError: no images where the file says, or names or paths that are none.
+        DataError: a path without images, or invalid names or paths.
     """
     plain = _parse(path)
     names = _read_names(plain, path)
     base = _find_base(plain, path)
     images = {
-        split: [image for place in places for image in _list_images(place, path, base)]
+        split: list(chain.from_iterable(_list_images(place, path, base) for place in places))
         for split, places in _find_places(plain, path, base).items()
     }
     notes = [f"{path.name}: the key {key!r:.40} is not used" for key in sorted(plain.keys() - KNOWN)]
@@ -86,7 +86,7 @@ def _find_base(plain: Mapping[str, Any], path: Path) -> Path:
     if len(places) > 1:
         raise DataError(f"{path} has several folders under 'path'", "give one")
     inside = path.parent / places[0]
-    return (inside if inside.is_dir() else path.parent).resolve()
+    return (inside if os.path.isdir(inside) else path.parent).resolve()
 
 
 def _find_places(plain: Mapping[str, Any], path: Path, base: Path) -> dict[str, list[Path]]:
@@ -128,7 +128,7 @@ def _read_keypoints(plain: Mapping[str, Any], path: Path) -> int:
 
 
 def describe_folder(root: Path) -> YoloLayout | None:
-    """Images beside text files of boxes, without a YAML file; None where no text file looks like one of boxes.
+    """Finds images beside text files of boxes, without a YAML file; None where no text file looks like one of boxes.
 
     Images are in the splits that lists as ``train.txt``, or folders, say.
     """
@@ -141,20 +141,13 @@ def describe_folder(root: Path) -> YoloLayout | None:
     if not inside and not any(list_files(folder, ".txt") for folder in near):
         return None
     keys = Scan().list_images(str(root), "")
-    by_split, _, notes = divide_images(root, keys, "") or (_divide_by_folder(keys), "", [])
+    by_split, _, notes = divide_images(root, keys, "") or (divide_by_folder(keys), "", [])
     images = {split: [root / key for key in inside] for split, inside in by_split.items()}
     every = [image for split in images.values() for image in split]
-    sample = every[:: len(every) // SAMPLED + 1]
+    sample = [every[row] for row in choose_evenly(len(every), SAMPLED).tolist()]
     if not any(_has_boxes(path) for image in sample for path in {find_labels(image), image.with_suffix(".txt")}):
         return None
     return YoloLayout(path=root, base=root, images=images, names=_find_names(root), notes=tuple(notes))
-
-
-def _divide_by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
-    divided: dict[str, list[str]] = {}
-    for key in keys:
-        divided.setdefault(find_folder_split(key) or "train", []).append(key)
-    return divided
 
 
 def _has_boxes(path: Path) -> bool:
@@ -210,6 +203,8 @@ def _list_images(place: Path, path: Path, base: Path) -> list[Path]:
         remedy = "give the path of an image in each line"
         if not (lines := read_lines(place, remedy)):
             raise DataError(f"{place} lists no images", remedy)
+        if unnamed := [line for line in lines if not Path(line).name]:
+            raise DataError(f"{place} has the line {unnamed[0]!r}, which names no image", remedy)
         finders = [_Finder(folder) for folder in dict.fromkeys((place.parent, base))]
         return [next(filter(None, (finder.locate(line) for finder in finders)), place.parent / line) for line in lines]
     raise DataError(

@@ -74,7 +74,7 @@ class Family:
 
     @property
     def first_layers(self) -> tuple[str, str]:
-        """The names of the first layer's weight, with and without ``body``."""
+        """Names of the first layer's weight, with and without ``body``."""
         layer = next(self.names[ours] for ours in ("patch_embed.proj", "stem.conv") if ours in self.names)
         return f"{self.body}.{layer}.weight", f"{layer}.weight"
 
