@@ -65,6 +65,7 @@ TABLES = [
     ("path,rust,scab\na.jpg,1,0\nb.jpg,1,1\nc.jpg,0,0\n", "a rust b rust+scab c "),
     ("path,rust,scab\na.jpg,1.0,0.0\nb.jpg,0.0,1.0\n", "a rust b scab"),
     ("path,rust,scab\na.jpg,True,False\nb.jpg,False,True\n", "a rust b scab"),
+    ("image_id,Smiling,Male\na.jpg,1,-1\nb.jpg,1,1\nc.jpg,-1,-1\n", "a Smiling b Male+Smiling c "),
     # columns by other names
     ("image_id,breed\na,pug\nb,boxer\n", "a pug b boxer"),
     ("id,width,label\na,20,pug\nb,20,boxer\n", "a pug b boxer"),
@@ -191,6 +192,20 @@ def test_the_documentation_lists_the_exports_that_are_opened() -> None:
 
 
 REFUSED = [
+    # Tiny ImageNet
+    (
+        images("train/x/images/1.jpg", "train/y/images/1.jpg", "val/images/1.jpg"),
+        r"images +val .*\n  try: put these images into folders of their classes, or give a table of all images",
+    ),
+    # 0 beside -1 and 1 may be uncertain or missing
+    (
+        images("a.jpg", "b.jpg") | {"x.csv": "path,p,q\na.jpg,1,-1\nb.jpg,0,1\n"},
+        r"no label column; its columns are 'path', 'p', 'q'",
+    ),
+    (
+        images("a.jpg") | {"x.csv": 'image_id,width,bbox\na,4,"[1, 2]"\na,4,"[2, 3]"\n'},
+        r"'bbox': a table of boxes, which is not read\n  try: export the boxes as COCO",
+    ),
     (
         images("a.jpg") | {"labels.csv": "photo,kind\na.jpg,x\n"},
         r"tables not used: labels\.csv: .* no path column; its columns are 'photo', 'kind'",

@@ -12,7 +12,9 @@ from vitrail.errors import DataError
 
 FLOAT_WHOLE = re.compile(r"[+-]?\d+\.0+")
 PLURALS = ("labels", "tags", "classes", "categories", "targets", "attributes")
+# values of a column for each class: whether an image has it
 ZEROS_AND_ONES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+SIGNS = {"-1": 0, "1": 1, "-1.0": 0, "1.0": 1}
 
 
 def unify_labels(texts: Sequence[str], column: str) -> tuple[list[str], str]:
@@ -78,11 +80,14 @@ def join_columns(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], str] 
 
     None unless all values of two columns or more are 0 or 1.
     """
-    if len(columns) < 2 or not all(
-        text.lower() in ZEROS_AND_ONES for column in columns.values() for text in set(column)
-    ):
+    distinct = {text.lower() for column in columns.values() for text in set(column)}
+    meaning = next((each for each in (ZEROS_AND_ONES, SIGNS) if distinct <= each.keys()), None)
+    if len(columns) < 2 or meaning is None:
         return None
-    rows = zip(*([ZEROS_AND_ONES[text.lower()] for text in column] for column in columns.values()))
+    rows = zip(*([meaning[text.lower()] for text in column] for column in columns.values()))
     names = [name.strip() for name in columns]
     texts = [BETWEEN.join(name for name, value in zip(names, row) if value) for row in rows]
-    return texts, f"a column of zeros and ones for each of {len(names)} classes"
+    return (
+        texts,
+        f"a column of {'zeros' if meaning is ZEROS_AND_ONES else '-1'} and ones for each of {len(names)} classes",
+    )

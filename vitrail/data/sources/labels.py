@@ -23,6 +23,7 @@ from vitrail.untrusted.limits import CLASSES, DIGITS
 
 BETWEEN = ";"  # separates the labels of one image
 ROWS_SHOWN = 20
+NO_CLASSES = ("images", "imgs", "image", "img")  # names of folders that are none of classes
 EXAMPLES = 3  # in a note
 
 
@@ -275,9 +276,12 @@ def _check_known(splits: Mapping[str, Labels], number: Mapping[str, int], who: s
         lines.append(f"{name:<24} {split:<6} {count:>8,} {counted}  {close if close.endswith('?') else ''}".rstrip())
     if len(unknown) > ROWS_SHOWN:
         lines.append(f"... and {len(unknown) - ROWS_SHOWN} more")
-    different = len({name for name, *_ in unknown})
+    different = {name for name, *_ in unknown}
+    remedy = "rename or remove them, or use a model that was trained with them"
+    if different <= set(NO_CLASSES):  # as in Tiny ImageNet
+        remedy = "put these images into folders of their classes, or give a table of all images: path,label,split"
     raise DataError(
-        f"the data have {'a class' if different == 1 else f'{different} classes'} not among {who}",
-        "rename or remove them, or use a model that was trained with them",
+        f"the data have {'a class' if len(different) == 1 else f'{len(different)} classes'} not among {who}",
+        remedy,
         value="\n".join(lines),
     )

@@ -31,6 +31,7 @@ LIKE_SPLIT = ("set", "subset", "partition", "phase", "usage")  # that are splits
 # columns that tables have beside the labels
 NO_LABELS = ("", "index", "unnamed: 0", "width", "height", "size", "url", "text", "caption", "prompt", "description")
 BOXES = ("xmin", "bbox", "x_min", "x1", "bbox_x1")  # columns of tables of objects
+EXPORT_BOXES = "export the boxes as COCO or YOLO"
 DELIMITERS = (",", ";", "\t")
 
 
@@ -124,7 +125,9 @@ def _find_splits(columns: Columns) -> None:
 
 
 def _find_labels(columns: Columns) -> None:
-    """Takes the labels from the only other column, or from columns of zeros and ones."""
+    """Takes the labels from the only other column, or from columns of zeros and ones; a table of boxes has none."""
+    if _has_boxes(columns.names):
+        return
     if len(columns.others) == 1:
         [(columns.label_column, columns.labels)] = columns.others.items()
         columns.words.append(f"labels in the column {columns.label_column!r}")
@@ -132,6 +135,10 @@ def _find_labels(columns: Columns) -> None:
         columns.labels, words = joined
         columns.joined = True
         columns.words.append(words)
+
+
+def _has_boxes(names: Sequence[str]) -> bool:
+    return not {name.strip().lower() for name in names}.isdisjoint(BOXES)
 
 
 def choose_columns(
@@ -155,10 +162,10 @@ def choose_columns(
     }
     for column, name in (("path", PATHS[0]), ("label", LABELS[0])):
         if chosen[column] is None and (labelled or column == "path"):
-            existing = ", ".join(map(repr, columns)) or "none"
-            raise DataError(
-                f"{source} has no {column} column; its columns are {existing}", f"name one of them {name!r}"
-            )
+            what = f"{source} has no {column} column; its columns are {', '.join(map(repr, columns)) or 'none'}"
+            if _has_boxes(columns):
+                raise DataError(f"{what}: a table of boxes, which is not read", EXPORT_BOXES)
+            raise DataError(what, f"name one of them {name!r}")
     return chosen
 
 
@@ -199,8 +206,8 @@ def _refuse_repeated(columns: Columns, root: Path) -> None:
 
 
 def _advise_repeated(columns: Columns) -> str:
-    if {name.strip().lower() for name in columns.names}.intersection(BOXES):
-        return "a table of boxes is not read; export the boxes as COCO or YOLO"
+    if _has_boxes(columns.names):
+        return f"a table of boxes is not read: {EXPORT_BOXES}"
     return f"give each image one row; separate several labels of one image by {BETWEEN!r}"
 
 
