@@ -46,6 +46,7 @@ DEEP = [
     (bands(13), "TIFF", (0, 1931), 13),
     (bands(5, np.float32), "TIFF", (0, 1923), 5),
     (bands(4), "TIFF", (0, 1922), 4),
+    (bands(4, np.uint8), "TIFF", (0, 255), 4),
 ]
 
 
@@ -102,10 +103,10 @@ def test_without_levels_deep_images_are_refused(content, words) -> None:
 
 def test_a_tiff_of_several_bands_is_named() -> None:
     content = encode(bands(13), "TIFF")
-    assert describe_pixels(content) == (13, True)
+    assert describe_pixels(content) == (13, 16, True)
     with pytest.raises(BadImage, match="a TIFF of a kind that Pillow does not read, as of several bands"):
         decode(content)
-    with pytest.raises(BadImage, match="a TIFF of 13 bands of more than 8 bits, for a network of 3 channels; train on"):
+    with pytest.raises(BadImage, match="a TIFF of 13 bands of 16 bits, for a network of 3 channels; train on"):
         decode_file(content, channels=3)
     with pytest.raises(BadImage, match="--pixel-range"):
         decode_file(encode(RAMP.astype(np.float32), "TIFF"), channels=3)

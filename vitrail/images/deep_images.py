@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from vitrail.images.decode import (
     BITS_PER_SAMPLE,
@@ -29,14 +30,20 @@ from vitrail.untrusted.limits import PIXELS
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 DEEP_MODES = ("I", "F")  # of Pillow, beside those that begin with I;16
 
-# Pillow logs an error for each TIFF of a kind that it does not read; without a handler, logging prints it
-logging.getLogger("PIL.TiffImagePlugin").addHandler(logging.NullHandler())
+SAMPLES_PER_PIXEL = 277  # a tag of TIFF
+MOST_BANDS = 32  # of a TIFF of as many pixels as are read
+
+# both log every fault of a TIFF, which is in the reason of the bad image
+for name in ("PIL.TiffImagePlugin", "tifffile"):
+    logging.getLogger(name).addHandler(logging.NullHandler())
+    logging.getLogger(name).propagate = False
 
 
 class Pixels(NamedTuple):
-    """What a header says: the number of bands, and whether 8 bits are too few for them."""
+    """What a header says: the number of bands, their bits, and whether `decode` cannot give all of their values."""
 
     bands: int
+    bits: int
     deep: bool
 
 
@@ -44,16 +51,19 @@ def describe_pixels(content: bytes) -> Pixels | None:
     """Describes the pixels of an image file from its header; None if it cannot be read."""
     try:
         with open_header(content) as image:
-            return Pixels(len(image.getbands()), image.mode.startswith("I;16") or image.mode in DEEP_MODES)
+            deep = image.mode.startswith("I;16") or image.mode in DEEP_MODES
+            return Pixels(len(image.getbands()), 16 if deep else 8, deep)
     except Exception:
         pass
     if not content.startswith(TIFF):
         return None
     try:
-        tifffile = _import_tifffile()
-        with tifffile.TiffFile(BytesIO(content)) as file:
-            page = file.pages.first
-            return Pixels(page.samplesperpixel, page.dtype != np.uint8)
+        file = BytesIO(content)
+        header = file.read(16 if content[2:3] == b"+" or content[3:4] == b"+" else 8)  # of BigTIFF it is longer
+        tags = ImageFileDirectory_v2(header)
+        file.seek(tags.next)
+        tags.load(file)
+        return Pixels(int(tags.get(SAMPLES_PER_PIXEL, 1)), max(map(int, tags.get(BITS_PER_SAMPLE, (8,)))), True)
     except Exception:  # the parser raises many types for a broken file
         return None
 
@@ -98,6 +108,8 @@ def decode_deep(
     if found is None or not (found.deep or found.bands not in MODES or channels not in MODES):
         picture = np.asarray(decode(content, channels=channels, max_pixels=max_pixels))
         return (picture.reshape(*picture.shape[:2], channels) / 255).astype(np.float32)
+    if found.bands not in (1, channels):
+        raise BadImage(f"it has {found.bands} bands, and {channels} are needed")
     values = read_levels(content, max_pixels=max_pixels)
     if values.shape[2] == 1 and channels == 3:
         values = np.repeat(values, 3, axis=2)
@@ -125,15 +137,12 @@ def decode_file(
 
 
 def _name_bands(content: bytes, channels: int) -> str:
-    """Why a TIFF that Pillow does not read cannot be used; empty for any other file, or without tifffile."""
+    """Why a TIFF that Pillow does not read cannot be used; empty for any other file."""
     found = describe_pixels(content) if content.startswith(TIFF) else None
-    if found is None or found.bands == 1 or (found.bands == 3 and not found.deep):
+    if found is None or found.bands == 1 or not found.deep:
         return ""
-    kind = "more than 8 bits" if found.deep else "8 bits"
-    what = f"a TIFF of {found.bands} band{'s' if found.bands > 1 else ''} of {kind}"
-    return (
-        f"{what}, for a network of {channels} channels; train on such images, or save {channels} bands of 8 bits as PNG"
-    )
+    what = f"a TIFF of {found.bands} bands of {found.bits} bits, for a network of {channels} channels"
+    return f"{what}; train on such images, or save {channels} bands of 8 bits as PNG"
 
 
 def _range_of_type(dtype: np.dtype) -> Levels:
@@ -151,7 +160,9 @@ def _read_tiff(content: bytes, max_pixels: int) -> NDArray[np.generic]:
         with tifffile.TiffFile(BytesIO(content)) as file:
             page = file.pages.first
             bands, size = page.samplesperpixel, (page.imagewidth, page.imagelength)
-            check_pixels((size[0] * bands, size[1]), max_pixels * bands)
+            check_pixels(size, max_pixels)
+            if bands > MOST_BANDS:
+                check_pixels((size[0] * bands, size[1]), max_pixels * MOST_BANDS)
             values = page.asarray()
     except BadImage:
         raise

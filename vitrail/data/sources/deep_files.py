@@ -101,8 +101,9 @@ def measure_levels(source: Source, max_pixels: int = PIXELS) -> Levels | None:
             pixels = describe_pixels(content) if isinstance(content, bytes) else None
             if isinstance(content, bytes) and pixels is not None and pixels.deep:
                 values = read_levels(content, max_pixels=max_pixels)
-                lows.append(float(values.min()))
-                highs.append(float(values.max()))
+                if values.dtype != np.uint8:
+                    lows.append(float(values.min()))
+                    highs.append(float(values.max()))
     return (min(lows), max(highs)) if lows else None
 
 
