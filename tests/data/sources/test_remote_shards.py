@@ -41,7 +41,7 @@ def written(tmp_path_factory):
 def folder(written, tmp_path, monkeypatch):
     """The folder of images, whose shards lie in a store in memory as well."""
     monkeypatch.setenv("VITRAIL_SHARDS", str(tmp_path / "cache"))
-    monkeypatch.delenv("VITRAIL_SHARDS_GB", raising=False)
+    monkeypatch.setenv("VITRAIL_SHARDS_GB", "1")  # whatever room the disk has
     monkeypatch.setattr(cache, "BACK_OFF", 0.0)
     monkeypatch.setattr(cache, "_failed", {})
     store = fsspec.filesystem("memory")
