@@ -6,6 +6,7 @@ Axes: H, W, B bands of the file, C channels.
 from __future__ import annotations
 
 import logging
+import warnings
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -61,8 +62,10 @@ def describe_pixels(content: bytes) -> Pixels | None:
         file = BytesIO(content)
         header = file.read(16 if content[2:3] == b"+" or content[3:4] == b"+" else 8)  # of BigTIFF it is longer
         tags = ImageFileDirectory_v2(header)
-        file.seek(tags.next)
-        tags.load(file)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.|vitrail\.images\.deep_images")
+            file.seek(tags.next)
+            tags.load(file)
         return Pixels(int(tags.get(SAMPLES_PER_PIXEL, 1)), max(map(int, tags.get(BITS_PER_SAMPLE, (8,)))), True)
     except Exception:  # the parser raises many types for a broken file
         return None
