@@ -46,6 +46,12 @@ def disk_errors(place: Path, *, needed: int = 0) -> Iterator[None]:
         ) from error
 
 
+def cache_folder(name: str) -> Path:
+    """A folder for what can be found again: ``name`` in ``VITRAIL_CACHE``, else in ``~/.cache/vitrail``."""
+    given = os.environ.get("VITRAIL_CACHE")
+    return (Path(given).expanduser() if given else Path.home() / ".cache" / "vitrail") / name
+
+
 def free_bytes(place: Path) -> int:
     """Free bytes on the file system of ``place``, or of its nearest existing parent."""
     while not place.exists() and place != place.parent:

@@ -28,7 +28,8 @@ from vitrail.images.decode import (
 from vitrail.images.pixel_range import Levels
 from vitrail.untrusted.limits import PIXELS
 
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+BIG_TIFF = (b"II+\0", b"MM\0+")
+TIFF = (b"II*\0", b"MM\0*", *BIG_TIFF)
 DEEP_MODES = ("I", "F")  # of Pillow, beside those that begin with I;16
 
 SAMPLES_PER_PIXEL = 277  # a tag of TIFF
@@ -60,7 +61,7 @@ def describe_pixels(content: bytes) -> Pixels | None:
         return None
     try:
         file = BytesIO(content)
-        header = file.read(16 if content[2:3] == b"+" or content[3:4] == b"+" else 8)  # of BigTIFF it is longer
+        header = file.read(16 if content.startswith(BIG_TIFF) else 8)
         tags = ImageFileDirectory_v2(header)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"PIL\.|vitrail\.images\.deep_images")
@@ -156,8 +157,6 @@ def _range_of_type(dtype: np.dtype) -> Levels:
 
 
 def _read_tiff(content: bytes, max_pixels: int) -> NDArray[np.generic]:
-    if not content.startswith(TIFF):
-        return np.asarray(decode(content))  # raises the error of a file of no known kind
     tifffile = _import_tifffile()
     try:
         with tifffile.TiffFile(BytesIO(content)) as file:

@@ -5,27 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from vitrail.errors import DiskError
-from vitrail.files import disk_errors, read_sealed, write_sealed
+from vitrail.files import cache_folder, disk_errors, read_sealed, write_sealed
 from vitrail.runtime.machine import processor
 from vitrail.runtime.process import cores
 from vitrail.runtime.tuning import Choice, Way, choose_way
-
-
-def tuning_folder() -> Path:
-    """``tuning`` in ``VITRAIL_CACHE``, else in ``~/.cache/vitrail``."""
-    given = os.environ.get("VITRAIL_CACHE")
-    return (Path(given).expanduser() if given else Path.home() / ".cache" / "vitrail") / "tuning"
 
 
 def recall_way(
@@ -55,7 +47,7 @@ def recall_way(
         "gradient": gradient,
     }
     name = hashlib.sha256(json.dumps([asked, config]).encode()).hexdigest()
-    place = tuning_folder() / f"{name}.json"
+    place = cache_folder("tuning") / f"{name}.json"
     if (kept := read_sealed(place)) is not None:
         return _read_choice(kept, before=True)
     choice = choose_way(network, image, ways, batch=batch, gradient=gradient, images=images)
@@ -83,7 +75,7 @@ def _read_choice(kept: Mapping[str, Any], *, before: bool) -> Choice:
 def list_choices() -> dict[str, str]:
     """What is kept for each network, in words."""
     found = {}
-    for path in sorted(tuning_folder().glob("*.json")):
+    for path in sorted(cache_folder("tuning").glob("*.json")):
         if (kept := read_sealed(path)) is None:
             continue
         channels, height, width = kept["image"]
@@ -95,7 +87,7 @@ def list_choices() -> dict[str, str]:
 
 def forget_choices() -> int:
     """Removes what is kept, and returns how many networks it was of. Raises `DiskError`."""
-    paths = list(tuning_folder().glob("*.json"))
+    paths = list(cache_folder("tuning").glob("*.json"))
     for path in paths:
         with disk_errors(path):
             path.unlink(missing_ok=True)

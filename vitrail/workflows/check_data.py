@@ -18,10 +18,11 @@ from vitrail.data.pictures import as_image
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.deep_files import open_deep
-from vitrail.data.sources.labels import ROWS_SHOWN, SPLIT_ORDER
+from vitrail.data.sources.labels import ROWS_SHOWN
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import find_annotation, open_data
 from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.split_names import SPLIT_ORDER
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage, decode, size_of
 from vitrail.rows import Rows

@@ -19,8 +19,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, format_label, from_numbers, from_texts
+from vitrail.data.sources.labels import Labels, format_label, from_numbers, from_texts
 from vitrail.data.sources.manifests import LABELS
+from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import disk_errors, replace_folder, stage_folder
 from vitrail.images.decode import EXTENSIONS

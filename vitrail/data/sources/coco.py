@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.sources.contents import choose_evenly, has_keys, make_key, read_file
-from vitrail.data.sources.labels import SPLITS, RawSplit, format_label
+from vitrail.data.sources.labels import RawSplit, format_label
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.object_lists import LARGEST, ObjectList, read_name, read_numbers, read_size
 from vitrail.data.sources.scan import list_files, list_folders
 from vitrail.data.sources.shapes import Box, Size, enclose_rectangle
 from vitrail.data.sources.split_lists import find_split
+from vitrail.data.sources.split_names import SPLITS
 from vitrail.errors import DataError, nearest
 from vitrail.images.decode import BadImage
 from vitrail.images.rle import Rle

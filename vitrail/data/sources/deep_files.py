@@ -5,7 +5,7 @@ n items, H, W and C of an image.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -72,7 +72,7 @@ def open_deep(
     source = next(iter(list_splits(splits).values()), None)
     if source is None or source.kind != "files" or not len(source):
         return splits
-    found = _probe(source)
+    found = [pixels for _, pixels in _describe_evenly(source, PROBES)]
     if not any(pixels.deep or pixels.bands not in MODES for pixels in found):
         return splits
     channels = channels or max(pixels.bands for pixels in found)
@@ -95,11 +95,9 @@ def find_levels(source: Source) -> Levels | None:
 def measure_levels(source: Source, max_pixels: int = PIXELS) -> Levels | None:
     """The smallest and the largest value of the deep images of a source; None if none can be read."""
     lows, highs = [], []
-    for row in choose_evenly(len(source), MEASURED).tolist():
-        with suppress(BadImage):
-            content = source.contents[row]
-            pixels = describe_pixels(content) if isinstance(content, bytes) else None
-            if isinstance(content, bytes) and pixels is not None and pixels.deep:
+    for content, pixels in _describe_evenly(source, MEASURED):
+        if pixels.deep:
+            with suppress(BadImage):
                 values = read_levels(content, max_pixels=max_pixels)
                 if values.dtype != np.uint8:
                     lows.append(float(values.min()))
@@ -107,12 +105,10 @@ def measure_levels(source: Source, max_pixels: int = PIXELS) -> Levels | None:
     return (min(lows), max(highs)) if lows else None
 
 
-def _probe(source: Source) -> list[Pixels]:
-    """What the headers of some images say."""
-    found = []
-    for row in choose_evenly(len(source), PROBES).tolist():
+def _describe_evenly(source: Source, most: int) -> Iterator[tuple[bytes, Pixels]]:
+    """At most ``most`` evenly spaced files that can be read, with what their headers say."""
+    for row in choose_evenly(len(source), most).tolist():
         with suppress(BadImage):
             content = source.contents[row]
             if isinstance(content, bytes) and (pixels := describe_pixels(content)):
-                found.append(pixels)
-    return found
+                yield content, pixels

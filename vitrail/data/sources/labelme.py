@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vitrail.data.sources.contents import has_keys, make_key, read_file
-from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
+from vitrail.data.sources.labels import RawSplit, sort_names
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.object_lists import ObjectList, read_name, read_points, read_size
 from vitrail.data.sources.scan import Scan, list_files, list_files_below, list_folders
@@ -23,6 +23,7 @@ from vitrail.data.sources.shapes import (
     enclose_rectangle,
 )
 from vitrail.data.sources.split_lists import find_folder_split
+from vitrail.data.sources.split_names import SPLITS
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import decode_mask
 from vitrail.images.rle import unite

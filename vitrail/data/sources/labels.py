@@ -16,8 +16,6 @@ import numpy as np
 from vitrail.data.imagenet import index_classes
 from vitrail.data.sources.annotations import Annotations, Objects
 from vitrail.data.sources.contents import Contents, check_names
-from vitrail.data.sources.split_names import SPLIT_ORDER as SPLIT_ORDER
-from vitrail.data.sources.split_names import SPLITS as SPLITS
 from vitrail.errors import DataError, nearest
 from vitrail.untrusted.limits import CLASSES, DIGITS
 

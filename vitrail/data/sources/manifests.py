@@ -14,7 +14,8 @@ import numpy as np
 
 from vitrail.data.sources.contents import Files, Strings, normalise_path, read_head
 from vitrail.data.sources.label_texts import join_columns, unify_labels
-from vitrail.data.sources.labels import BETWEEN, SPLIT_ORDER, SPLITS, Labels, RawSplit, format_label, from_texts
+from vitrail.data.sources.labels import BETWEEN, Labels, RawSplit, format_label, from_texts
+from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
 from vitrail.data.sources.table_paths import locate_files
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS

@@ -11,12 +11,13 @@ from pathlib import Path
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.image_lists import divide_images, pair_by_lists
 from vitrail.data.sources.label_maps import LabelMaps
-from vitrail.data.sources.labels import SPLIT_ORDER, Labels, RawSplit, name_some
+from vitrail.data.sources.labels import Labels, RawSplit, name_some
 from vitrail.data.sources.mask_classes import Meaning, find_meaning, number_entries
 from vitrail.data.sources.mask_names import Entry, find_class_table, list_unread
 from vitrail.data.sources.mask_pairs import LABEL_IDS, TRAIN_IDS, Pairs, Place, pair_files, split_of_folder
 from vitrail.data.sources.mask_values import measure_masks
 from vitrail.data.sources.scan import Scan
+from vitrail.data.sources.split_names import SPLIT_ORDER
 from vitrail.errors import DataError
 
 # Cityscapes (Cordts et al. 2016): the 19 classes that are judged, by the number in `labelIds`

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from vitrail.data.sources.labels import SPLITS
 from vitrail.data.sources.scan import Scan, list_folders, list_image_files
+from vitrail.data.sources.split_names import SPLITS
 from vitrail.images.decode import EXTENSIONS
 
 IMAGES = ("images", "imgs", "image", "img", "JPEGImages", "leftImg8bit", "img_dir")

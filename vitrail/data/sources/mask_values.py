@@ -20,7 +20,7 @@ from PIL import Image
 
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.errors import DataError, DiskError
-from vitrail.files import disk_errors, read_sealed, write_sealed
+from vitrail.files import cache_folder, disk_errors, read_sealed, write_sealed
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import IGNORED, Colour, encode_colours, is_grey, open_mask
 
@@ -106,7 +106,7 @@ def measure_masks(root: Path, masks: Sequence[str]) -> MaskValues:
         return _measure(files)
     stamped = files.stamp()
     stamp = sha256(stamped.sizes.tobytes() + stamped.versions.tobytes()).hexdigest()
-    place = _cache_folder() / f"{sha256(os.fsencode(root) + files.keys.digest().encode()).hexdigest()}.json"
+    place = cache_folder("masks") / f"{sha256(os.fsencode(root) + files.keys.digest().encode()).hexdigest()}.json"
     kept = read_sealed(place) or {}
     if kept.get("version") == VERSION and kept.get("stamp") == stamp:
         return MaskValues.from_json(kept)
@@ -116,11 +116,6 @@ def measure_masks(root: Path, masks: Sequence[str]) -> MaskValues:
             place.parent.mkdir(parents=True, exist_ok=True)
         write_sealed(place, {"version": VERSION, "stamp": stamp, **values.to_json()})
     return values
-
-
-def _cache_folder() -> Path:
-    given = os.environ.get("VITRAIL_CACHE")
-    return (Path(given).expanduser() if given else Path.home() / ".cache" / "vitrail") / "masks"
 
 
 class _Mask(NamedTuple):

@@ -28,8 +28,6 @@ from vitrail.data.sources.folders import find_data_files, read_class_folders, re
 from vitrail.data.sources.formats import find_format
 from vitrail.data.sources.holdout import choose_held_out
 from vitrail.data.sources.labels import (
-    SPLIT_ORDER,
-    SPLITS,
     Labels,
     RawSplit,
     check_faulty_objects,
@@ -42,6 +40,7 @@ from vitrail.data.sources.painted import paint_splits
 from vitrail.data.sources.parquet import read_parquet
 from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
 from vitrail.data.sources.source import Source, Splits, list_splits
+from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
 from vitrail.data.sources.tables_beside import read_tables_beside
 from vitrail.data.sources.unused_annotations import describe_unused
 from vitrail.errors import ConfigError, DataError, nearest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,22 +35,16 @@ class Scan:
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
         """Lists the names of the subfolders and of the images directly in a folder, each sorted. Raises `DataError`."""
         folders, images = [], []
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if is_system_name(entry.name):
-                        if entry.name.lower() in SYSTEM_NAMES and _is_folder(entry):
-                            self.system.add(entry.path)
-                        continue
-                    if _is_folder(entry):
-                        folders.append(entry.name)
-                    elif is_image(entry):
-                        images.append(entry.name)
-                    else:
-                        self.others["." + entry.name.rpartition(".")[2].lower() if "." in entry.name else "none"] += 1
-        except OSError as error:
-            fact = f"the folder {folder} cannot be read: {error.strerror}"
-            raise DataError(fact, "check its permissions") from error
+        for entry in _scan_folder(folder):
+            if is_system_name(entry.name):
+                if entry.name.lower() in SYSTEM_NAMES and _is_folder(entry):
+                    self.system.add(entry.path)
+            elif _is_folder(entry):
+                folders.append(entry.name)
+            elif is_image(entry):
+                images.append(entry.name)
+            else:
+                self.others["." + entry.name.rpartition(".")[2].lower() if "." in entry.name else "none"] += 1
         return sorted(folders), sorted(images)
 
     def enter(self, folder: str) -> bool:
@@ -111,12 +105,16 @@ def list_files_below(root: Path, *suffixes: str) -> list[Path]:
 
 def _list_entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
     """The entries of a folder that are ``wanted``. The others never become paths, so a million images cost little."""
+    names = sorted(entry.name for entry in _scan_folder(folder) if wanted(entry))
+    return [folder / name for name in names if not is_system_name(name)]
+
+
+def _scan_folder(folder: str | Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if wanted(entry))
+            yield from entries
     except OSError as error:
         raise DataError(f"the folder {folder} cannot be read: {error.strerror}", "check its permissions") from error
-    return [folder / name for name in names if not is_system_name(name)]
 
 
 def is_system_name(name: str) -> bool:

@@ -14,9 +14,10 @@ from typing import Any
 
 from vitrail.data.sources.contents import choose_evenly, read_file, read_lines
 from vitrail.data.sources.image_lists import divide_by_folder, divide_images
-from vitrail.data.sources.labels import SPLITS, name_some
+from vitrail.data.sources.labels import name_some
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.scan import Scan, list_files, list_folders
+from vitrail.data.sources.split_names import SPLITS
 from vitrail.data.sources.yolo_files import IMAGES, LABELS, YoloLayout, find_labels
 from vitrail.errors import DataError, find_fault
 from vitrail.images.decode import BadImage
