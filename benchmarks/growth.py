@@ -33,7 +33,7 @@ from vitrail.analysis.cost import measure_peak_bytes
 from vitrail.models import configure, create_backbone
 from vitrail.models.backbone import Backbone
 from vitrail.runtime.process import keep_large_buffers
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.native import save_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `tests` is beside this folder

@@ -23,7 +23,7 @@ from vitrail.models import MODELS
 from vitrail.objectives.supervised import Supervised
 from vitrail.runs.background import BackgroundSaver
 from vitrail.runtime.distributed import ALONE, Ranks
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.parallel import spread
 
 TIMES = 7

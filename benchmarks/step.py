@@ -38,7 +38,7 @@ from vitrail.exports.onnx import to_onnx
 from vitrail.exports.quantise import to_int8
 from vitrail.models import configure, cost_of, create_backbone
 from vitrail.runtime.process import keep_large_buffers
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 
 Step = Callable[[], object]
 Builders = Mapping[str, Callable[[], nn.Module]]

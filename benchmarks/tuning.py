@@ -26,7 +26,7 @@ from vitrail.objectives.supervised import Supervised
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import keep_large_buffers
 from vitrail.runtime.tuning import Way, choose_way
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 
 ROUNDS = 5
 FORWARD_ROUNDS = 7

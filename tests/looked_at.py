@@ -9,7 +9,7 @@ from PIL import Image
 from tests.models.tiny import TINY
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import Config
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 QUIET = InferenceOptions(quiet=True, max_bad=1)
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fly", "<b>gnu</b>")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitrail.analysis.visualize import visualize_attention as visualize_attention
     from vitrail.exports.sidecar import check_export as check_export
     from vitrail.models import MODELS as MODELS
-    from vitrail.tasks.classification import Classifier as Classifier
+    from vitrail.tasks.classification.classifier import Classifier as Classifier
     from vitrail.weights import create_model as create_model
     from vitrail.weights import load as load
     from vitrail.workflows.api import check_parts as check_parts
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vitrail.workflows.train import train as train
 
 _HOMES = {
-    "Classifier": "vitrail.tasks.classification",
+    "Classifier": "vitrail.tasks.classification.classifier",
     "MODELS": "vitrail.models",
     "add_study": "vitrail.workflows.api_study",
     "check_data": "vitrail.workflows.api_data",

@@ -15,7 +15,7 @@ from tests.models.tiny import TINY
 from vitrail.analysis.attention import attention_map, compute_head_maps
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, create_backbone
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 
 SIZES = {"swin": (34, 27), "pvt, odd map": (34, 27)}
 # which tokens, and how much, ask for the answer where all of a layer's do: the prefix tokens, and all places together

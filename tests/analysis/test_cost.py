@@ -24,7 +24,7 @@ from vitrail.analysis.cost import (
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, Config, ViTConfig, configure, cost_of, create_backbone
 from vitrail.models.attention import attention_weights
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 
 CPU = torch.device("cpu")
 

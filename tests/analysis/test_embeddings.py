@@ -23,7 +23,7 @@ from vitrail.analysis.embeddings import (
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig, create_backbone
 from vitrail.models.positions import resize, sincos2d
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights import load
 
 # of each config the positions (rows, columns, D) that enter with the patches, and the first layer's (D, C, P, Q)

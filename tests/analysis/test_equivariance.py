@@ -23,7 +23,7 @@ from vitrail.analysis.equivariance import (
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
 from vitrail.models.backbone import takes_subsets
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 
 
 def build(name="vit", **changes):

@@ -16,7 +16,7 @@ from tests.models.tiny import QUICK, TINY
 from vitrail.analysis.locality import AT_ONCE, measure_locality
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 
 
 class Convolution(nn.Module):

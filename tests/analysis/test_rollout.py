@@ -20,7 +20,7 @@ from vitrail.analysis.cost import measure_peak_bytes
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionRecord, Backbone, ViTConfig, create_backbone
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 
 SIZES = {"swin": (34, 27), "pvt, odd map": (34, 27)}  # windows are filled up, and reductions leave places over
 OTHERS = {

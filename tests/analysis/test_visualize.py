@@ -23,7 +23,7 @@ from vitrail.analysis.pictures import overlay
 from vitrail.analysis.visualize import visualize_attention
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import ViTConfig
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 if TYPE_CHECKING:
     from vitrail.analysis.figure import AttentionFigure

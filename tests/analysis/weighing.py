@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import Backbone, Config, ViTConfig
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 
 class Weighing(Backbone):

@@ -12,7 +12,7 @@ import torch
 import vitrail
 from vitrail.cli import run
 from vitrail.errors import ConfigError
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 

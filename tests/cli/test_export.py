@@ -15,7 +15,7 @@ from tests.slow import few_or_nightly
 from vitrail import load
 from vitrail.cli import run
 from vitrail.inference.options import InferenceOptions
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.native import save_model
 from vitrail.workflows.export import Exported, export_model
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import vitrail
 from vitrail.cli import run
 from vitrail.errors import VitrailError
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.timm import as_timm
 
 NESTED = "grocery"

@@ -22,7 +22,7 @@ from vitrail.checksums import seal
 from vitrail.cli import main, run
 from vitrail.errors import ConfigError, nearest
 from vitrail.runtime import fault_injection
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.native import save_model
 
 REAL_FOLDER = "photos"

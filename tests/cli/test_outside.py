@@ -19,7 +19,7 @@ from PIL import Image
 
 from tests.serving.process import PATIENT, Process
 from vitrail.cli import build_app
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.native import save_model
 
 # as `sitecustomize` it runs in every interpreter that is started: a line for each file that Python code changes, and for each

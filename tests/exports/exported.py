@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.models.conftest import shaken
 from tests.models.tiny import SHALLOW, TINY, TWO_STAGES
 from vitrail.models import Config
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 VIT = SHALLOW["vit"]
 CONFIGS: dict[str, Config] = {

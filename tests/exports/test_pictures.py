@@ -19,7 +19,7 @@ from vitrail.exports.onnx import to_onnx
 from vitrail.exports.pictures import Preparation
 from vitrail.exports.quantise import to_int8
 from vitrail.images.decode import decode
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 
 # one pixel, the model's own size, smaller and larger on either side, strips of which no more than the crop is scaled
 SIZES = ((1, 1), (7, 5), (16, 16), (20, 31), (97, 33), (33, 97), (130, 260), (2, 600), (600, 3), (251, 199))

@@ -34,7 +34,7 @@ from vitrail.models.attention import attend
 from vitrail.objectives.supervised import Supervised
 from vitrail.runs.checkpoint import list_checkpoints, step_of
 from vitrail.runs.folder import RunFolder
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training import loop
 from vitrail.training.objective import OBJECTIVES
 from vitrail.training.prepare import prepare

@@ -20,7 +20,7 @@ from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.inference.feature_cache import default_cache, describe_cache
 from vitrail.inference.features import Features, features_of
 from vitrail.inference.options import InferenceOptions
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge, outputs
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from vitrail.runtime import tuning_cache
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.tuning import Choice, Way
 from vitrail.serving.loaded_model import load_model
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.torch_private import has_fused
 from vitrail.weights.native import save_model
 

@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import ARCHITECTURES, Patches, configure, create_backbone
 from vitrail.models.backbone import TAKE_SUBSETS, takes_subsets
 from vitrail.models.config import grid_of
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.native import load_model, save_model
 
 FIRST_OF_EACH = [*{config.architecture: name for name, config in reversed(TINY.items())}.values()]

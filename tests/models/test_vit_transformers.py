@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.models.conftest import assert_near
 from tests.models.theirs import VITS, build, saved
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights import load
 from vitrail.weights.folders import read_folder
 from vitrail.weights.huggingface import FAMILIES

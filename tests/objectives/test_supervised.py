@@ -7,7 +7,7 @@ import torch
 
 from vitrail.errors import ConfigError
 from vitrail.objectives import Supervised
-from vitrail.tasks.classification import create_classifier, sigmoid_loss, softmax_loss, top1
+from vitrail.tasks.classification.classifier import create_classifier, sigmoid_loss, softmax_loss, top1
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 2, "mlp_width": 64}
 

@@ -18,7 +18,7 @@ from timm.models.vision_transformer import VisionTransformer
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, sketch
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import family_of, read_arguments, read_timm

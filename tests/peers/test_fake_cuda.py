@@ -32,7 +32,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives.supervised import Supervised
 from vitrail.runs.folder import RunFolder
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.objective import OBJECTIVES
 from vitrail.training.prepare import prepare
 from vitrail.weights.tokenizers import save_tokenizer

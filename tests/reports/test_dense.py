@@ -22,7 +22,7 @@ from vitrail.inference.outputs import judge
 from vitrail.reports.dense.samples import draw_samples, mark_wrong
 from vitrail.reports.documents import write_documents
 from vitrail.reports.facts import JudgedRun
-from vitrail.tasks.class_colours import class_colours
+from vitrail.tasks.dense.class_colours import class_colours
 
 SIZE = (32, 48)
 CLASSES = ("cat", "dog")

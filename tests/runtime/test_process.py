@@ -33,7 +33,7 @@ from vitrail.runtime.process import (
     use_one_arena,
     use_threads,
 )
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.training.dry_run import dry_run
 from vitrail.weights.native import save_model
 

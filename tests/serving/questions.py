@@ -13,7 +13,7 @@ from PIL import Image
 from tests.looked_at import shaken
 from tests.serving.load import Question, agree, is_prediction, upload
 from vitrail.models import Config, ViTConfig
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 
 TINY = ViTConfig(image_size=32, patch_size=8, width=16, depth=3, heads=2, mlp_width=24, classes=7)
 # a few milliseconds an image: what a flood can outrun

@@ -25,7 +25,7 @@ from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import rollout
 from vitrail.inference.options import InferenceOptions
 from vitrail.serving.loaded_model import Abandoned, ExplanationRequest, LoadedModel, load_model
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 
 
 def encoded(content: bytes) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitrail.images.rle import Rle
-from vitrail.tasks.matching import Detected, Truth
+from vitrail.tasks.detection.matching import Detected, Truth
 
 SIZE = (60, 80)
 

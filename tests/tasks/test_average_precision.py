@@ -12,7 +12,7 @@ import pytest
 from tests.slow import few_or_nightly
 from tests.tasks.coco_oracle import evaluate, jitter, random_set
 from vitrail.images.rle import Rle
-from vitrail.tasks.average_precision import (
+from vitrail.tasks.detection.average_precision import (
     average_precision,
     average_recall,
     confuse,
@@ -20,7 +20,7 @@ from vitrail.tasks.average_precision import (
     summarize_detections,
     trace_curve,
 )
-from vitrail.tasks.matching import AREAS, CLASS, ERRORS, Detected, Matches, Truth, match
+from vitrail.tasks.detection.matching import AREAS, CLASS, ERRORS, Detected, Matches, Truth, match
 
 
 def judge(found: list[Detected], true: list[Truth]) -> Matches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitrail.tasks.boxes import box_gious, box_ious, suppress_duplicates, suppress_greedily
+from vitrail.tasks.detection.boxes import box_gious, box_ious, suppress_duplicates, suppress_greedily
 
 
 def draw_boxes(*shape, seed=0, side=20.0):

@@ -15,7 +15,7 @@ from tests.models.conftest import shaken
 from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
-from vitrail.tasks.classification import Classifier, create_classifier, sigmoid_loss, softmax_loss
+from vitrail.tasks.classification.classifier import Classifier, create_classifier, sigmoid_loss, softmax_loss
 from vitrail.tasks.task import BACKBONE_VERBS
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 2, "mlp_width": 64}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitrail.tasks import metrics
-from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
+from vitrail.tasks.classification import metrics
+from vitrail.tasks.classification.metric import ClassMetric, LabelMetric
 
 CLASSES = ("ant", "bee", "cat", "dog", "emu", "fox", "gnu")
 IMAGES = 60
@@ -32,7 +32,10 @@ def gathered(kind: type, pieces: list[slice], **options) -> ClassMetric | LabelM
 def test_the_figures_are_those_of_all_logits_whatever_the_batches(kind, size):
     logits, targets, keys = answers(kind)
     metric = gathered(kind, [slice(first, first + size) for first in range(0, IMAGES, size)], temperature=1.5)
-    whole = metrics.summary(logits, targets, CLASSES, multi_label=kind is LabelMetric, temperature=1.5)
+    if kind is LabelMetric:
+        whole = metrics.summarize_labels(logits, targets, 1.5)
+    else:
+        whole = metrics.summarize_grades(metrics.grade(logits, targets, temperature=1.5))
     assert metric.compute() == whole
     assert metric.summarize().items() <= whole.items()
     assert metric.keys == keys

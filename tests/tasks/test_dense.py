@@ -16,7 +16,7 @@ from vitrail.data.augment.placement import Frames
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.exports.onnx import to_onnx
 from vitrail.objectives import Supervised
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.optimizer import select_trainable
 from vitrail.weights import adapt
 from vitrail.weights.description import KEY, build_model_around, describe

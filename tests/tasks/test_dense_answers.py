@@ -11,9 +11,10 @@ from PIL import Image
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.answer import Answers
-from vitrail.tasks.class_colours import INK, PLACES, class_colours
-from vitrail.tasks.dense_answers import Detections, Segmentation
-from vitrail.tasks.drawing import find_middle
+from vitrail.tasks.dense.class_colours import INK, PLACES, class_colours
+from vitrail.tasks.dense.drawing import find_middle
+from vitrail.tasks.detection.answer import Detections
+from vitrail.tasks.segmentation.answer import Segmentation
 
 NAMES = ("cat", "dog", "background", *(f"class {number}" for number in range(20)))
 GREY = Image.new("RGB", (200, 100), (128, 128, 128))

@@ -14,8 +14,8 @@ from tests.tasks.test_boxes import draw_boxes, giou_of
 from vitrail.data.augment.placement import UNKNOWN, Frames, place
 from vitrail.errors import ConfigError
 from vitrail.models.dense_heads import BoxHead
-from vitrail.tasks.boxes import suppress_greedily
-from vitrail.tasks.detection_graphs import split_outputs
+from vitrail.tasks.detection.boxes import suppress_greedily
+from vitrail.tasks.detection.graphs import split_outputs
 
 SIZE = (32, 48)
 

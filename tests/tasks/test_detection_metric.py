@@ -9,8 +9,8 @@ import torch
 from tests.tasks.coco_oracle import evaluate, random_set
 from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.tasks.detection_metric import BoxMetric, place_boxes
-from vitrail.tasks.matching import Detected, Truth
+from vitrail.tasks.detection.matching import Detected, Truth
+from vitrail.tasks.detection.metric import BoxMetric, place_boxes
 
 SIZE = (60, 80)
 CLASSES = ("ant", "bee", "cat", "dog", "emu")
@@ -111,7 +111,7 @@ def test_resamples_judge_the_images_that_were_drawn(batches, monkeypatch):
         drawn = np.repeat(np.arange(len(found)), times)
         expected = judge([([found[image] for image in drawn], [true[image] for image in drawn])]).summarize()
         assert {name: values[row] for name, values in resampled.items()} == pytest.approx(expected, nan_ok=True)
-    monkeypatch.setattr("vitrail.tasks.detection_metric.CELLS", 10)  # in parts
+    monkeypatch.setattr("vitrail.tasks.detection.metric.CELLS", 10)  # in parts
     for name, values in metric.resample(weights).items():
         np.testing.assert_array_equal(values, resampled[name])
 

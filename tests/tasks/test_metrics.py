@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.tasks import metrics
+from vitrail.tasks.arrays import confusion
+from vitrail.tasks.classification import metrics
 
 CLASSES = tuple("abcdefg")
 
@@ -41,7 +42,7 @@ def labels() -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_summary_is_what_scikit_learn_says(answers, sklearn_metrics):
     logits, targets = answers
-    found = metrics.summary(logits, targets, CLASSES, temperature=1.5)
+    found = metrics.summarize_grades(metrics.grade(logits, targets, temperature=1.5))
     p = torch.from_numpy(logits).double().div(1.5).softmax(1).numpy()
     labels = range(7)
     assert found["top1"] == sklearn_metrics.accuracy_score(targets, p.argmax(1))
@@ -53,7 +54,7 @@ def test_the_summary_is_what_scikit_learn_says(answers, sklearn_metrics):
 
 def test_the_multi_label_summary_is_what_scikit_learn_says(labels, sklearn_metrics):
     logits, targets = labels
-    found = metrics.summary(logits, targets, CLASSES, multi_label=True, temperature=2)
+    found = metrics.summarize_labels(logits, targets, 2)
     there, named = targets[:, :6], (logits >= 0).astype(int)
     assert found["map"] == pytest.approx(sklearn_metrics.average_precision_score(there, logits[:, :6]), abs=1e-12)
     assert found["f1_micro"] == pytest.approx(sklearn_metrics.f1_score(targets, named, average="micro"), abs=1e-12)
@@ -67,16 +68,16 @@ def test_the_multi_label_summary_is_what_scikit_learn_says(labels, sklearn_metri
 
 
 def test_the_figures_do_not_depend_on_how_many_rows_are_graded_at_a_time(answers, monkeypatch):
-    whole = metrics.summary(*answers, CLASSES)
+    whole = metrics.summarize_grades(metrics.grade(*answers))
     monkeypatch.setattr(metrics, "ROWS", 7)
-    assert metrics.summary(*answers, CLASSES) == whole
+    assert metrics.summarize_grades(metrics.grade(*answers)) == whole
 
 
 def test_tensors_of_any_precision_give_the_figures_of_arrays(answers):
     logits, targets = answers
     halves = torch.from_numpy(logits).bfloat16().requires_grad_()
-    found = metrics.summary(halves, torch.from_numpy(targets), CLASSES)
-    assert found == metrics.summary(halves.detach().float().numpy(), targets, CLASSES)
+    found = metrics.summarize_grades(metrics.grade(halves, torch.from_numpy(targets)))
+    assert found == metrics.summarize_grades(metrics.grade(halves.detach().float().numpy(), targets))
 
 
 def test_equal_logits_rank_by_class_so_a_constant_answer_is_right_for_one_class():
@@ -90,16 +91,16 @@ def test_a_row_of_nan_is_never_right():
 
 
 def test_logits_of_any_size_give_finite_figures():
-    found = metrics.summary(np.array([[1e4, -1e4], [-1e4, 1e4]], np.float32), np.array([0, 0]), ("a", "b"))
+    found = metrics.summarize_grades(metrics.grade(np.array([[1e4, -1e4], [-1e4, 1e4]], np.float32), np.array([0, 0])))
     assert found["nll"] == pytest.approx(1e4)
-    several = metrics.summary(np.array([[1e4, -1e4]]), np.array([[0.0, 1.0]]), ("a", "b"), multi_label=True)
+    several = metrics.summarize_labels(np.array([[1e4, -1e4]]), np.array([[0.0, 1.0]]))
     assert several["nll"] == pytest.approx(1e4)
 
 
 def test_calibration_error_by_hand():
     # bins of 1/15: 0.5 and 0.52 share the eighth (7/15, 8/15], 0.95 and 1 the last (14/15, 1]
     confidence, right = np.array([0.5, 0.52, 0.95, 1.0]), np.array([True, False, True, True])
-    assert metrics.expected_calibration_error(confidence, right) == pytest.approx(0.5 * 0.01 + 0.5 * 0.025)
+    assert metrics.reliability(confidence, right).error == pytest.approx(0.5 * 0.01 + 0.5 * 0.025)
     bins = metrics.reliability(confidence, right)
     assert np.flatnonzero(bins.counts).tolist() == [7, 14]
     assert bins.accuracy[[7, 14]].tolist() == [0.5, 1.0]
@@ -122,7 +123,7 @@ def test_probabilities_are_those_of_torch(answers):
 def test_confusion_and_per_class_figures_are_those_of_scikit_learn(answers, sklearn_metrics):
     logits, targets = answers
     predicted = logits.argmax(1)
-    counts = metrics.confusion(predicted, targets, 7)
+    counts = confusion(predicted, targets, 7)
     assert (counts == sklearn_metrics.confusion_matrix(targets, predicted, labels=range(7))).all()
     each = metrics.per_class(counts)
     expected = sklearn_metrics.precision_recall_fscore_support(

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from tests.looked_at import picture, shaken
 from tests.models.tiny import QUICK, SHALLOW, TINY
 from vitrail.errors import DataError
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 PICTURES = [picture(30 + 4 * number, 40, seed=number) for number in range(8)]
 TARGETS = torch.arange(8) % 2

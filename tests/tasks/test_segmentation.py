@@ -11,7 +11,7 @@ from tests.models.tiny import TINY
 from tests.tasks.dense_models import create, draw_images, draw_targets, fit, micro_batches, whole
 from vitrail.data.augment.placement import UNKNOWN, Frames, place
 from vitrail.errors import ConfigError
-from vitrail.tasks.segmentation import IGNORED, Segmentation, weigh_classes
+from vitrail.tasks.segmentation.segmenter import IGNORED, Segmentation, weigh_classes
 from vitrail.weights import adapt
 from vitrail.weights.native import load_model, save_model
 

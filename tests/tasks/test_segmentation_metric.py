@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import DataError
-from vitrail.tasks.label_maps import label_pixels
-from vitrail.tasks.segmentation_metric import IGNORED, MapMetric, count_boundaries
+from vitrail.tasks.segmentation.label_maps import label_pixels
+from vitrail.tasks.segmentation.metric import IGNORED, MapMetric, count_boundaries
 
 CLASSES = ("road", "tree", "car", "pole")
 
@@ -96,7 +96,7 @@ def count_near(one: np.ndarray, other: np.ndarray, radius: float) -> int:
 
 @pytest.mark.parametrize(("tolerance", "reach"), [(0.0075, 1), (0.07, 0.07 * np.hypot(24, 30))])
 def test_boundaries_are_compared_as_a_loop_over_pixels_does(tolerance, reach, monkeypatch):
-    monkeypatch.setattr("vitrail.tasks.segmentation_metric.TOLERANCE", tolerance)
+    monkeypatch.setattr("vitrail.tasks.segmentation.metric.TOLERANCE", tolerance)
     for predicted, true in random_pairs(3, seed=1):
         predicted, true = predicted[:24, :30].copy(), true[:24, :30].copy()
         predicted[true == IGNORED] = IGNORED
@@ -132,7 +132,7 @@ def logits() -> torch.Tensor:
 def test_logits_become_maps_of_the_pictures_own_sizes(logits, monkeypatch):
     frames = Frames(np.array([[0, 0, 31, 17], [0, 0, 7, 5.0]]), np.array([[17, 31], [5, 7.0]]))
     for part in (10**6, 4 * 31 * 2):  # whole, and in pieces of two rows
-        monkeypatch.setattr("vitrail.tasks.label_maps.CELLS", part)
+        monkeypatch.setattr("vitrail.tasks.segmentation.label_maps.CELLS", part)
         for found, row, size in zip(label_pixels(logits, frames), logits, frames.pictures.astype(int)):
             resized = F.interpolate(row[None], tuple(size), mode="bilinear", align_corners=False)[0]
             assert found.dtype == torch.uint8

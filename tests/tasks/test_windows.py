@@ -16,8 +16,8 @@ from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.windows import Windows
 from vitrail.errors import ConfigError
-from vitrail.tasks import label_maps
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.tasks.segmentation import label_maps
 
 SIZE = (32, 48)
 

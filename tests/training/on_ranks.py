@@ -30,7 +30,7 @@ from vitrail.models import MODELS
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import ALONE, Ranks, gather_full
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.tasks.task import Task
 from vitrail.training import loop, step
 from vitrail.training.optimizer import Optimiser

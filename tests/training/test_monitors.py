@@ -13,7 +13,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Splits
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.monitors import CodeMonitor, FeatureMonitor
 
 RUN = Run(

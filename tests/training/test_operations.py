@@ -20,7 +20,7 @@ from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.reports.wording import describe_compute, large
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.progress import say_nothing
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.dry_run import dry_run
 from vitrail.training.objective import OBJECTIVES
 from vitrail.training.operations import run_operations

@@ -26,7 +26,7 @@ from vitrail.runs.tensor_shards import list_tensors
 from vitrail.runtime import launch
 from vitrail.runtime.distributed import ALONE, Ranks, is_lost_rank, lost_ranks
 from vitrail.runtime.launch import CODES, count_devices, is_launched, summarise
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training import step
 from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import save_tokenizer

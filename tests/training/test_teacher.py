@@ -15,7 +15,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.training.inputs import CHUNK, TaughtInputs
 from vitrail.training.teacher import Teacher
 from vitrail.weights.native import save_model

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitrail.models import MODELS
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 SMALL: dict[str, Any] = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 2, "heads": 2, "mlp_width": 41}
 DEIT3 = {"layer_scale": 0.1, "prefix_positions": False, "gelu": "exact", "position_resize": "bicubic"}

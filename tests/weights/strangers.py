@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.checksums import seal
 from vitrail.models import configure, create_backbone
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.google import to_google
 from vitrail.weights.native import save_model
 from vitrail.weights.timm.swin import write

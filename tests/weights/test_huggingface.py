@@ -13,7 +13,7 @@ from tests.each_row import each_row
 from tests.models.theirs import PYRAMIDS, THEIRS, VIT, build, edited, pooled, saved
 from tests.slow import slow_except
 from vitrail.errors import CheckpointError, VitrailError
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights import load
 from vitrail.weights.huggingface import FAMILIES, read_huggingface
 

@@ -13,7 +13,7 @@ from tests.each_row import each_row
 from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.weights.huggingface.processor import PROCESSORS, from_processor, to_processor
 
 WHERE = Path("folder")

@@ -24,7 +24,7 @@ from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.swin import SwinConfig
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.weights import load
 from vitrail.weights.huggingface import FAMILIES, PROCESSOR, to_huggingface
 

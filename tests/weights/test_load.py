@@ -18,7 +18,7 @@ from vitrail import weights
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.positions import resize
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.weights import adapt, load
 from vitrail.weights.native import save_model, set_temperature
 from vitrail.weights.resolve import resolve_model

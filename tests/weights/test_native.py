@@ -17,7 +17,7 @@ from tests.models.conftest import shaken
 from vitrail.checksums import seal
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.weights import native
 from vitrail.weights.description import FORMAT_VERSION
 from vitrail.weights.native import load_model, save_model, set_temperature

@@ -18,8 +18,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, create_backbone
-from vitrail.tasks import metrics
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification import metrics
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights import load
 from vitrail.weights.timm import as_timm, parse_preprocessing
 from vitrail.weights.timm.vit import arguments_of, from_timm, to_timm
@@ -386,7 +386,7 @@ def test_the_real_checkpoint_reaches_its_figures_on_all_300_images(real_data, ex
     torch.testing.assert_close(logits, golden, atol=1e-3, rtol=0)
     labelled = open_data(real_data / "imagenet_val" / "labels.csv", classes=model.classes, validation=0).train
     assert labelled.targets.tolist() == targets.tolist()  # labelled by WordNet id, the model's classes have names
-    found = metrics.summary(logits, targets, model.classes)
+    found = metrics.summarize_grades(metrics.grade(logits, targets))
     assert round(300 * found["top1"]) == 218
     assert found["top1"] == pytest.approx(figures["top1"], abs=1e-6)
     assert found["top5"] == pytest.approx(figures["top5"], abs=1e-6)

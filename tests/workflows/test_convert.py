@@ -23,7 +23,7 @@ from vitrail.data.imagenet import find_imagenet
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models import MODELS, ViTConfig, configure
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights import load
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model

@@ -14,7 +14,7 @@ from tests.each_row import each_row
 from tests.weights.kinds import a_model
 from vitrail.checksums import seal
 from vitrail.errors import CheckpointError
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights import encode
 from vitrail.weights.encode import EncodedModel
 from vitrail.weights.native import save_model

@@ -15,7 +15,7 @@ from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import create_backbone
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights import adapt, load
 from vitrail.weights.native import save_model
 from vitrail.workflows.convert import convert

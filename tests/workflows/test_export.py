@@ -24,7 +24,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import Backbone, Tokens
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.native import save_model
 from vitrail.workflows import export
 from vitrail.workflows.export import Exported, export_model

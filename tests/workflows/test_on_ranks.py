@@ -16,7 +16,7 @@ from tests.training.ranks import Pool, Starter, command, start_pool
 from tests.workflows.on_ranks import judge
 from vitrail.cli import run
 from vitrail.runtime.distributed import ALONE
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.native import save_model
 
 WORLD = 3

@@ -24,7 +24,7 @@ from vitrail.evaluation.intervals import bootstrap, bound_proportion, estimate_i
 from vitrail.evaluation.probes import linear
 from vitrail.inference.features import Features
 from vitrail.inference.options import InferenceOptions
-from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.workflows.probe import PROTOCOLS, ProbeProtocol, judge_features, keep_shared, probe

@@ -22,7 +22,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.reports.transfer.page import markdown, page
 from vitrail.reports.transfer.results import Cell, Transfer
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.workflows.probe import compute_features, open_to_probe, probe

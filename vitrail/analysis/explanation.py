@@ -24,9 +24,9 @@ from vitrail.markup import image_uri, tag
 from vitrail.models.backbone import at_rest, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks import Task
-from vitrail.tasks.dense import DenseTask
+from vitrail.tasks.dense.subject import Subject
+from vitrail.tasks.dense.task import DenseTask
 from vitrail.tasks.pictures import to_pixels
-from vitrail.tasks.subject import Subject
 
 WIDEST = 720  # maximum side of a tile in pixels before it is placed on a contact sheet
 SHOWN_SIDE = 240  # maximum side in pixels of the picture that a notebook shows

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitrail.analysis.palette import INK, LUMA, MUTED, PAPER, map_colours, parse_colour
 from vitrail.errors import ConfigError
 from vitrail.files import replace_file
-from vitrail.tasks.drawing import load_font, shorten
+from vitrail.tasks.dense.drawing import load_font, shorten
 
 Box = tuple[float, float, float, float]  # top, left, bottom, right, in pixels
 Range = tuple[float, float]  # values at the two ends of a scale

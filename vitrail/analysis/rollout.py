@@ -22,7 +22,7 @@ from vitrail.analysis.perturbation import check_targets
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionRecord
 from vitrail.models.backbone import at_rest
-from vitrail.tasks.dense import DenseTask
+from vitrail.tasks.dense.task import DenseTask
 
 Matrix = Callable[[AttentionRecord, slice, Lift], Tensor]
 

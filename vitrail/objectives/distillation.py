@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone
 from vitrail.objectives.objective import Objective
-from vitrail.tasks.classification import label_loss, top1
+from vitrail.tasks.classification.classifier import label_loss, top1
 
 KINDS = ("hard", "soft")
 # of the teacher's loss (DeiT, section 4; the soft loss is from Hinton et al. 2015)
@@ -33,7 +33,7 @@ class Distillation(Objective):
             temperature tau.
         weight: w; by default 0.5 for hard and 0.1 for soft.
         temperature: tau of ``soft``.
-        loss, binarise: of the labels, as for `vitrail.tasks.classification.label_loss`.
+        loss, binarise: of the labels, as for `vitrail.tasks.classification.classifier.label_loss`.
 
     Raises:
         ConfigError: an invalid value.

@@ -16,7 +16,8 @@ import numpy as np
 from vitrail.analysis.palette import LIGHT
 from vitrail.markup import Markup, join, tag
 from vitrail.reports.wording import percent, plural, shorten, whole
-from vitrail.tasks.metrics import Bins, divide
+from vitrail.tasks.arrays import divide
+from vitrail.tasks.classification.metrics import Bins
 
 SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 WIDTH, HEIGHT = 460, 250

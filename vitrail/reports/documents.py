@@ -10,10 +10,10 @@ from vitrail.reports import summary
 from vitrail.reports.classification import documents as classification
 from vitrail.reports.dense import documents as dense
 from vitrail.reports.facts import JudgedRun
-from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
-from vitrail.tasks.detection_metric import BoxMetric
+from vitrail.tasks.classification.metric import ClassMetric, LabelMetric
+from vitrail.tasks.detection.metric import BoxMetric
 from vitrail.tasks.metric import Metric
-from vitrail.tasks.segmentation_metric import MapMetric
+from vitrail.tasks.segmentation.metric import MapMetric
 
 DOCUMENTS: Mapping[type[Metric], ModuleType] = {
     ClassMetric: classification,

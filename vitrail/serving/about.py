@@ -14,7 +14,7 @@ from vitrail.serving.documents import MODEL_ERRORS, errors
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import CurrentService, Service
 from vitrail.tasks import Task
-from vitrail.tasks.class_colours import class_colours, to_hex
+from vitrail.tasks.dense.class_colours import class_colours, to_hex
 from vitrail.weights.description import describe
 
 router = APIRouter(tags=["server"])

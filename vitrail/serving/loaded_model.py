@@ -45,7 +45,7 @@ from vitrail.inference.tuning import tune
 from vitrail.models import device_of
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Answer, Task
-from vitrail.tasks.dense_answers import PlacedAnswer
+from vitrail.tasks.dense.answer import PlacedAnswer
 from vitrail.tasks.pictures import open_image
 from vitrail.weights.folders import CONFIG
 from vitrail.weights.onnx import ExportedBackbone

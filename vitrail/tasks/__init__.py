@@ -3,13 +3,13 @@
 from vitrail.errors import ConfigError, nearest
 from vitrail.tasks.answer import Answer as Answer
 from vitrail.tasks.answer import Answers as Answers
-from vitrail.tasks.classification import Classifier as Classifier
-from vitrail.tasks.classification import Prediction as Prediction
-from vitrail.tasks.classification import create_classifier as create_classifier
+from vitrail.tasks.classification.classifier import Classifier as Classifier
+from vitrail.tasks.classification.classifier import Prediction as Prediction
+from vitrail.tasks.classification.classifier import create_classifier as create_classifier
 from vitrail.tasks.create import create_task as create_task
-from vitrail.tasks.detection import Detector as Detector
+from vitrail.tasks.detection.detector import Detector as Detector
 from vitrail.tasks.metric import Metric as Metric
-from vitrail.tasks.segmentation import Segmenter as Segmenter
+from vitrail.tasks.segmentation.segmenter import Segmenter as Segmenter
 from vitrail.tasks.task import Task as Task
 
 TASKS: dict[str, type[Task]] = {

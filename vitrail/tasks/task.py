@@ -31,9 +31,9 @@ from vitrail.models import Backbone, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks.answer import Answer, Answers
 from vitrail.tasks.answer_files import AnswerFiles
+from vitrail.tasks.arrays import largest_difference
 from vitrail.tasks.class_names import check_classes
 from vitrail.tasks.metric import Metric, Targets
-from vitrail.tasks.metrics import largest_difference
 from vitrail.tasks.pictures import Picture, Transform, list_pictures, to_pixels
 from vitrail.tasks.summary import describe_model
 

@@ -16,7 +16,7 @@ from vitrail.models import Config, sketch
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
 from vitrail.tasks.class_names import NUMBERED
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import build_model
 from vitrail.weights.tensors import build_backbone, printable
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from vitrail.reports.transfer.results import Transfer
     from vitrail.runtime.distributed import Ranks
     from vitrail.tasks.answer import Answer
-    from vitrail.tasks.classification import Classifier
+    from vitrail.tasks.classification.classifier import Classifier
     from vitrail.workflows.convert import Converted
     from vitrail.workflows.export import Exported
     from vitrail.workflows.models import ModelFacts

@@ -16,7 +16,7 @@ from vitrail.workflows.api_options import ALL, list_inputs, parse_options, to_pa
 if TYPE_CHECKING:
     from vitrail.analysis.explanation import Explanation
     from vitrail.inference.results import Results
-    from vitrail.tasks.classification import Classifier
+    from vitrail.tasks.classification.classifier import Classifier
 
     Model = str | Path | Classifier
     Inputs = str | Path | Sequence[str | Path]

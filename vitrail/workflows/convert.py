@@ -18,8 +18,8 @@ from vitrail.files import disk_errors, move_files, replace_folder, stage_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
-from vitrail.tasks.classification import Classifier
-from vitrail.tasks.dense import DenseTask
+from vitrail.tasks.classification.classifier import Classifier
+from vitrail.tasks.dense.task import DenseTask
 from vitrail.weights.adapt import apply_changes, fit_to_crop
 from vitrail.weights.description import KEY, describe, read_sidecar, sidecar_path
 from vitrail.weights.encode import ENCODERS, EncodedModel

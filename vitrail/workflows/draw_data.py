@@ -21,7 +21,7 @@ from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import name_files
 from vitrail.reports.wording import plural
 from vitrail.runtime.progress import Say
-from vitrail.tasks.annotation import draw_annotation, scale_to_show
+from vitrail.tasks.dense.annotation import draw_annotation, scale_to_show
 from vitrail.tasks.pictures import open_image
 
 SIDE, QUALITY = 1280, 90  # pixels of the longer side of a picture that is written, and of its JPEG

@@ -32,7 +32,7 @@ from vitrail.reports.wording import plural
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task
-from vitrail.tasks.subject import Subject
+from vitrail.tasks.dense.subject import Subject
 
 
 def explain(

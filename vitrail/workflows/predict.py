@@ -32,7 +32,7 @@ from vitrail.reports.wording import plural
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.answer_files import AnswerFiles
-from vitrail.tasks.dense_answers import PlacedAnswer
+from vitrail.tasks.dense.answer import PlacedAnswer
 from vitrail.tasks.task import Task
 
 QUALITY = 90  # of JPEGs with answers drawn on them

@@ -25,8 +25,8 @@ from vitrail.reports.confusion import confused_pairs
 from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import data_uri
 from vitrail.reports.wording import large, listing, percent, plural, scientific, whole
-from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
-from vitrail.tasks.metrics import reliability
+from vitrail.tasks.classification.metric import ClassMetric, LabelMetric
+from vitrail.tasks.classification.metrics import reliability
 
 RECORDS = [
     *(

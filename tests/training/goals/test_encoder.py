@@ -23,7 +23,7 @@ from vitrail.errors import ConfigError, DataError, Preempted
 from vitrail.models import MODELS
 from vitrail.runs.checkpoint import load_newest
 from vitrail.runs.folder import RunFolder
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training import loop
 from vitrail.training.prepare import prepare
 from vitrail.training.train import Result

@@ -16,7 +16,7 @@ from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.data.sources.open import open_data
 from vitrail.evaluation.claim import Finding
 from vitrail.evaluation.verdicts import Greater
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.workflows.study.findings import measure_findings, summarise_heads
 
 

@@ -17,8 +17,8 @@ from vitrail.reports.facts import JudgedRun, RunFacts
 from vitrail.reports.page import frame, write_page
 from vitrail.reports.wording import listing, shorten
 from vitrail.tasks import Detector
-from vitrail.tasks.detection_metric import BoxMetric
-from vitrail.tasks.segmentation_metric import MapMetric
+from vitrail.tasks.detection.metric import BoxMetric
+from vitrail.tasks.segmentation.metric import MapMetric
 
 WORST, EXAMPLES = 6, 4  # pictures that are shown
 

@@ -24,11 +24,11 @@ from vitrail.models.backbone import at_rest
 from vitrail.reports.components import lead
 from vitrail.reports.wording import listing, percent
 from vitrail.tasks import Detector, Segmenter, Task
-from vitrail.tasks.annotation import draw_annotation, scale_to_show
-from vitrail.tasks.class_colours import BACKGROUND, class_colours, to_hex
-from vitrail.tasks.detection_metric import read_truths
-from vitrail.tasks.drawing import draw_boxes
-from vitrail.tasks.matching import ERRORS, MOST, NONE, Detected, match
+from vitrail.tasks.dense.annotation import draw_annotation, scale_to_show
+from vitrail.tasks.dense.class_colours import BACKGROUND, class_colours, to_hex
+from vitrail.tasks.dense.drawing import draw_boxes
+from vitrail.tasks.detection.matching import ERRORS, MOST, NONE, Detected, match
+from vitrail.tasks.detection.metric import read_truths
 from vitrail.tasks.pictures import to_pixels
 
 SIDE = 560  # pixels of the longer side of a picture

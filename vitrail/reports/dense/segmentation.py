@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from vitrail.markup import Markup
 from vitrail.reports.charts import confusion_chart
 from vitrail.reports.confusion import MATRIX_MOST, confusion
-from vitrail.tasks.segmentation_metric import MapMetric
+from vitrail.tasks.segmentation.metric import MapMetric
 
 WORST = (
     "The pictures with the lowest IoU, weighted by the pixels of the true classes. Some of them may be annotated incorrectly. "

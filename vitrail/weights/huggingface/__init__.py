@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import KEY
 from vitrail.weights.huggingface import beit, bit, own, pvt, swin, vit
 from vitrail.weights.huggingface.family import Family

@@ -19,7 +19,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.models import ARCHITECTURES, Config
 from vitrail.tasks.class_names import check_classes
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import check_version, describe
 from vitrail.weights.huggingface.family import Family, State
 from vitrail.weights.huggingface.processor import from_processor, to_processor

@@ -17,7 +17,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.config import STANDARDISATIONS
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import parse_config
 from vitrail.weights.grids import check_grid_is_open, describe_grid
 from vitrail.weights.layout import Weights, leave_out

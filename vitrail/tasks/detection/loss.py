@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.tasks.assignment import assign, find_ignored
-from vitrail.tasks.boxes import box_gious
+from vitrail.tasks.detection.assignment import assign, find_ignored
+from vitrail.tasks.detection.boxes import box_gious
 
 
 def sum_losses(outputs: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,9 @@ from torch import Tensor
 from vitrail.data.augment.placement import Frames
 from vitrail.data.sources.label_maps import IGNORED
 from vitrail.errors import DataError
-from vitrail.tasks import metrics
-from vitrail.tasks.label_maps import label_pixels
+from vitrail.tasks.arrays import as_array, confusion, divide, write_percent
 from vitrail.tasks.metric import Figures, Metric
+from vitrail.tasks.segmentation.label_maps import label_pixels
 
 TOLERANCE = 0.0075  # of the picture's diagonal, that a boundary may be off (Csurka et al. 2013)
 # What is kept of each image and class: the pixels that are right, predicted and true; and on boundaries those that are predicted,
@@ -64,7 +64,7 @@ class MapMetric(Metric):
             frames = Frames(np.concatenate([np.zeros_like(sizes), sizes[:, ::-1]], 1), sizes)
         for predicted, target, key in zip(label_pixels(outputs, frames), targets, keys, strict=True):
             found = predicted.cpu().numpy()
-            true = _cut_filling(metrics.as_array(target), found.shape)
+            true = _cut_filling(as_array(target), found.shape)
             self._check(true, found.shape, key)
             self._add(found, true)
         self.keys.extend(keys)
@@ -83,10 +83,10 @@ class MapMetric(Metric):
     def _add(self, predicted: Labels, true: Labels) -> None:
         ignored = true == IGNORED
         answered, asked = (each[~ignored].astype(np.int64) for each in (predicted, true))
-        confusion = metrics.confusion(answered, asked, len(self.classes))
-        self.confusion += confusion
+        counts = confusion(answered, asked, len(self.classes))
+        self.confusion += counts
         edges = count_boundaries(np.where(ignored, IGNORED, predicted).astype(np.uint8), true, len(self.classes))
-        self._counts.append(np.stack([np.diag(confusion), confusion.sum(0), confusion.sum(1), *edges]))
+        self._counts.append(np.stack([np.diag(counts), counts.sum(0), counts.sum(1), *edges]))
 
     def merge(self, other: Self) -> None:
         self.keys.extend(other.keys)
@@ -116,13 +116,13 @@ class MapMetric(Metric):
         counts = self.counts
         total = counts.sum(0)
         columns = [
-            *(intersection_over_union(total), metrics.divide(total[RIGHT], total[PREDICTED])),
-            *(metrics.divide(total[RIGHT], total[TRUE]), boundary_f(total)),
-            metrics.divide(total[TRUE], np.broadcast_to(total[TRUE].sum(), total[TRUE].shape)),
+            *(intersection_over_union(total), divide(total[RIGHT], total[PREDICTED])),
+            *(divide(total[RIGHT], total[TRUE]), boundary_f(total)),
+            divide(total[TRUE], np.broadcast_to(total[TRUE].sum(), total[TRUE].shape)),
         ]
         rows: list[tuple[str, ...]] = []
         for name, images, *shares in zip(self.classes, (counts[:, TRUE] > 0).sum(0), *columns):
-            rows.append((name, *(metrics.write_percent(share) for share in shares), str(int(images))))
+            rows.append((name, *(write_percent(share) for share in shares), str(int(images))))
         return ["class", "IoU %", "precision %", "recall %", "boundary F %", "pixels %", "images"], rows
 
     def worst(self, most: int) -> NDArray[np.int64]:
@@ -144,10 +144,10 @@ def summarize_counts(counts: NDArray) -> dict[str, Numbers]:
     right, predicted, true = (counts[:, row] for row in (RIGHT, PREDICTED, TRUE))
     return {
         "miou": mean_over_classes(intersection_over_union(counts)),
-        "pixel_accuracy": metrics.divide(right.sum(1), true.sum(1)),
-        "mean_accuracy": mean_over_classes(metrics.divide(right, true)),
+        "pixel_accuracy": divide(right.sum(1), true.sum(1)),
+        "mean_accuracy": mean_over_classes(divide(right, true)),
         "frequency_weighted_iou": frequency_weighted_iou(counts),
-        "dice": mean_over_classes(metrics.divide(2 * right, predicted + true)),
+        "dice": mean_over_classes(divide(2 * right, predicted + true)),
         "boundary_f": mean_over_classes(boundary_f(counts)),
     }
 
@@ -155,13 +155,13 @@ def summarize_counts(counts: NDArray) -> dict[str, Numbers]:
 def intersection_over_union(counts: NDArray) -> Numbers:
     """(..., 7, K) -> (..., K)"""
     right, predicted, true = (counts[..., row, :] for row in (RIGHT, PREDICTED, TRUE))
-    return metrics.divide(right, predicted + true - right)
+    return divide(right, predicted + true - right)
 
 
 def frequency_weighted_iou(counts: NDArray) -> Numbers:
     """The mean IoU of the classes weighted by their true pixels: (..., 7, K) -> (...)."""
     true = counts[..., TRUE, :]
-    return metrics.divide((np.nan_to_num(intersection_over_union(counts)) * true).sum(-1), true.sum(-1))
+    return divide((np.nan_to_num(intersection_over_union(counts)) * true).sum(-1), true.sum(-1))
 
 
 def boundary_f(counts: NDArray) -> Numbers:
@@ -170,14 +170,14 @@ def boundary_f(counts: NDArray) -> Numbers:
     0 where a class has a boundary only in what is true or only in what is predicted.
     """
     edge, right, true, found = (counts[..., row, :] for row in (EDGE, EDGE_RIGHT, TRUE_EDGE, TRUE_EDGE_FOUND))
-    precision, recall = (np.nan_to_num(metrics.divide(top, bottom)) for top, bottom in ((right, edge), (found, true)))
-    score = np.nan_to_num(metrics.divide(2 * precision * recall, precision + recall))
+    precision, recall = (np.nan_to_num(divide(top, bottom)) for top, bottom in ((right, edge), (found, true)))
+    score = np.nan_to_num(divide(2 * precision * recall, precision + recall))
     return np.where(edge + true > 0, score, np.nan)
 
 
 def mean_over_classes(values: Numbers) -> Numbers:
     """The mean over the classes that are not NaN: (R, K) -> (R,)."""
-    return metrics.divide(np.nansum(values, 1), (~np.isnan(values)).sum(1))
+    return divide(np.nansum(values, 1), (~np.isnan(values)).sum(1))
 
 
 def count_boundaries(predicted: Labels, true: Labels, classes: int) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitrail.tasks.boxes import box_ious
+from vitrail.tasks.detection.boxes import box_ious
 
 CELLS = 10  # that each object takes, at most
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0  # of the alignment of a cell with an object

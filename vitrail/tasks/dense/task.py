@@ -15,7 +15,7 @@ from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone, Config
-from vitrail.tasks.subject import Subject
+from vitrail.tasks.dense.subject import Subject
 from vitrail.tasks.task import Task
 
 WIDTHS = {192: 128, 768: 256}  # of heads, by the largest width of the backbone that they are for

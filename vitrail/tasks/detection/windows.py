@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
 from vitrail.data.windows import OVERLAP
-from vitrail.tasks.boxes import suppress_duplicates
+from vitrail.tasks.detection.boxes import suppress_duplicates
 
 NEAR = 4.0  # pixels of the input from a border at which an object counts as cut by it
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vitrail.tasks.boxes import box_ious
+from vitrail.tasks.detection.boxes import box_ious
 
 SAME_BOX = 0.99  # overlap from which two boxes of a class are one detection
 SAME_SCORE = 1e-3  # difference of its scores

@@ -26,7 +26,7 @@ from vitrail.markup import Markup, join, tag
 from vitrail.models import Backbone, Config
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.class_names import list_names
-from vitrail.tasks.classification_metric import AcceptableMetric, ClassMetric, LabelMetric
+from vitrail.tasks.classification.metric import AcceptableMetric, ClassMetric, LabelMetric
 from vitrail.tasks.create import create_task
 from vitrail.tasks.task import Loss, Task
 

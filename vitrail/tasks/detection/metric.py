@@ -13,20 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
-from vitrail.tasks.average_precision import (
+from vitrail.tasks.arrays import as_array, mean_of_defined, write_percent
+from vitrail.tasks.detection.average_precision import (
     HALF,
     Curve,
     average_precision,
     average_recall,
     confuse,
     count_errors,
-    mean_of_defined,
     summarize_detections,
     trace_curve,
 )
-from vitrail.tasks.matching import Detected, Matches, Truth, box_areas, match
+from vitrail.tasks.detection.matching import Detected, Matches, Truth, box_areas, match
 from vitrail.tasks.metric import Figures, Metric
-from vitrail.tasks.metrics import as_array, write_percent
 
 CELLS = 4_000_000  # weighted detections in memory at a time
 Numbers = NDArray[np.float64]

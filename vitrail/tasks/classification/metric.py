@@ -13,9 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
-from vitrail.tasks import metrics
+from vitrail.tasks.arrays import as_array, confusion, write_percent
+from vitrail.tasks.classification import metrics
+from vitrail.tasks.classification.metrics import Bins, Graded
 from vitrail.tasks.metric import Figures, Metric
-from vitrail.tasks.metrics import Bins, Graded
 
 
 class ClassMetric(Metric):
@@ -32,7 +33,7 @@ class ClassMetric(Metric):
         self._parts: list[tuple[np.ndarray, np.ndarray, Graded]] = []  # predicted, targets, grades
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
-        logits, true = metrics.as_array(outputs), metrics.as_array(targets)
+        logits, true = as_array(outputs), as_array(targets)
         self._parts.append((logits.argmax(1), true, metrics.grade(logits, true, temperature=self.temperature)))
         self.keys.extend(keys)
 
@@ -64,7 +65,7 @@ class ClassMetric(Metric):
     @property
     def confusion(self) -> np.ndarray:
         """(K, K) images, rows true."""
-        return metrics.confusion(self.predicted, self.targets, len(self.classes))
+        return confusion(self.predicted, self.targets, len(self.classes))
 
     @property
     def calibration(self) -> Bins:
@@ -115,7 +116,7 @@ class AcceptableMetric(Metric):
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         """``targets`` (B, K) are above 0 for the acceptable classes."""
-        predicted, accepted = metrics.as_array(outputs).argmax(1), metrics.as_array(targets) > 0
+        predicted, accepted = as_array(outputs).argmax(1), as_array(targets) > 0
         answered = accepted.sum(1) > 0  # (B,)
         self.without += int((~answered).sum())
         self._parts.append(accepted[np.arange(len(predicted)), predicted][answered])
@@ -147,7 +148,7 @@ class LabelMetric(Metric):
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # logits, targets
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
-        logits, true = metrics.as_array(outputs), metrics.as_array(targets)
+        logits, true = as_array(outputs), as_array(targets)
         if true.ndim == 1:  # data with one label an image
             true = np.eye(len(self.classes), dtype=np.float32)[true]
         self._parts.append((logits, true))
@@ -191,7 +192,7 @@ class LabelMetric(Metric):
 
     def compute(self) -> Figures:
         """``map f1_micro f1_macro nll``, shares as fractions."""
-        return metrics.summary(self.logits, self.targets, self.classes, multi_label=True, temperature=self.temperature)
+        return metrics.summarize_labels(self.logits, self.targets, self.temperature)
 
     def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
         return class_table(self.classes, self.per_class())
@@ -217,5 +218,5 @@ def class_table(classes: Sequence[str], values: metrics.PerClass) -> tuple[list[
     """A row for each class with precision, recall, F1 and the number of images, under its head."""
     rows: list[tuple[str, ...]] = []
     for name, count, *shares in zip(classes, values.support, values.precision, values.recall, values.f1):
-        rows.append((name, *(metrics.write_percent(share) for share in shares), str(int(count))))
+        rows.append((name, *(write_percent(share) for share in shares), str(int(count))))
     return ["class", "precision %", "recall %", "F1 %", "images"], rows

@@ -25,13 +25,14 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
 from vitrail.models.pyramid import ScaledMaps, StageNorms, fit, to_strides, upsample
-from vitrail.tasks.answer_files import AnswerFiles, MaskFiles
-from vitrail.tasks.class_colours import BACKGROUND, class_colours
-from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
-from vitrail.tasks.dense_answers import Segmentation
-from vitrail.tasks.label_maps import find_shown, label_pixels, label_windows
-from vitrail.tasks.segmentation_metric import MapMetric
-from vitrail.tasks.subject import Subject
+from vitrail.tasks.answer_files import AnswerFiles
+from vitrail.tasks.dense.class_colours import BACKGROUND, class_colours
+from vitrail.tasks.dense.subject import Subject
+from vitrail.tasks.dense.task import DenseTask, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.segmentation.answer import Segmentation
+from vitrail.tasks.segmentation.files import MaskFiles
+from vitrail.tasks.segmentation.label_maps import find_shown, label_pixels, label_windows
+from vitrail.tasks.segmentation.metric import MapMetric
 
 HEADS = ("fused", "linear")
 LEVELS = (4,)  # of the fused head on a network whose maps have one stride

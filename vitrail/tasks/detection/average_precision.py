@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.tasks.matching import AREAS, BACKGROUND, CLASS, ERRORS, IOUS, RIGHT, UNCOUNTED, Indices, Matches, Numbers
+from vitrail.tasks.arrays import mean_of_defined
+from vitrail.tasks.detection.matching import (
+    AREAS,
+    BACKGROUND,
+    CLASS,
+    ERRORS,
+    IOUS,
+    RIGHT,
+    UNCOUNTED,
+    Indices,
+    Matches,
+    Numbers,
+)
 
 RECALLS = np.linspace(0.0, 1.0, 101)
 LISTED = (1, 10, 100)  # detections of an image and class that average recall takes
@@ -149,12 +161,6 @@ def confuse(matches: Matches, classes: int, threshold: float) -> Indices:
     lost = matches.counted[:, 0] & (matches.claims[:, :2] < threshold).all(1)
     np.add.at(counts[:, classes], matches.object_labels[lost], 1)
     return counts
-
-
-def mean_of_defined(values: Numbers) -> float:
-    """The mean without NaN; NaN if there is nothing else."""
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else float("nan")
 
 
 def _rank_all(matches: Matches, label: int | None) -> Indices:

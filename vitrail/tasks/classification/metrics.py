@@ -6,13 +6,12 @@ the targets nor in the predictions) is NaN.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
-Values = np.ndarray | Tensor
+from vitrail.tasks.arrays import Values, as_array, divide, mean_of_defined
+
 ROWS = 4096  # rows of logits in float64 at a time
 
 
@@ -57,39 +56,26 @@ class Bins:
         return float((gaps * self.counts).sum() / max(self.counts.sum(), 1))
 
 
-def summary(
-    logits: Values, targets: Values, classes: Sequence[str], *, multi_label: bool = False, temperature: float = 1.0
-) -> dict[str, float]:
-    """The metrics of a split: fractions in [0, 1], and `nll` in nats.
-
-    Args:
-        logits: (N, K), before the temperature.
-        targets: (N,) indices of classes, or for multi-label data (N, K) of 0 and 1.
-
-    Returns:
-        `top1`, `top5`, `nll`, `ece`, `brier`; for multi-label data `map`, `f1_micro`, `f1_macro`, and `nll` as the mean
-        over images and classes.
-    """
-    logits, targets = as_array(logits), as_array(targets)
-    assert logits.shape[1] == len(classes), f"{logits.shape[1]} logits for {len(classes)} classes"
-    if multi_label:
-        return _label_summary(logits, targets, temperature)
-    return summarize_grades(grade(logits, targets, temperature=temperature))
-
-
 def summarize_grades(grades: Graded) -> dict[str, float]:
-    """The figures of one label an image, as `summary` gives them."""
+    """Returns `top1`, `top5`, `ece` and `brier` as fractions, and `nll` in nats."""
     right = grades.rank == 0
     return {
         "top1": float(right.mean()),
         "top5": float((grades.rank < 5).mean()),
         "nll": float(grades.nll.mean()),
-        "ece": expected_calibration_error(grades.confidence, right),
+        "ece": reliability(grades.confidence, right).error,
         "brier": float(grades.brier.mean()),
     }
 
 
-def _label_summary(logits: np.ndarray, targets: np.ndarray, temperature: float) -> dict[str, float]:
+def summarize_labels(logits: Values, targets: Values, temperature: float = 1.0) -> dict[str, float]:
+    """Returns the figures of several labels an image: `map`, `f1_micro`, `f1_macro`, and `nll`, the mean over images and classes.
+
+    Args:
+        logits: (N, K), before the temperature.
+        targets: (N, K) of 0 and 1.
+    """
+    logits, targets = as_array(logits), as_array(targets)
     by_label = per_label(logits, targets)
     predicted, true = logits >= 0, targets > 0.5
     hits, both = int((predicted & true).sum()), int(predicted.sum() + true.sum())
@@ -97,9 +83,9 @@ def _label_summary(logits: np.ndarray, targets: np.ndarray, temperature: float) 
     # the binary cross-entropy without overflow: log(1 + e^x) - x y
     nll = np.logaddexp(0, scaled) - scaled * targets
     return {
-        "map": _mean_of_defined(average_precision(logits, targets)),
+        "map": mean_of_defined(average_precision(logits, targets)),
         "f1_micro": 2 * hits / both if both else float("nan"),
-        "f1_macro": _mean_of_defined(by_label.f1),
+        "f1_macro": mean_of_defined(by_label.f1),
         "nll": float(nll.mean()),
     }
 
@@ -149,17 +135,6 @@ def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> Bi
     return Bins(counts, divide(confident, counts), divide(correct, counts))
 
 
-def expected_calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> float:
-    """The ECE of `reliability`."""
-    return reliability(confidence, right, bins).error
-
-
-def confusion(predicted: Values, targets: Values, classes: int) -> np.ndarray:
-    """The confusion matrix (K, K) from indices (N,), (N,): rows are true classes, columns predictions."""
-    places = as_array(targets) * classes + as_array(predicted)
-    return np.bincount(places, minlength=classes**2).reshape(classes, classes)
-
-
 def per_class(counts: np.ndarray) -> PerClass:
     """Precision, recall, F1 and support from a confusion matrix (K, K)."""
     return _per_class(np.diag(counts), predicted=counts.sum(0), support=counts.sum(1))
@@ -189,34 +164,3 @@ def _average_precision(scores: np.ndarray, true: np.ndarray) -> float:
     hits = np.cumsum(true[order])[steps]
     precision, recall = hits / (steps + 1), hits / hits[-1]
     return float((precision * np.diff(recall, prepend=0)).sum())
-
-
-def largest_difference(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
-    """The largest absolute difference of an output, as a share of the largest absolute value of that output."""
-    shares = (
-        (output - given[name]).abs().max() / output.abs().max().clamp(min=1e-30) for name, output in expected.items()
-    )
-    return max(map(float, shares))
-
-
-def as_array(values: Values) -> np.ndarray:
-    """Convert a tensor of any device and precision to an array; arrays are returned unchanged."""
-    if isinstance(values, np.ndarray):
-        return values
-    values = values.detach().cpu()
-    return (values.float() if values.is_floating_point() else values).numpy()
-
-
-def write_percent(share: float) -> str:
-    """A share as the cell of a table in percent; a dash where it is not defined."""
-    return "–" if np.isnan(share) else f"{100 * share:.1f}"
-
-
-def divide(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
-    """The quotient, NaN if the divisor is 0."""
-    return np.divide(top, bottom, out=np.full(bottom.shape, np.nan), where=bottom != 0)
-
-
-def _mean_of_defined(values: np.ndarray) -> float:
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else float("nan")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitrail.tasks.class_colours import Colour
-from vitrail.tasks.drawing import draw_boxes, outline
+from vitrail.tasks.dense.class_colours import Colour
+from vitrail.tasks.dense.drawing import draw_boxes, outline
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from vitrail.tasks.class_colours import BACKGROUND, INK, Colour
+from vitrail.tasks.dense.class_colours import BACKGROUND, INK, Colour
 
 LETTERS, LEAST_LETTERS = 1 / 36, 11  # height of text: share of the picture's mean side, pixels
 LINE, LEAST_LINE = 1 / 200, 2  # width of the lines of boxes, in the same way

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.data.sources.annotations import Objects
-from vitrail.tasks.class_colours import class_colours
-from vitrail.tasks.drawing import draw_boxes, tint_classes
+from vitrail.tasks.dense.class_colours import class_colours
+from vitrail.tasks.dense.drawing import draw_boxes, tint_classes
 
 
 def draw_annotation(

@@ -1,0 +1,1 @@
+"""Classification: one class of several, or each a yes or no."""

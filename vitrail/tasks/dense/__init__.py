@@ -1,0 +1,1 @@
+"""What tasks that answer for places of an image have in common."""
