@@ -1,6 +1,6 @@
-"""The shape of the house: which room may import which, how high and wide a room may be, what every file promises.
+"""The shape of the house: which room may import which, and what every file promises.
 
-Run as a program it prints the questions of size (long functions), which are never a failure.
+Run as a program it prints questions of size: long functions and files, large and high rooms. They are never a failure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BANNED = re.compile(r"TODO|FIXME|pickle\.loads?\b|torch\.load\(")
 PRIVATE = re.compile(r"torch\.[\w.]*\b_[a-z]\w*|torch\.ops\.mkldnn|\b_cdata\b|_conv_forward")
 MAY_BE_PRIVATE = "torch_private.py"
 LONGEST_FILE, LONGEST_FUNCTION = 400, 40  # lines
-LARGEST_ROOM, MOST_FLOORS = 0.15, 7  # of all lines, and modules on the longest way down inside of a room
+LARGEST_ROOM, MOST_FLOORS = 0.15, 7  # share of all lines; modules on the longest chain of imports inside a room
 
 
 def peers_imported(package: Path) -> list[str]:
@@ -122,20 +122,21 @@ def long_functions(package: Path) -> list[str]:
     ]
 
 
+def large_rooms(package: Path) -> list[str]:
+    return [f"{name}: {share:.1%} of the lines" for name, share in shares(package).items() if share > LARGEST_ROOM]
+
+
+def high_rooms(package: Path) -> list[str]:
+    heights = {name: height(graph) for name, graph in rooms(package).items()}
+    return [f"{name}: {floors} floors" for name, floors in heights.items() if floors > MOST_FLOORS]
+
+
 def test_imports_only_go_down():
     assert not climbs(PACKAGE)
 
 
 def test_no_modules_import_one_another():
     assert not circles(modules(PACKAGE))
-
-
-def test_no_room_has_more_than_seven_floors_inside():
-    assert {name: floors for name, graph in rooms(PACKAGE).items() if (floors := height(graph)) > MOST_FLOORS} == {}
-
-
-def test_no_room_holds_more_than_fifteen_percent_of_the_lines():
-    assert {name: share for name, share in shares(PACKAGE).items() if share > LARGEST_ROOM} == {}
 
 
 def test_every_room_has_a_floor():
@@ -179,11 +180,6 @@ def test_whatever_may_unpickle_is_there_and_never_unpickles_without_a_guard():
     loads = [line for line in (PACKAGE / UNPICKLER).read_text().splitlines() if "torch.load(" in line]
     assert len(loads) == 1
     assert "weights_only=True" in loads[0]
-
-
-def test_no_file_is_longer_than_400_lines():
-    assert not long_files(PACKAGE)
-    assert not long_files(PACKAGE.parent / "docs/_ext")
 
 
 # The checkers themselves, on a small house with one fault in each wall.
@@ -287,9 +283,11 @@ def test_the_floors_inside_of_a_room_are_counted_along_its_longest_way_down(hous
     assert {name: height(graph) for name, graph in rooms(built).items()} == {"models": 3, "data": 1}
 
 
-def test_a_room_too_large_is_found(house):
-    built = house(**{"models/vit": "1\n" * 60, "data/decode": "1\n" * 30, "data/loader": "1\n" * 10})
-    assert {name: share for name, share in shares(built).items() if share} == {"models": 0.6, "data": 0.4}
+def test_large_and_high_rooms_are_found(house):
+    chain = {f"data/floor{n}": f"from .floor{n + 1} import x" if n < 8 else "1\n" for n in range(1, 9)}
+    built = house(**{"models/vit": "1\n" * 85}, **chain)
+    assert large_rooms(built) == ["models: 91.4% of the lines"]
+    assert high_rooms(built) == ["data: 8 floors"]
 
 
 def test_banned_words_and_sizes_are_found(house):
@@ -315,5 +313,6 @@ def test_a_private_name_of_torch_is_found(house, line):
 
 
 if __name__ == "__main__":
-    for question in long_functions(PACKAGE):
+    checks = (long_functions, long_files, large_rooms, high_rooms)
+    for question in (line for check in checks for line in check(PACKAGE)):
         print(f"question: vitrail/{question}")
