@@ -40,7 +40,7 @@ KNOWN = {
         workflows/study/exchange.py:add workflows/study/measuring.py:measure_networks
         workflows/study/run.py:run_study workflows/study/run.py:note_progress""",
     "study images": "workflows/study/pool.py:store_pool",
-    "study attempts": "workflows/study/queue.py:_count",
+    "study attempts": "workflows/study/queue.py:_count work/attempts.py:_write",
     "pack": "workflows/study/exchange.py:pack",
     "parts, parquet": """inference/parts.py:open inference/parts.py:commit inference/parts.py:finish
         workflows/parts/files.py:write_part""",
@@ -64,7 +64,7 @@ KNOWN = {
         workflows/predict.py:write_rows workflows/study/workers.py:start""",
     PRESENT: "shards/roots.py:remember_root",
     PASSING: """data/shared_memory.py:create_memory data/workers.py:serve
-        runs/folder.py:open runtime/claims.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock
+        runs/folder.py:open work/claims.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock
         weights/pickle_sandbox.py:rewrite weights/pickle_sandbox.py:main workflows/study/queue.py:_create""",
 }
 

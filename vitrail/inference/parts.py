@@ -18,8 +18,8 @@ from typing import Any
 from vitrail.checksums import FIELD, hash_file, seal
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import disk_errors, document_errors, make_folder, read_sealed, write_sealed
-from vitrail.runtime.claims import Claims
 from vitrail.untrusted.numbers import to_whole
+from vitrail.work.claims import Claims
 
 FORMAT_VERSION = 1
 PLAN, DONE, RECORDS, CLAIMS = "_plan.json", "_done.json", "_records", "_claims"
@@ -128,7 +128,7 @@ class PartFolder:
             if lines := _read_plan(path).compare(plan):
                 what = f"{path} has parts of another plan"
                 raise ConfigError(what, "give the same inputs and options, or a new folder", value="\n".join(lines))
-            claims.give_back(0)
+            claims.release(0)
         except BaseException:
             folder.close()
             raise
@@ -143,12 +143,7 @@ class PartFolder:
     def claim(self, number: int) -> bool:
         """Takes a part that is not done and that no process computes; False if there is nothing to do now."""
         assert self._claims is not None, "only an open folder is written"
-        if not self._claims.take(number + 1):
-            return False
-        if self.is_done(number):  # by another process, since it was listed
-            self._claims.give_back(number + 1)
-            return False
-        return True
+        return self._claims.take_open(number + 1, lambda: self.is_done(number))
 
     def commit(self, number: int, facts: Mapping[str, Any]) -> None:
         """States that the files of a claimed part are complete, and ends the claim.
@@ -160,7 +155,7 @@ class PartFolder:
         files = {name: state_of(self.path / name) for name in self.plan.files(number)}
         record = {"part": number, "plan": self.digest, **facts, "files": files}
         write_sealed(self._record(number), record)
-        self._claims.give_back(number + 1)
+        self._claims.release(number + 1)
 
     def read_record(self, number: int) -> dict[str, Any] | None:
         """What `commit` wrote on a part of this plan; None if it is missing or damaged."""

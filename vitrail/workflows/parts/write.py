@@ -6,7 +6,6 @@ Any number of processes may compute the parts of one folder, with ``--shard`` or
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.runtime.signals import end_at_once
 from vitrail.tasks.task import Task
+from vitrail.work.claims import work_through
 from vitrail.workflows.parts.compute import CONTINUE, Compute, Job, compute_parts, make_plan
 
 PART_SIZE = 4096  # images
@@ -110,18 +110,18 @@ def _compute_missing(
     job: Job, folder: PartFolder, numbers: Sequence[int], missing: Sequence[int], compute: Compute, say: Say
 ) -> None:
     """Computes the missing parts of ``numbers``, and waits for those that other processes are computing."""
-    waits = False
     with Tally(job, folder, numbers) as tally:
-        while missing:
-            tally.done = tally.total - folder.count_images(missing)
-            computed = compute(missing, tally.add)
+
+        def list_open() -> Sequence[int] | None:
+            nonlocal missing
             missing = folder.list_missing(missing)
-            if computed or not missing:
-                continue
-            if not waits:
-                say(f"waiting  for {plural(len(missing), 'part')} that other processes compute")
-                waits = True
-            time.sleep(WAIT)
+            tally.done = tally.total - folder.count_images(missing)
+            return missing or None
+
+        def on_wait(parts: Sequence[int]) -> None:
+            say(f"waiting  for {plural(len(parts), 'part')} that other processes compute")
+
+        work_through(list_open, lambda parts: compute(parts, tally.add), poll=WAIT, on_wait=on_wait)
 
 
 class Tally(ProgressBar):

@@ -20,7 +20,7 @@ from typing import Any
 
 from vitrail.errors import DiskError, Interrupted, InUseError, Preempted
 from vitrail.files import disk_errors, is_gone, read_sealed, write_sealed
-from vitrail.runtime.claims import Claims
+from vitrail.work.claims import Claims
 
 HEARTBEAT = 20.0  # seconds between two signs of life
 SILENCE = 180.0  # seconds without one after which a lease is free
@@ -104,7 +104,7 @@ class Queue:
             lease.unlink(missing_ok=True)
             return _create(lease)
         finally:
-            self._takeovers.give_back(0)
+            self._takeovers.release(0)
 
     def is_held(self, key: str) -> bool:
         """Whether a living process works on ``key``."""
