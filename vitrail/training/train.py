@@ -12,6 +12,7 @@ from typing import Any
 from vitrail.config.recipes import recipe_of
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import OptimSettings, Run
+from vitrail.data.sources.open import FoundData
 from vitrail.errors import DataError, VitrailError
 from vitrail.reports.wording import large
 from vitrail.rows import Scores
@@ -113,7 +114,7 @@ def train(
             say(f"warning  {note}")
         if not folder.status() and (folder.path / "status.json").exists():
             say("warning  status.json is damaged; the run goes on from its newest checkpoint")
-        if out is None and data is None and (unfinished := find_unfinished(run)):
+        if out is None and (data is None or isinstance(data, FoundData)) and (unfinished := find_unfinished(run)):
             verb = "train" if run.objective.name == "supervised" else "pretrain"
             say(f"note     {unfinished} is unfinished; continue it with: vitrail {verb} --resume {unfinished}")
         started = time.perf_counter()

@@ -20,7 +20,7 @@ from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.labels import ROWS_SHOWN
 from vitrail.data.sources.layout_warnings import find_layout_warnings
-from vitrail.data.sources.open import find_annotation, open_data
+from vitrail.data.sources.open import find_data, open_data
 from vitrail.data.sources.source import Source, Splits
 from vitrail.data.sources.split_names import SPLIT_ORDER
 from vitrail.errors import DataError
@@ -207,11 +207,12 @@ def check(
 
 def _open(data: Any, task: str | None, channels: int, max_pixels: int) -> tuple[Splits, str]:
     """The data as a training opens them, and "", or as far as they can be opened, and why `vitrail train` refuses them."""
-    wanted = task or find_annotation(data)
+    found = find_data(data)
+    wanted = task or found.task
     try:
-        splits = open_deep(open_data(data, validation=0, channels=channels, task=wanted), max_pixels=max_pixels)
+        splits = open_deep(open_data(found, validation=0, channels=channels, task=wanted), max_pixels=max_pixels)
     except DataError as error:
-        splits = open_data(data, validation=0, channels=channels, labelled=False)
+        splits = open_data(found, validation=0, channels=channels, labelled=False)
         return open_deep(splits, max_pixels=max_pixels), error.what
     if wanted is None and splits.train is not None and len(splits.classes) > 1:  # torch is not needed for these
         return splits, ""

@@ -10,7 +10,7 @@ from vitrail.config.compose import check_objective, request, settings_of
 from vitrail.config.flags_training import PretrainFlags, TrainFlags
 from vitrail.config.keywords import takes
 from vitrail.config.schema import Run
-from vitrail.data.sources.open import find_annotation
+from vitrail.data.sources.open import find_data
 from vitrail.data.workers import refuse_in_worker
 from vitrail.runtime.distributed import join
 from vitrail.runtime.progress import Say, say_nothing, to_stderr
@@ -83,8 +83,7 @@ def _start(
 ) -> Result | str:
     """Trains what the options ask for, with or without ``labels``; with the option ``dry_run`` returns the plan."""
     refuse_in_worker()
-    run, folder = compose(data, flags, labels=labels)
-    held = None if _is_named(data) else data
+    run, folder, held = compose(data, flags, labels=labels)
     if flags["dry_run"]:
         plan: list[str] = []
 
@@ -110,20 +109,24 @@ def _start(
         return run_training(tuned, out=place, quiet=flags["quiet"], command=command, ranks=ranks, **how)
 
 
-def compose(data: Any, flags: Mapping[str, Any], *, labels: bool) -> tuple[Run, Path | None]:
-    """The run that the options ask for, and its folder, if one was given. Raises `ConfigError` or `DataError`."""
+def compose(data: Any, flags: Mapping[str, Any], *, labels: bool) -> tuple[Run, Path | None, Any]:
+    """The run that the options ask for, its folder, if one was given, and the data, if not those that the run names.
+
+    Raises `ConfigError` or `DataError`.
+    """
     source = None if data is None else str(data) if _is_named(data) else type(data).__name__
     paths = {name: Path(flags[name]) if flags.get(name) else None for name in ("out", "resume", "config")}
-    annotated = find_annotation(source if _is_named(data) else data) if labels and paths["resume"] is None else None
+    searched = labels and data is not None and paths["resume"] is None
+    found = find_data(source if _is_named(data) else data) if searched else None
     run, folder = request(
         recipe=flags.get("recipe"),
         flags=settings_of(flags, source),
         settings=flags.get("set") or (),
-        annotated=annotated,
+        annotated=found.task if found else None,
         **paths,
     )
     check_objective(run, labels=labels)
-    return run, folder
+    return run, folder, found if _is_named(data) else data
 
 
 def _is_named(data: Any) -> bool:

@@ -15,7 +15,8 @@ from PIL import Image, ImageFilter
 from tests.each_row import each_row
 from vitrail.data.sources import mask_values
 from vitrail.data.sources.label_maps import IGNORED
-from vitrail.data.sources.open import open_data
+from vitrail.data.sources import open as open_module
+from vitrail.data.sources.open import find_data, open_data
 from vitrail.data.sources.source import list_splits
 from vitrail.errors import DataError
 from vitrail.inference.inputs import find_inputs
@@ -606,6 +607,14 @@ def test_masks_are_taken_before_outlines_for_segmentation_and_this_is_said(tmp_p
     assert describe(tmp_path)[0] == ("0", "1")
     assert "not used" in open_data(tmp_path, task="segmentation").layout
     assert open_data(tmp_path, task="detection").classes == ("leaf",)
+
+
+@pytest.mark.parametrize("task", [None, "segmentation"])
+def test_what_was_found_is_opened_without_a_second_search(task, tmp_path, monkeypatch):
+    write_layout(tmp_path, LAYOUTS["masks of all splits in one folder"][0])
+    found = find_data(tmp_path)
+    monkeypatch.setattr(open_module, "find_format", lambda path: pytest.fail(f"{path} is searched again"))
+    assert found.task == "segmentation" and open_data(found, task=task, validation=0).classes == ("0", "1")
 
 
 def test_different_names_in_two_splits_are_refused(tmp_path):

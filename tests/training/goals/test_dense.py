@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.data.sources.open import find_annotation, open_data
+from vitrail.data.sources.open import find_data, open_data
 from vitrail.errors import ConfigError, DataError, Preempted
 from vitrail.tasks import Detector, Segmenter
 from vitrail.training import loop
@@ -91,8 +91,8 @@ def test_what_is_trained_learns(kind, steps, figure, least, scenes, tmp_path):
 
 
 def test_the_task_follows_the_annotation_of_the_data(scenes, segmented, detected):
-    assert find_annotation(scenes / "maps") == "segmentation" and find_annotation(scenes / "boxes") == "detection"
-    assert find_annotation(open_data(scenes / "boxes")) == "detection" and find_annotation("digits") is None
+    assert find_data(scenes / "maps").task == "segmentation" and find_data(scenes / "boxes").task == "detection"
+    assert find_data(open_data(scenes / "boxes")).task == "detection" and find_data("digits").task is None
     assert "recipe: segment" in (segmented.folder / "config.yaml").read_text()
     assert "task: detection" in (detected.folder / "config.yaml").read_text()
     assert isinstance(segmented.load(), Segmenter) and isinstance(detected.load(), Detector)

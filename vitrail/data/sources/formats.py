@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from vitrail.data.sources.coco import find_coco, is_coco, read_coco, split_of
 from vitrail.data.sources.cvat import is_cvat, read_cvat
@@ -24,55 +24,68 @@ from vitrail.data.sources.yolo_layouts import describe_folder, describe_yaml, fi
 BESIDE = "; the boxes and outlines beside them are not used"
 
 
-class Format(NamedTuple):
-    """The task that data are annotated for, and the function that reads them.
-
-    ``read`` returns a description of the layout, and the splits. That of objects takes ``outlines``: whether to read them, too.
-    """
-
-    task: str
-    read: Callable[..., tuple[str, dict[str, RawSplit]]]
+Read = Callable[..., tuple[str, dict[str, RawSplit]]]  # takes ``outlines``: whether to read those of objects, too
 
 
-def find_format(path: Path, *, masks_first: bool = False) -> Format | None:
-    """Finds the format of an annotated folder or of a file of annotations; None for any other path.
+@dataclass(frozen=True)
+class AnnotatedData:
+    """A folder, or a file of annotations, that has objects, masks or both.
 
     Args:
-        path: of the data. Of a folder with nothing but a folder, as archives are unpacked, the inner one is looked at, too.
-        masks_first: whether masks are preferred in a folder that has both masks and objects.
+        root: the folder.
+        objects: reads the objects, and returns a description of the layout, and the splits; None where there are none.
+    """
+
+    root: Path
+    objects: Read | None
+
+    @cached_property
+    def masks(self) -> list[Place]:
+        """The folders of images and masks; of a file of annotations none."""
+        return find_masks(self.root) if self.root.is_dir() else []
+
+    @property
+    def task(self) -> str:
+        """The task that data are annotated for; of both objects and masks, that of objects."""
+        return "detection" if self.objects else "segmentation"
+
+    def read(self, *, masks_first: bool = False) -> tuple[str, dict[str, RawSplit]]:
+        """Returns a description of the layout, and the splits.
+
+        Args:
+            masks_first: whether masks are read where there are both; of objects alone, the outlines are read then.
+        """
+        if self.objects is not None and not (masks_first and self.masks):
+            return self.objects(outlines=masks_first)
+        layout, splits = read_masks(self.root, self.masks)
+        return layout + (BESIDE if self.objects else ""), splits
+
+
+def find_format(path: Path) -> AnnotatedData | None:
+    """Finds the annotations of a folder, or those in a file; None for any other path.
+
+    Of a folder with nothing but a folder, as archives are unpacked, the inner one is searched, too.
 
     Raises:
         DataError: several files for one split.
     """
     if path.is_dir():
-        found = (_find_in_folder(root, masks_first) for root in (path, _find_only_folder(path)) if root)
-        return next(filter(None, found), None)
+        found = (AnnotatedData(root, _find_objects(root)) for root in (path, _find_only_folder(path)) if root)
+        return next((each for each in found if each.objects or each.masks), None)
     suffix = path.suffix.lower()
     if suffix == ".json" and path.is_file():
         if is_coco(path):
             root = path.parent.parent if path.parent.name.lower() == "annotations" else path.parent
-            return Format("detection", partial(read_coco, root, {split_of(path, path.parent): path}))
+            return AnnotatedData(path, partial(read_coco, root, {split_of(path, path.parent): path}))
         if is_label_studio(path):
-            return Format("detection", partial(read_label_studio, path))
+            return AnnotatedData(path, partial(read_label_studio, path))
     if suffix in (".yaml", ".yml") and path.is_file() and is_yolo(path):
-        return Format("detection", partial(_read_described, path))
+        return AnnotatedData(path, partial(_read_described, path))
     return None
 
 
 def _read_described(path: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
     return read_yolo(describe_yaml(path), outlines=outlines)
-
-
-def _find_in_folder(root: Path, masks_first: bool) -> Format | None:
-    objects = _find_objects(root)
-    if (objects and not masks_first) or not (places := find_masks(root)):
-        return objects
-    return Format("segmentation", partial(_read_masks, root, places, beside="" if objects is None else BESIDE))
-
-
-def _read_masks(root: Path, places: Sequence[Place], beside: str) -> tuple[str, dict[str, RawSplit]]:
-    layout, splits = read_masks(root, places)
-    return layout + beside, splits
 
 
 def _find_only_folder(root: Path) -> Path | None:
@@ -81,19 +94,19 @@ def _find_only_folder(root: Path) -> Path | None:
     return folder if len(inside) == 1 and (folder := root / inside[0]).is_dir() else None
 
 
-def _find_objects(root: Path) -> Format | None:
+def _find_objects(root: Path) -> Read | None:
     if description := find_yolo(root):
-        return Format("detection", partial(_read_described, description))
+        return partial(_read_described, description)
     files, others = find_coco(root)
     if files:
-        return Format("detection", partial(read_coco, root, files, others))
+        return partial(read_coco, root, files, others)
     if export := find_label_studio(root):
-        return Format("detection", partial(read_label_studio, export))
+        return partial(read_label_studio, export)
     if is_voc(root):
-        return Format("detection", partial(read_voc, root))
+        return partial(read_voc, root)
     for is_of, read in ((is_cvat, read_cvat), (is_labelme, read_labelme)):
         if is_of(root):
-            return Format("detection", partial(read, root))
+            return partial(read, root)
     if layout := describe_folder(root):
-        return Format("detection", partial(read_yolo, layout))
+        return partial(read_yolo, layout)
     return None

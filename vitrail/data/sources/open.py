@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from glob import has_magic
 from pathlib import Path
@@ -25,7 +25,7 @@ from vitrail.data.sources.arrays import (
 from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder
-from vitrail.data.sources.formats import find_format
+from vitrail.data.sources.formats import AnnotatedData, find_format
 from vitrail.data.sources.holdout import choose_held_out
 from vitrail.data.sources.labels import (
     Labels,
@@ -54,6 +54,37 @@ READ = (
 )
 
 
+@dataclass(frozen=True)
+class FoundData:
+    """Data, and the annotations that were found in them; `open_data` takes it in place of the data, and does not search again."""
+
+    data: Any
+    annotated: AnnotatedData | None = None
+
+    @property
+    def task(self) -> str | None:
+        """The task that data are annotated for, ``detection`` or ``segmentation``; None for classes of images, or for no path."""
+        data = self.data
+        if isinstance(data, Splits):
+            data = next(iter(list_splits(data).values()), None)
+        if isinstance(data, Source):
+            return data.targets.task if isinstance(data.targets, Annotations) else None
+        return None if self.annotated is None else self.annotated.task
+
+
+def find_data(data: Any) -> FoundData:
+    """Searches data for annotations: of a file or folder the names of files, and JSON, XML and YAML files. No image is read.
+
+    Raises:
+        DataError: several files of annotations for one split.
+    """
+    if isinstance(data, FoundData):
+        return data
+    if not isinstance(data, str | os.PathLike) or data in BUILT_IN:
+        return FoundData(data)
+    return FoundData(data, find_format(Path(os.path.abspath(Path(data).expanduser()))))
+
+
 def open_data(
     data: Any,
     *,
@@ -72,8 +103,8 @@ def open_data(
             by split; of objects in the format of COCO, VOC, YOLO, CVAT, labelme or Label Studio; of images beside masks; of
             images alone; of tar shards with an index, also at a URL), a pattern of class folders (``photos/*/*``) or of shards
             (``photos/*.tar``), a .json of COCO or Label Studio, a YOLO .yaml, a manifest, Parquet, .npy, .npz or one image; or
-            "digits"; a `Source` or `Splits`; arrays (images, labels); a torch-style Dataset; a list of image files; or a dict of
-            these by split.
+            "digits"; what `find_data` found; a `Source` or `Splits`; arrays (images, labels); a torch-style Dataset; a list of
+            image files; or a dict of these by split.
         seed: of the held-out validation split.
         validation: fraction of each class to hold out where there is no validation split; 0 holds out nothing.
         classes: class names in the order of their indices, e.g. a model's; None takes those of the training images.
@@ -92,14 +123,13 @@ def open_data(
         raise ConfigError(f"the validation fraction is {validation}", "give a fraction in [0, 1), e.g. 0.15")
     if isinstance(data, Splits):
         return data
-    annotated = None
-    if task == "segmentation" and isinstance(data, str | os.PathLike):
-        annotated = find_format(Path(data).expanduser(), masks_first=True)
-    outlined = annotated is not None and annotated.task == "detection"
-    if annotated is None:
-        layout, raw_splits = _find(data, channels or 3, labelled)
+    found = find_data(data)
+    outlined = False
+    if found.annotated is not None and task == "segmentation":
+        outlined = not found.annotated.masks
+        layout, raw_splits = found.annotated.read(masks_first=True)
     else:
-        layout, raw_splits = annotated.read(outlines=True) if outlined else annotated.read()
+        layout, raw_splits = _find(found, channels or 3, labelled)
     if labelled:
         check_faulty_objects(raw_splits, max_bad)
     if outlined:
@@ -147,12 +177,13 @@ def _make_sources(
     }
 
 
-def _find(data: Any, channels: int, labelled: bool, where: str = "") -> tuple[str, dict[str, RawSplit]]:
+def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> tuple[str, dict[str, RawSplit]]:
     """A description of the layout, and the splits before their labels are joined.
 
     Args:
         where: name in the keys of data that have no path.
     """
+    data = found.data
     if isinstance(data, Source):
         labels = Labels(data.classes, data.targets, declared=True) if data.labelled else None
         return "a source", {"train": RawSplit(data.contents, labels)}
@@ -166,7 +197,7 @@ def _find(data: Any, channels: int, labelled: bool, where: str = "") -> tuple[st
         pattern = os.path.abspath(os.path.expanduser(data))
         return read_shards_at(pattern) if pattern.endswith(".tar") else read_class_folders(pattern)
     if isinstance(data, str | os.PathLike):
-        return _find_at(Path(os.path.abspath(Path(data).expanduser())), labelled, given=str(data))
+        return _find_at(Path(os.path.abspath(Path(data).expanduser())), labelled, found.annotated, given=str(data))
     if hasattr(data, "shape"):
         return "an array", {"train": read_arrays(data, where=where or "array")}
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
@@ -184,7 +215,7 @@ def _find_by_split(data: Mapping[str, Any], channels: int, labelled: bool) -> tu
     for name, part in data.items():
         if name not in SPLITS:
             raise ConfigError(f"unknown split {name!r}", nearest(name, SPLIT_ORDER))
-        layout, parts = _find(part, channels, labelled, where=name)
+        layout, parts = _find(find_data(part), channels, labelled, where=name)
         splits[SPLITS[name]] = _get_only_split(parts, name)
         layouts.append(f"{name}: {layout}")
     if not splits:
@@ -200,15 +231,17 @@ def _get_only_split(parts: Mapping[str, RawSplit], where: object) -> RawSplit:
     return next(iter(parts.values()))
 
 
-def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, RawSplit]]:
+def _find_at(
+    path: Path, labelled: bool, annotated: AnnotatedData | None, *, given: str
+) -> tuple[str, dict[str, RawSplit]]:
     suffix = path.suffix.lower()
     if not os.path.exists(path):
         raise _missing_data(path, given)
     if path.is_dir():
-        return _find_in_folder(path, labelled)
+        return _find_in_folder(path, labelled, annotated)
     if not path.is_file():
         raise DataError(f"{path} is neither a regular file nor a folder", f"give {READ}")
-    if annotated := find_format(path):
+    if annotated is not None:
         return annotated.read()
     if suffix in (".csv", ".tsv", ".jsonl", ".ndjson"):
         return read_manifest(path, labelled=labelled)
@@ -225,10 +258,10 @@ def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, 
     raise DataError(f"the file type of {path} is not supported", f"give {READ}")
 
 
-def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
+def _find_in_folder(root: Path, labelled: bool, annotated: AnnotatedData | None) -> tuple[str, dict[str, RawSplit]]:
     if shards := find_shards(str(root)):
         return read_shards(shards)
-    if annotated := find_format(root):
+    if annotated is not None:
         return annotated.read()
     if described := read_folder(root, labelled=labelled):
         return _look_for_labels(root, *described)
@@ -242,7 +275,7 @@ def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit
                 names = ", ".join(path.name for path in paths)
                 raise DataError(f"{root} has several files for the split {split}: {names}", "keep one of them")
             else:
-                _, parts = _find_at(paths[0], labelled, given=str(paths[0]))
+                _, parts = _find_at(paths[0], labelled, None, given=str(paths[0]))
             if len(by_split) == 1 and split == "train":
                 return f"{suffix} files in a folder", parts
             splits[split] = _get_only_split(parts, paths[0])
@@ -266,21 +299,6 @@ def _look_for_labels(root: Path, layout: str, splits: dict[str, RawSplit]) -> tu
     if isinstance(found, tuple):
         return found
     return layout + (f"; tables not used: {found}" if found else ""), splits
-
-
-def find_annotation(data: Any) -> str | None:
-    """The task that data are annotated for, ``detection`` or ``segmentation``; None for classes of images, or for no path.
-
-    No image is read; of a folder the names of its files, and its JSON and YAML files.
-    """
-    if isinstance(data, Splits):
-        data = next(iter(list_splits(data).values()), None)
-    if isinstance(data, Source):
-        return data.targets.task if isinstance(data.targets, Annotations) else None
-    if not isinstance(data, str | os.PathLike):
-        return None
-    found = find_format(Path(data).expanduser())
-    return None if found is None else found.task
 
 
 def _missing_data(path: Path, given: str) -> DataError:
