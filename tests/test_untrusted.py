@@ -28,7 +28,7 @@ DIRECT = {
     "checksums.py": {"json.loads": "the header of tensors that were encoded just now"},
     "reports/wording.py": {"json.loads": "what was dumped just now"},
     "data/workers.py": {"json.loads": "the pipes of its own processes"},
-    "weights/onnx/trial_program.py": {"json.loads": "the argument from the process that started it"},
+    "weights/onnx/sandbox.py": {"json.loads": "the argument from the process that started it"},
     "weights/pickle_sandbox.py": {
         "json.loads": "the argument from the process that started it",
         "zipfile.ZipFile": "the directory, in a process with limited memory and time",

@@ -15,7 +15,6 @@ from vitrail.errors import ConfigError
 from vitrail.exports.graph import dynamic_size
 from vitrail.exports.onnx import to_onnx
 from vitrail.weights.onnx.contents import read_contents
-from vitrail.weights.onnx.operators import find_unwanted
 
 
 def session_of(path):
@@ -38,8 +37,7 @@ def test_onnx_equals_torch_for_every_architecture(name, tmp_path):
     is_dynamic = to_onnx(model, path)
     session = session_of(path)
     assert_same_answers(model, partial(run, session), is_dynamic=is_dynamic)
-    contents = read_contents(path)
-    assert find_unwanted(contents.nodes, contents.constants) == "", "vitrail refuses what it has written"
+    assert read_contents(path).unwanted == "", "vitrail refuses what it has written"
     height, width = model.config.image_size
     if is_dynamic and not getattr(model.config, "pad", True):
         images = torch.zeros(1, 3, 2 * height + 1, 2 * width)

@@ -16,7 +16,7 @@ from tests.weights.kinds import a_model
 from vitrail.runtime.confined import list_import_paths
 from vitrail.weights import pickled
 from vitrail.weights.native import save_model
-from vitrail.weights.onnx import trial
+from vitrail.weights.onnx import contents
 
 WARM = """
 import importlib, json, os, runpy, sys
@@ -84,11 +84,11 @@ def fast(warm_unpickler, monkeypatch) -> None:
 
 @pytest.fixture(scope="session")
 def warm_trial() -> Iterator[Run]:
-    with warm(trial.trial_program.__file__, "onnxruntime") as run:
+    with warm(contents.sandbox.__file__, "onnxruntime", "onnx") as run:
         yield run
 
 
 @pytest.fixture
 def fast_trial(warm_trial, monkeypatch) -> None:
-    """Spares the second that each new process takes to import onnxruntime."""
-    monkeypatch.setattr(trial, "run_alone", warm_trial)
+    """Spares the second that each new process takes to import onnxruntime and onnx."""
+    monkeypatch.setattr(contents, "run_alone", warm_trial)

@@ -216,7 +216,7 @@ def of_no_sense(path: Path) -> None:
 
 BROKEN = {
     foreign: "has no description of the model",
-    torn: "it ends too early",
+    torn: "is not an ONNX file, or is damaged",
     no_graph: "is not an ONNX file",
     empty: "it has no graph",
     elsewhere: "'weights.bin', which is not in its folder",

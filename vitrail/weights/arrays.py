@@ -13,7 +13,7 @@ from numpy.lib import format as npy
 from vitrail.errors import CheckpointError
 from vitrail.untrusted.archives import ObjectArrayError, read_array_member
 from vitrail.untrusted.limits import EXPANSION as MAX_EXPANSION
-from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
+from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, unreadable
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -30,7 +30,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     except CheckpointError:
         raise
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
+        raise unreadable(path, error) from error
     except Exception as error:  # zipfile and NumPy's header parser raise many types
         raise CheckpointError(f"{path} is not a valid .npz file: {printable(error, 200)}", AGAIN) from error
 

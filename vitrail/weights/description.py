@@ -16,7 +16,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Backbone, Config
 from vitrail.tasks import TASKS, Task
-from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json
+from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json, unreadable
 
 FORMAT_VERSION = 2  # version 1 had no task; it was always classification
 READABLE = (1, 2)
@@ -164,5 +164,4 @@ def hash_file(path: Path) -> str:
     try:
         return checksums.hash_file(path)
     except OSError as error:
-        what = f"{path} cannot be read: {error.strerror}"
-        raise CheckpointError(what, "check the path and its permissions") from error
+        raise unreadable(path, error) from error

@@ -14,7 +14,7 @@ from vitrail.errors import CheckpointError
 from vitrail.files import free_bytes
 from vitrail.runtime.confined import describe_end, list_import_paths, run_alone
 from vitrail.weights import pickle_sandbox
-from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, read_json, read_tensors
+from vitrail.weights.tensors import MOST_TENSORS, printable, read_json, read_tensors, unreadable
 
 LEAST_SECONDS = 120  # to import torch from a slow disk
 BYTES_PER_SECOND = 20_000_000  # of a slow disk
@@ -39,7 +39,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             _rewrite(path, Path(folder).resolve(), size)
             return _read_answer(Path(folder), path)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
+        raise unreadable(path, error) from error
 
 
 def _rewrite(path: Path, folder: Path, size: int) -> None:

@@ -51,9 +51,7 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
             file.seek(0)
             content = file.read()
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error.strerror}", "check the path and its permissions"
-        ) from error
+        raise unreadable(path, error) from error
     except MemoryError as error:
         raise _too_large(path) from error
     if sha256 is not None and sha256_of(content) != sha256:
@@ -68,6 +66,11 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
         raise _too_large(path) from error
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise CheckpointError(f"{path} is not a valid safetensors file: {printable(error, 200)}", AGAIN) from error
+
+
+def unreadable(path: Path | str, error: OSError) -> CheckpointError:
+    """Returns the error for a file that the system does not give."""
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}", "check the path and its permissions")
 
 
 def _too_large(path: Path) -> CheckpointError:
@@ -176,9 +179,7 @@ def read_json(path: Path, *, log: Callable[[str], None] | None = None) -> dict[s
         with open(path, "rb") as file:
             content = file.read(MOST_HEADER_BYTES + 1)
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error.strerror}", "check the path and its permissions"
-        ) from error
+        raise unreadable(path, error) from error
     value = parse_json(content, str(path))
     if log is None:
         check_intact(value, path)

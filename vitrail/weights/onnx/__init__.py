@@ -1,7 +1,7 @@
 """ONNX files exported by vitrail: a model whose backbone is the graph, run by onnxruntime on the CPU.
 
-A file may come from anybody. Before onnxruntime opens it, `contents` and `operators` check what it contains, and `trial` runs it
-on one image in a process with limits.
+A file may come from anybody. Before onnxruntime opens it, `sandbox` checks what it contains and runs it on one image, in
+processes with limits.
 
 B images, C channels, H x W image size, F features, K classes.
 """
@@ -21,13 +21,10 @@ from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
 from vitrail.runtime.onnx_runtime import import_onnxruntime
 from vitrail.tasks import Task
 from vitrail.weights.description import KEY, build_model_around, check_version
-from vitrail.weights.onnx.contents import DISTRUST, read_contents
+from vitrail.weights.onnx.contents import DISTRUST, INSTALL, read_contents, try_out
 from vitrail.weights.onnx.digest import read_digest
-from vitrail.weights.onnx.operators import find_unwanted
-from vitrail.weights.onnx.trial import try_out
 from vitrail.weights.tensors import AGAIN, parse_json, printable
 
-INSTALL = "pip install 'vitrail[onnx]'"
 IMAGES, LOGITS, FEATURES = "images", "logits", "features"
 PARITY = "parity"  # metadata key of the comparison with the source
 PICTURES = "pictures"  # the input of a graph that includes resizing, cropping and normalisation
@@ -50,8 +47,8 @@ def read_onnx(path: Path) -> Task:
     if contents.inputs == [PICTURES]:
         what = f"{path} includes preprocessing and is for use without vitrail"
         raise CheckpointError(what, "to use it in vitrail, export it without --pictures")
-    if unwanted := find_unwanted(contents.nodes, contents.constants):
-        raise CheckpointError(f"{path} {printable(unwanted, 300)}", DISTRUST)
+    if contents.unwanted:
+        raise CheckpointError(f"{path} {printable(contents.unwanted, 300)}", DISTRUST)
     description = parse_json(contents.metadata[KEY], f"the metadata of {path}")
     check_version(description, path)
     size = sum(file.stat().st_size for file in files)

@@ -11,7 +11,7 @@ from vitrail.checksums import ONNX_BYTES, onnx_checksum, read_onnx_checksum, sha
 from vitrail.errors import CheckpointError
 from vitrail.weights.description import hash_file
 from vitrail.weights.onnx.contents import read_contents
-from vitrail.weights.tensors import AGAIN
+from vitrail.weights.tensors import AGAIN, unreadable
 
 
 def read_digest(path: Path, *external: Path) -> str:
@@ -52,5 +52,4 @@ def _hash_to_end(path: Path) -> tuple[Any, bytes]:
                 rest -= len(piece)
             return hashed, file.read()
     except OSError as error:
-        what = f"{path} cannot be read: {error.strerror}"
-        raise CheckpointError(what, "check the path and its permissions") from error
+        raise unreadable(path, error) from error
