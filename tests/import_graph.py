@@ -10,10 +10,10 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "vitrail"
 FLOOR = {
-    "errors": 0, "markup": 0, "untrusted": 0,
+    "errors": 0, "markup": 0, "text": 0, "untrusted": 0,
     "checksums": 1, "rows": 1, "torch_private": 1,
     "files": 2, "images": 2, "stamps": 2,
-    "shards": 3,
+    "shards": 3, "tables": 3,
     "models": 4, "data": 4, "runtime": 4, "work": 4,
     "tasks": 5, "config": 5,
     "objectives": 6, "evaluation": 6, "analysis": 6, "weights": 6, "exports": 6, "runs": 6,

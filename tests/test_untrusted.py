@@ -26,7 +26,7 @@ DIRECT = {
     "untrusted/archives.py": {"zipfile.ZipFile": "the reader"},
     # its own bytes, which it wrote in the same process, or receives from its own process
     "checksums.py": {"json.loads": "the header of tensors that were encoded just now"},
-    "reports/wording.py": {"json.loads": "what was dumped just now"},
+    "reports/facts.py": {"json.loads": "what was dumped just now"},
     "data/workers.py": {"json.loads": "the pipes of its own processes"},
     "weights/onnx/sandbox.py": {"json.loads": "the argument from the process that started it"},
     "weights/pickle_sandbox.py": {

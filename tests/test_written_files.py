@@ -53,8 +53,8 @@ KNOWN = {
     SHOWN: """analysis/figure.py:save analysis/pictures.py:save_png
         reports/card.py:write reports/inspection/comparison.py:write_comparison
         reports/inspection/page.py:write_inspection reports/inspection/pair.py:write_pair reports/page.py:write_page
-        reports/study/documents.py:write_study reports/study/documents.py:write_progress reports/tables.py:open_table
-        reports/tables.py:save_array reports/tables.py:write_features runs/folder.py:_append
+        reports/study/documents.py:write_study reports/study/documents.py:write_progress tables.py:open_table
+        tables.py:save_array tables.py:write_features runs/folder.py:_append
         tasks/answer_files.py:write tasks/answer_files.py:close tasks/coco_results.py:write_results
         training/step.py:_raise_diverged workflows/api_data.py:check_data workflows/draw_data.py:draw_split
         workflows/study/conclude.py:conclude

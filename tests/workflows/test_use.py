@@ -26,7 +26,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import build_rows
-from vitrail.reports.tables import open_table, write_features
+from vitrail.tables import open_table, write_features
 from vitrail.training.train import Result
 from vitrail.workflows.evaluate import evaluate
 from vitrail.workflows.predict import embed, predict

@@ -59,7 +59,7 @@ def _print_scores(images: int, scores: list[MethodScore], *, json: bool) -> None
 
 def _print_localisation(result: Localisation, *, json: bool) -> None:
     from vitrail.cli.output import columns, one_line
-    from vitrail.reports.wording import plural
+    from vitrail.text import plural
 
     if json:
         print(one_line(result.figures()))

@@ -12,7 +12,7 @@ import numpy as np
 from vitrail.markup import Markup, join, tag
 from vitrail.reports import charts as draw
 from vitrail.reports.charts import Axis
-from vitrail.reports.wording import number
+from vitrail.text import number
 
 CAP = 2.5  # half the width of the ends of an error bar, in SVG units
 LEAST_CAPPED = 12.0  # height of an error bar below which its ends would only thicken its dot

@@ -11,8 +11,8 @@ import yaml
 
 from vitrail.files import disk_errors, replace_file
 from vitrail.markup import safe
-from vitrail.reports.facts import RunFacts
-from vitrail.reports.wording import as_yaml, describe_compute, large
+from vitrail.reports.facts import RunFacts, as_yaml, describe_compute
+from vitrail.text import large
 
 
 def write(folder: Path, words: str) -> Path:

@@ -15,9 +15,9 @@ import numpy as np
 
 from vitrail.analysis.palette import LIGHT
 from vitrail.markup import Markup, join, tag
-from vitrail.reports.wording import percent, plural, shorten, whole
 from vitrail.tasks.arrays import divide
 from vitrail.tasks.classification.metrics import Bins
+from vitrail.text import percent, plural, shorten, whole
 
 SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 WIDTH, HEIGHT = 460, 250

@@ -9,10 +9,10 @@ import numpy as np
 
 from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.markup import Markup, join, tag
-from vitrail.reports.facts import RunFacts
+from vitrail.reports.facts import RunFacts, as_yaml, describe_compute
 from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, data_uri
-from vitrail.reports.wording import as_yaml, describe_compute, large, plural
 from vitrail.runtime.progress import duration
+from vitrail.text import large, plural
 
 SHARPEST = 224  # pixels of the longer side of an enlarged image
 FEW = 100  # images; below, the 95 % interval of an accuracy of 80 % is wider than 15 points

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitrail.markup import Markup, join, tag
 from vitrail.reports.components import header, lead, make_scrollable
-from vitrail.reports.wording import percent, plural
+from vitrail.text import percent, plural
 
 MATRIX_MOST = 32  # classes; a larger matrix would be unreadable, and only the most frequent pairs are listed
 

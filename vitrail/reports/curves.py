@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrail.markup import Markup
 from vitrail.reports.charts import Series, line_chart
-from vitrail.reports.wording import large, percent, plural, scientific
+from vitrail.text import large, percent, plural, scientific
 
 Records = Sequence[Mapping[str, Any]]  # the lines of ``metrics.jsonl``
 Curve = tuple[str, list[Series], dict[str, Any]]  # title, lines, options of `line_chart`

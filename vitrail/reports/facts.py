@@ -5,16 +5,20 @@ N judged images, K classes; n pictures shown, C channels, h and w their size.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import yaml
 
+from vitrail.config.parse import plain
 from vitrail.data.sources.source import Source
 from vitrail.evaluation.feature_health import Health
 from vitrail.evaluation.judgement import Judgement
 from vitrail.tasks.task import Task
+from vitrail.text import large
 
 SPLITS = {"val": "validation", "train": "training"}
 
@@ -152,3 +156,16 @@ class PretrainingFacts(RunFacts):
         """Returns the value of a column before training."""
         values = (record.get(column) for record in self.records if record.get("step") == 0)
         return next((value for value in values if value is not None), None)
+
+
+def describe_compute(operations: float | None, device_hours: float | None) -> str:
+    """Describes what the training took in one line, as far as it is known."""
+    work = f"{large(operations, 'FLOP')} in all training steps" if operations else None
+    hours = f"{device_hours:.3g} device-hours" if device_hours else None
+    return ", ".join(filter(None, (work, hours)))
+
+
+def as_yaml(tree: Mapping[str, Any]) -> str:
+    """Formats settings as YAML in their own order; values that YAML cannot represent are converted to strings."""
+    simple = json.loads(json.dumps(plain(tree), default=str))
+    return yaml.safe_dump(simple, sort_keys=False, allow_unicode=True, width=100)

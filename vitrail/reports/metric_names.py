@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitrail.reports.wording import THIN, decimal, percent, sentence
+from vitrail.text import THIN, decimal, percent, sentence
 
 Format = Callable[[float], str]
 

@@ -23,7 +23,7 @@ from vitrail.reports.corruptions import CORRUPTED, list_corruptions
 from vitrail.reports.facts import SPLITS, JudgedRun, RunFacts
 from vitrail.reports.metric_names import metric_of
 from vitrail.reports.page import frame, write_page
-from vitrail.reports.wording import percent, plural
+from vitrail.text import percent, plural
 
 UNDEFINED = "–"  # a cell of a metric's table without a value
 

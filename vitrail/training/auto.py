@@ -14,7 +14,6 @@ from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.deep_files import find_levels
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
-from vitrail.reports.wording import plural
 from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.precision import default_precision
 from vitrail.runtime.process import cores
@@ -22,6 +21,7 @@ from vitrail.runtime.progress import Say
 from vitrail.runtime.tuning import Way, list_threads
 from vitrail.runtime.tuning_cache import recall_way
 from vitrail.tasks import find_task
+from vitrail.text import plural
 from vitrail.training.network import NetworkPlan
 
 STATIC_BYTES = 24  # of a parameter: weight, gradient, two moments, average, and the copy that is evaluated

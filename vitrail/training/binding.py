@@ -17,12 +17,12 @@ from vitrail.config.schema import Run
 from vitrail.data.sources.source import Source, Splits, fingerprint, list_splits
 from vitrail.errors import CheckpointError, DataError
 from vitrail.files import read_sealed, replace_file, write_sealed
-from vitrail.reports.wording import plural
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import Say
 from vitrail.stamps import Changes, Stamps, find_changes
+from vitrail.text import plural
 from vitrail.training.data import RunData
 from vitrail.weights.resolve import hash_model, resolve_model
 

@@ -14,11 +14,11 @@ import yaml
 
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
-from vitrail.reports.wording import large
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe, peak_memory
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import Say, duration
+from vitrail.text import large
 from vitrail.training.network import Kept
 from vitrail.training.operations import run_operations
 from vitrail.training.prepare import prepare

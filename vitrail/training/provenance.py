@@ -10,10 +10,10 @@ from typing import Any
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.data.sources.source import Splits, fingerprint, list_splits
-from vitrail.reports.wording import plural
 from vitrail.runs.folder import RunFolder
 from vitrail.runs.history import join_records, speed
 from vitrail.runtime.machine import describe, versions
+from vitrail.text import plural
 from vitrail.training.data import RunData
 from vitrail.training.network import Kept
 

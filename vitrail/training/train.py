@@ -14,7 +14,6 @@ from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import OptimSettings, Run
 from vitrail.data.sources.open import FoundData
 from vitrail.errors import DataError, VitrailError
-from vitrail.reports.wording import large
 from vitrail.rows import Scores
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, find_unfinished, why_stopped
@@ -25,6 +24,7 @@ from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
 from vitrail.runtime.signals import StopRequests
+from vitrail.text import large
 from vitrail.training.binding import bind_run, check_finished
 from vitrail.training.data import Transform
 from vitrail.training.goals.table import GOALS

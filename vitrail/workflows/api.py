@@ -249,7 +249,7 @@ def embed(
     features = compute(model, list_inputs(inputs), **options, bad_list=to_path(flags["bad_list"]), say=log)
     if (out := to_path(flags["out"])) is None:
         return features
-    from vitrail.reports.tables import write_features
+    from vitrail.tables import write_features
 
     written = write_features(out, features)
     features.check()
@@ -381,9 +381,9 @@ def doctor(*, tune: Literal["show", "clear"] | None = None) -> Mapping[str, obje
             so that the next training measures again.
     """
     from vitrail.inference.feature_cache import describe_cache
-    from vitrail.reports.wording import plural
     from vitrail.runtime.machine import examine
     from vitrail.runtime.tuning_cache import forget_choices, list_choices
+    from vitrail.text import plural
 
     if tune == "clear":
         return {"removed": forget_choices()}

@@ -42,7 +42,7 @@ def check_data(
     Raises `DataError` for data that cannot be opened, and with ``out`` for data without boxes or masks.
     """
     from vitrail.config.schema import TASK_VERBS
-    from vitrail.reports.tables import open_table
+    from vitrail.tables import open_table
     from vitrail.untrusted.limits import PIXELS
     from vitrail.workflows.check_data import check
 

@@ -19,10 +19,10 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.files import make_folder, replace_file
 from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import name_files
-from vitrail.reports.wording import plural
 from vitrail.runtime.progress import Say
 from vitrail.tasks.dense.annotation import draw_annotation, scale_to_show
 from vitrail.tasks.pictures import open_image
+from vitrail.text import plural
 
 SIDE, QUALITY = 1280, 90  # pixels of the longer side of a picture that is written, and of its JPEG
 

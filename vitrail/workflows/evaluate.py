@@ -22,10 +22,10 @@ from vitrail.inference.inputs import split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.inference.tuning import tune
-from vitrail.reports.wording import large, plural, sentence
 from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.progress import ProgressBar, Say, say_nothing, to_stderr
 from vitrail.tasks.task import Task
+from vitrail.text import large, plural, sentence
 from vitrail.weights.native import set_temperature
 from vitrail.weights.resolve import check_sha256
 from vitrail.workflows.evaluate_report import write_evaluation

@@ -13,9 +13,9 @@ from vitrail.files import dump_json, replace_file
 from vitrail.models import cost_of
 from vitrail.reports.documents import write_report
 from vitrail.reports.facts import JudgedRun
-from vitrail.reports.wording import sentence
 from vitrail.runtime.machine import describe, versions
 from vitrail.tasks.task import Task
+from vitrail.text import sentence
 
 
 def write_evaluation(

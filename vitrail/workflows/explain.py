@@ -28,11 +28,11 @@ from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import find_inputs, name_files
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import Results
-from vitrail.reports.wording import plural
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task
 from vitrail.tasks.dense.subject import Subject
+from vitrail.text import plural
 
 
 def explain(

@@ -25,13 +25,13 @@ from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import disk_errors, replace_folder, stage_folder
 from vitrail.images.decode import EXTENSIONS
-from vitrail.reports.wording import plural
 from vitrail.rows import Records
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.shards.cache import is_remote, list_archives, open_archive
 from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, write_index
 from vitrail.shards.roots import remember_root
 from vitrail.shards.tar import BLOCK, Member, pad, read_members
+from vitrail.text import plural
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import LABEL_BYTES
 from vitrail.untrusted.numbers import to_whole

@@ -45,12 +45,12 @@ from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positi
 from vitrail.reports.inspection.findings import findings
 from vitrail.reports.inspection.numbers import numbers
 from vitrail.reports.inspection.page import write_inspection
-from vitrail.reports.wording import sentence
 from vitrail.runtime.machine import describe, versions
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import use_threads
 from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks import Task
+from vitrail.text import sentence
 from vitrail.workflows.evaluate import Say
 
 MOST = 512  # images that heads are measured on; the paper took 128

@@ -19,11 +19,11 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.models import MODELS, cost_of, create_backbone
 from vitrail.models.config import changed
 from vitrail.reports.inspection.comparison import MOST_MODELS, ComparedCost, Comparison, spell_size, write_comparison
-from vitrail.reports.tables import open_table
 from vitrail.runtime.device import find_device
 from vitrail.runtime.machine import available_memory, describe, versions
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.tables import open_table
 from vitrail.tasks import Task
 from vitrail.weights.onnx import ExportedBackbone
 

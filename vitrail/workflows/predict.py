@@ -27,13 +27,13 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import Verb, outputs
 from vitrail.inference.results import Results, build_rows
 from vitrail.inference.tuning import tune
-from vitrail.reports.tables import TABLES, open_table
-from vitrail.reports.wording import plural
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.tables import TABLES, open_table
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.answer_files import AnswerFiles
 from vitrail.tasks.dense.answer import PlacedAnswer
 from vitrail.tasks.task import Task
+from vitrail.text import plural
 
 QUALITY = 90  # of JPEGs with answers drawn on them
 INDEX = "index.csv"

@@ -29,12 +29,12 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.reports.transfer.documents import write_transfer
 from vitrail.reports.transfer.results import RUN, Cell, Transfer
-from vitrail.reports.wording import plural
 from vitrail.runs.cells import Cells
 from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.machine import describe, versions
 from vitrail.runtime.progress import say_nothing, to_stderr
 from vitrail.tasks import Task
+from vitrail.text import plural
 from vitrail.training.train import train
 from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.evaluate import Say

@@ -7,8 +7,9 @@ import csv
 import pytest
 
 from tests.each_row import each_row
-from vitrail.data.sources.bad_images import BadImages, count_damaged_rows, escape_formula, read_bad_images
+from vitrail.data.sources.bad_images import BadImages, count_damaged_rows, read_bad_images
 from vitrail.errors import ConfigError, DataError
+from vitrail.text import escape_formula
 
 
 def written(path):

@@ -24,9 +24,9 @@ from vitrail.reports.classification.page import plot_curves, write_report
 from vitrail.reports.confusion import confused_pairs
 from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import data_uri
-from vitrail.reports.wording import large, listing, percent, plural, scientific, whole
 from vitrail.tasks.classification.metric import ClassMetric, LabelMetric
 from vitrail.tasks.classification.metrics import reliability
+from vitrail.text import large, listing, percent, plural, scientific, whole
 
 RECORDS = [
     *(

@@ -21,7 +21,7 @@ from vitrail.reports.inspection.findings import (
     positions_know_neighbours,
     rank_correlation,
 )
-from vitrail.reports.wording import percent
+from vitrail.text import percent
 
 
 def layers(*distances: list[float], uniform: float = 100.0) -> list[HeadFigures]:

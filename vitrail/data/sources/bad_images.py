@@ -12,10 +12,10 @@ from typing import Literal
 from vitrail.checksums import crc_of
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.files import disk_errors, replace_file
+from vitrail.text import escape_formula
 
 MOST_BAD = 0.01  # fraction of bad images that is accepted by default
 COLUMNS, EARLIER = ["path", "reason", "crc32"], ["path", "reason"]
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
 class BadImages:
@@ -81,11 +81,6 @@ class BadImages:
             return
         with disk_errors(self.path), open(self.path, "ab") as file:
             file.write(_format({key: reason}, head=not file.tell()))
-
-
-def escape_formula(text: str) -> str:
-    """Put an apostrophe before a text that a spreadsheet could take for a formula."""
-    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def read_bad_images(path: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from vitrail.reports.card import (
 )
 from vitrail.reports.facts import ClassificationFacts
 from vitrail.reports.metric_names import METRICS
-from vitrail.reports.wording import plural
+from vitrail.text import plural
 
 SHOWN = ("top1", "top5", "map", "f1_macro", "f1_micro", "nll", "ece", "brier")
 CLASSES_MOST = 100  # listed in the card; config.json has all of them

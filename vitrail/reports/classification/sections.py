@@ -25,7 +25,7 @@ from vitrail.reports.confusion import confusion as confusion_section
 from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import data_uri
 from vitrail.reports.metric_names import METRICS
-from vitrail.reports.wording import decimal, listing, percent, plural, shorten
+from vitrail.text import decimal, listing, percent, plural, shorten
 
 CURVES = ("loss", "accuracy", "average-precision", "learning-rate", "speed")
 MISCALIBRATED = 0.15  # expected calibration error

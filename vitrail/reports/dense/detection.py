@@ -26,10 +26,10 @@ from vitrail.reports.charts import (
 from vitrail.reports.components import header, lead, make_scrollable
 from vitrail.reports.confusion import MATRIX_MOST, confusion
 from vitrail.reports.metric_names import SIZES
-from vitrail.reports.wording import decimal, percent, shorten
 from vitrail.tasks.detection.average_precision import Curve
 from vitrail.tasks.detection.matching import AREAS
 from vitrail.tasks.detection.metric import BoxMetric
+from vitrail.text import decimal, percent, shorten
 
 CURVES_MOST = 5  # classes with a curve of their own, those with the most objects
 NOTHING = "background"  # the name of what is no object, in the confusion matrix

@@ -15,10 +15,10 @@ from vitrail.reports.dense import detection, segmentation
 from vitrail.reports.dense.samples import draw_samples, show_samples
 from vitrail.reports.facts import JudgedRun, RunFacts
 from vitrail.reports.page import frame, write_page
-from vitrail.reports.wording import listing, shorten
 from vitrail.tasks import Detector
 from vitrail.tasks.detection.metric import BoxMetric
 from vitrail.tasks.segmentation.metric import MapMetric
+from vitrail.text import listing, shorten
 
 WORST, EXAMPLES = 6, 4  # pictures that are shown
 

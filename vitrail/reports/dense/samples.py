@@ -22,7 +22,6 @@ from vitrail.data.sources.source import Item, Source
 from vitrail.markup import Markup, image_uri, join, tag
 from vitrail.models.backbone import at_rest
 from vitrail.reports.components import lead
-from vitrail.reports.wording import listing, percent
 from vitrail.tasks import Detector, Segmenter, Task
 from vitrail.tasks.dense.annotation import draw_annotation, scale_to_show
 from vitrail.tasks.dense.class_colours import BACKGROUND, class_colours, to_hex
@@ -30,6 +29,7 @@ from vitrail.tasks.dense.drawing import draw_boxes
 from vitrail.tasks.detection.matching import ERRORS, MOST, NONE, Detected, match
 from vitrail.tasks.detection.metric import read_truths
 from vitrail.tasks.pictures import to_pixels
+from vitrail.text import listing, percent
 
 SIDE = 560  # pixels of the longer side of a picture
 NAMED = 8  # boxes of a picture up to which all have captions; of more only what is wrong is written

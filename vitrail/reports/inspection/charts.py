@@ -19,7 +19,7 @@ from vitrail.analysis.palette import LIGHT, map_colours
 from vitrail.markup import Markup, join, tag
 from vitrail.reports import charts as draw
 from vitrail.reports.charts import Axis, Series
-from vitrail.reports.wording import plural
+from vitrail.text import plural
 
 TALL = 300  # height of the chart with one dot per head
 MOST_MARKS = 16  # labels on the axis of layers

@@ -17,7 +17,7 @@ from vitrail.reports import charts as draw
 from vitrail.reports.charts import Axis, Series, log_axis
 from vitrail.reports.components import describe_run, header, lead, list_versions, make_scrollable, notes
 from vitrail.reports.page import frame
-from vitrail.reports.wording import large, plural
+from vitrail.text import large, plural
 
 COLOURS = ("cobalt", "amber", "emerald", "ruby", "violet")
 MOST_MODELS = 2 * len(COLOURS)  # the second five are dashed

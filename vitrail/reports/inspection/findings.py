@@ -12,7 +12,7 @@ import numpy as np
 
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.reports.inspection.facts import Finding, Positions
-from vitrail.reports.wording import percent
+from vitrail.text import percent
 
 # relative to the distance of uniform attention: heads below LOCAL are local, heads from GLOBAL on are global
 LOCAL, GLOBAL = 0.5, 0.75

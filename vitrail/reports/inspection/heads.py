@@ -17,7 +17,7 @@ from vitrail.reports.components import header, lead, make_scrollable
 from vitrail.reports.inspection import charts as charts
 from vitrail.reports.inspection.facts import Inspection
 from vitrail.reports.inspection.sections import section
-from vitrail.reports.wording import decimal, plural
+from vitrail.text import decimal, plural
 
 
 def distance(inspection: Inspection, plots: Mapping[str, Markup]) -> Markup | None:

@@ -17,7 +17,7 @@ from vitrail.reports.inspection import heads as heads
 from vitrail.reports.inspection import sections as sections
 from vitrail.reports.inspection.facts import Inspection
 from vitrail.reports.page import frame
-from vitrail.reports.wording import large
+from vitrail.text import large
 
 COLUMNS = 7  # of filters: 28 filters make four rows, as in the paper
 TILE = 96  # pixels per filter

@@ -26,7 +26,7 @@ from vitrail.reports.inspection.numbers import numbers, replace_nan
 from vitrail.reports.inspection.page import draw_pictures
 from vitrail.reports.inspection.sections import every_tile, pixels, verdict
 from vitrail.reports.page import frame
-from vitrail.reports.wording import decimal, large, percent, plural, sentence
+from vitrail.text import decimal, large, percent, plural, sentence
 
 Pair = tuple[Inspection, Inspection]
 LONGEST_LABEL = 14  # letters of a name in the legend of a chart

@@ -28,7 +28,7 @@ from vitrail.reports.components import (
 from vitrail.reports.html import data_uri, exact_uri
 from vitrail.reports.inspection import charts as charts
 from vitrail.reports.inspection.facts import Filters, Finding, Inspection, Positions, Sample
-from vitrail.reports.wording import decimal, large, percent, plural, sentence
+from vitrail.text import decimal, large, percent, plural, sentence
 
 MARKS = {True: ("✓", "true", "holds"), False: ("✗", "false", "fails"), None: ("–", "not tested", "open")}
 METHODS = {"attention": "attention, last layer", "rollout": "attention rollout", "gradient": "gradient relevance"}

@@ -15,7 +15,7 @@ from vitrail.reports.facts import PretrainingFacts
 from vitrail.reports.metric_names import METRICS, metric_of, short_percent
 from vitrail.reports.page import frame, write_page
 from vitrail.reports.pretraining import sections
-from vitrail.reports.wording import percent
+from vitrail.text import percent
 
 
 def write_pretrain_report(folder: Path, facts: PretrainingFacts) -> Path:

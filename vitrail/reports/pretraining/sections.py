@@ -23,7 +23,7 @@ from vitrail.reports.components import (
 from vitrail.reports.facts import PretrainingFacts
 from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING
 from vitrail.reports.metric_names import DECIBELS, METRICS, Metric, metric_of
-from vitrail.reports.wording import decimal, percent, sentence
+from vitrail.text import decimal, percent, sentence
 
 # common columns of the records; all others are measurements of the objective
 OWN_COLUMNS = {"step", "epoch", "images", "loss", "lr", "seconds", "images_per_second", "data_wait"}

@@ -8,9 +8,10 @@ from typing import Any
 
 from vitrail.markup import Markup, join, tag
 from vitrail.reports.components import describe_run, header, lead, list_figures, list_versions, make_scrollable
+from vitrail.reports.facts import as_yaml
 from vitrail.reports.study.data_figures import label_of, levels_of
-from vitrail.reports.wording import as_yaml, decimal, large, number, percent, plural, scientific, sentence, shorten
 from vitrail.runtime.progress import duration
+from vitrail.text import decimal, large, number, percent, plural, scientific, sentence, shorten
 
 Row = Mapping[str, Any]
 COLUMNS = ("arm", "regime", "images", "seeds", "test", "training", "gap", "FLOPs", "executed", "parameters", "rate")

@@ -19,7 +19,7 @@ from vitrail.reports.components import header, lead, make_scrollable
 from vitrail.reports.inspection.charts import distance_chart
 from vitrail.reports.study.data_figures import by_limit, label_of
 from vitrail.reports.study.units import tick
-from vitrail.reports.wording import decimal, number, percent, plural, scientific
+from vitrail.text import decimal, number, percent, plural, scientific
 
 Row = Mapping[str, Any]
 SMALL = 220  # width of a small chart, in SVG units

@@ -19,8 +19,8 @@ from vitrail.reports.charts import Axis, Series
 from vitrail.reports.components import header, lead, make_scrollable
 from vitrail.reports.study.data_figures import Colours, dots, finish, name_lines, read_accuracies
 from vitrail.reports.study.units import read_effect, tick
-from vitrail.reports.wording import decimal, large, number, percent, plural
 from vitrail.runtime.progress import duration
+from vitrail.text import decimal, large, number, percent, plural
 
 Row = Mapping[str, Any]
 TIMES = tuple(step * unit for unit in (0.1, 1, 60, 3600) for step in (1, 2, 5, 10, 20, 30))  # seconds; marks of an axis

@@ -17,7 +17,7 @@ from vitrail.reports.bands import Estimates
 from vitrail.reports.charts import Axis, Series
 from vitrail.reports.components import lead
 from vitrail.reports.study.units import MINUS, spell, tick
-from vitrail.reports.wording import number, percent, whole
+from vitrail.text import number, percent, whole
 
 Row = Mapping[str, Any]
 COLOURS = ("cobalt", "amber", "emerald", "ruby", "violet")

@@ -11,7 +11,7 @@ from vitrail.files import disk_errors, replace_file
 from vitrail.reports.page import write_page
 from vitrail.reports.study.page import page
 from vitrail.reports.study.progress import progress_page
-from vitrail.reports.tables import open_table
+from vitrail.tables import open_table
 
 
 def write_study(

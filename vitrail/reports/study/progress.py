@@ -10,7 +10,7 @@ from vitrail.markup import Markup, join, tag
 from vitrail.reports.components import describe_run, header, lead, list_figures, make_scrollable
 from vitrail.reports.page import frame
 from vitrail.reports.study.accounts import spell_time
-from vitrail.reports.wording import number, percent, plural
+from vitrail.text import number, percent, plural
 
 Row = Mapping[str, Any]
 STATES = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.reports.wording import decimal, number, percent
+from vitrail.text import decimal, number, percent
 
 MINUS = "\u2212"
 

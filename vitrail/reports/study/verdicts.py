@@ -10,7 +10,7 @@ from vitrail.markup import Markup, join, tag
 from vitrail.reports.bands import zone_strip
 from vitrail.reports.components import lead, list_figures
 from vitrail.reports.study.units import describe_zone, noun_of, read_effect, spell, tick
-from vitrail.reports.wording import number, plural, sentence
+from vitrail.text import number, plural, sentence
 
 Row = Mapping[str, Any]
 

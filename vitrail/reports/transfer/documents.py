@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitrail.files import disk_errors, replace_file, write_sealed
-from vitrail.reports.tables import open_table
 from vitrail.reports.transfer.page import markdown, page
 from vitrail.reports.transfer.results import Transfer, deviation
+from vitrail.tables import open_table
 
 
 def write_transfer(out: Path, facts: Transfer) -> Path:

@@ -11,7 +11,7 @@ from vitrail.reports.classification.card import escape
 from vitrail.reports.components import describe_run, header, lead, list_figures, list_versions, make_scrollable, notes
 from vitrail.reports.page import frame
 from vitrail.reports.transfer.results import MEANINGS, Cell, Mean, Transfer, deviation, show_accuracy
-from vitrail.reports.wording import percent, plural, sentence
+from vitrail.text import percent, plural, sentence
 
 
 def markdown(facts: Transfer) -> str:

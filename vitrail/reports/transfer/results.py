@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from vitrail.evaluation.vtab import GROUPS, TASKS
-from vitrail.reports.wording import percent
 from vitrail.rows import Rows, show_rows
+from vitrail.text import percent
 
 MEANINGS = {
     "knn": "k-nearest-neighbour classification on frozen features, by cosine similarity",

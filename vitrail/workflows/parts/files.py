@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrail.inference.parts import Plan
 from vitrail.inference.results import list_rows
-from vitrail.reports.tables import open_table, save_array
+from vitrail.tables import open_table, save_array
 
 TYPES = {"text": str, "number": float, "numbers": np.ndarray}
 

@@ -18,12 +18,12 @@ from vitrail.inference.inputs import ImageInputs, find_inputs
 from vitrail.inference.parts import PartFolder
 from vitrail.inference.results import describe_inputs, named_unreadable, none_readable
 from vitrail.inference.tuning import tune
-from vitrail.reports.tables import import_pyarrow
-from vitrail.reports.wording import plural
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.runtime.signals import end_at_once
+from vitrail.tables import import_pyarrow
 from vitrail.tasks.task import Task
+from vitrail.text import plural
 from vitrail.work.claims import work_through
 from vitrail.workflows.parts.compute import CONTINUE, Compute, Job, compute_parts, make_plan
 

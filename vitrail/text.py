@@ -1,21 +1,17 @@
-"""Formats numbers and settings for reports: percentages, large counts, lists of names, YAML."""
+"""Formats numbers and names for people: percentages, large counts, plurals, lists of names."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
-from vitrail.config.parse import plain
-
 THIN = "\u202f"  # narrow no-break space between a number and its unit
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # first characters
 
 
 def number(value: Any) -> float:
-    """A number of a JSON file as a float; NaN for null, text and other types."""
+    """Returns a number of a JSON file as a float, NaN for null, text and other types."""
     return float(value) if isinstance(value, int | float) else math.nan
 
 
@@ -40,13 +36,6 @@ def large(value: float, unit: str = "") -> str:
     power = min(max(int(math.log10(max(abs(value), 1)) // 3), 0), 7)
     shown = f"{value / 1000**power:.3g}" if power else f"{value:,.0f}"
     return f"{shown}{THIN}{['', 'k', 'M', 'G', 'T', 'P', 'E', 'Z'][power]}{unit}".rstrip(THIN)
-
-
-def describe_compute(operations: float | None, device_hours: float | None) -> str:
-    """Describes what the training took in one line, as far as it is known."""
-    work = f"{large(operations, 'FLOP')} in all training steps" if operations else None
-    hours = f"{device_hours:.3g} device-hours" if device_hours else None
-    return ", ".join(filter(None, (work, hours)))
 
 
 def whole(value: float) -> str:
@@ -78,12 +67,11 @@ def shorten(name: str, most: int) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def as_yaml(tree: Mapping[str, Any]) -> str:
-    """Formats settings as YAML in their own order; values that YAML cannot represent are converted to strings."""
-    simple = json.loads(json.dumps(plain(tree), default=str))
-    return yaml.safe_dump(simple, sort_keys=False, allow_unicode=True, width=100)
-
-
 def sentence(words: str) -> str:
     """Capitalises the first letter."""
     return words[:1].upper() + words[1:]
+
+
+def escape_formula(text: str) -> str:
+    """Puts an apostrophe before a text that a spreadsheet could take for a formula."""
+    return f"'{text}" if text.startswith(FORMULA) else text

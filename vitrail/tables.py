@@ -12,9 +12,9 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-from vitrail.data.sources.bad_images import escape_formula
 from vitrail.errors import ConfigError
 from vitrail.files import disk_errors, move_files, settle, stage_file, stage_folder
+from vitrail.text import escape_formula
 
 
 class Table(Protocol):
