@@ -32,9 +32,9 @@ from vitrail.evaluation.intervals import crossed_bootstrap
 from vitrail.models import configure, sketch
 from vitrail.models.cost import count_operations, step_operations
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
+from vitrail.objectives import OBJECTIVES
 from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Supervised
-from vitrail.training.objective import OBJECTIVES
 
 NAMES = ("masked-patch", "mae", "beit", "moco", "simclr")
 IMAGES, WATCHED, LABELS = 20_000, 1_000, (1_000, 5_000)
@@ -68,7 +68,7 @@ def of_objective(name: str) -> float:
     """Operations for each image of an objective's step."""
     ids = np.zeros((COUNTED, 3), np.int64)
     changes, preprocessing = RECIPES[name].run.objective.changes, Preprocessing.paper(32)
-    kind = OBJECTIVES[name].kind
+    kind = OBJECTIVES[name]
     extra = {"masked-patch": {"preprocessing": preprocessing}, "beit": {"vocabulary": 512}}.get(name, {})
 
     def make() -> tuple[Objective, list[Tensor]]:
@@ -81,7 +81,7 @@ def of_objective(name: str) -> float:
 
 
 def tokenizer_flops(*, training: bool) -> float:
-    kind = OBJECTIVES["tokenizer"].kind
+    kind = OBJECTIVES["tokenizer"]
     if training:
         return flops(lambda: (kind(Tokenizer(TokenizerConfig.from_dict(CODES)), std=(0.5,) * 3), [meta_images()]))
     with torch.device("meta"):

@@ -6,7 +6,7 @@ from typing import get_args
 
 from vitrail.config.recipes_pretraining import PRETRAINING
 from vitrail.config.schema import Unlabelled
-from vitrail.training.objective import OBJECTIVES
+from vitrail.objectives import OBJECTIVES
 
 
 def test_every_objective_is_made_and_has_a_recipe_of_its_name() -> None:

@@ -31,12 +31,12 @@ from vitrail.data.augment.apply import augment
 from vitrail.data.augment.policy import POLICIES
 from vitrail.errors import Preempted
 from vitrail.models.attention import attend
+from vitrail.objectives import OBJECTIVES
 from vitrail.objectives.supervised import Supervised
 from vitrail.runs.checkpoint import list_checkpoints, step_of
 from vitrail.runs.folder import RunFolder
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training import loop
-from vitrail.training.objective import OBJECTIVES
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
 from vitrail.training.step import take_step

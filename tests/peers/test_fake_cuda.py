@@ -30,10 +30,10 @@ from vitrail.data.augment.placement import Frames, place
 from vitrail.data.augment.policy import POLICIES
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
+from vitrail.objectives import OBJECTIVES
 from vitrail.objectives.supervised import Supervised
 from vitrail.runs.folder import RunFolder
 from vitrail.tasks.classification.classifier import create_classifier
-from vitrail.training.objective import OBJECTIVES
 from vitrail.training.prepare import prepare
 from vitrail.weights.tokenizers import save_tokenizer
 
@@ -131,7 +131,7 @@ def test_every_objective(tokenizer, tmp_path, name):
     with on_gpu():
         batch = replace(batch, images=like(batch.images), targets=like(batch.targets))
         if name == "beit":
-            move(training.inputs.target_network.tokenizer)
+            move(training.inputs.frozen.tokenizer)
         inputs = training.inputs(batch)
         loss, measured = move(training.objective)(*inputs)
     assert {value.device.type for value in (loss, *measured.values())} == {"cuda"}

@@ -41,7 +41,7 @@ def test_the_caller_gets_the_weights_that_the_report_would_be_of_and_nothing_is_
     held = {}
 
     def end(prepared):
-        held.update({name: value.clone() for name, value in prepared.kept.model.backbone.state_dict().items()})
+        held.update({name: value.clone() for name, value in prepared.built.model.backbone.state_dict().items()})
         parts = {"val": prepared.data.splits.val, "train": prepared.data.train.subset(np.arange(40))}
         judged = prepared.judge(parts)
         assert all(isinstance(part, Judgement) for part in judged.values())
@@ -65,7 +65,7 @@ def test_parts_are_judged_as_each_alone(tmp_path):
     def end(prepared):
         source = prepared.data.train.subset(np.arange(50, 90))
         both = prepared.judge({"val": prepared.data.splits.val, "few": source})
-        alone = judge(prepared.kept.model, source, InferenceOptions(), split="few")
+        alone = judge(prepared.built.model, source, InferenceOptions(), split="few")
         assert both["few"].figures == alone.figures
         assert both["few"].metric.samples().tolist() == alone.metric.samples().tolist()
         assert both["val"].figures["images"] == len(prepared.data.splits.val)

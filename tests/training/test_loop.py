@@ -15,13 +15,13 @@ from vitrail.config.compose import request
 from vitrail.config.schema import Unlabelled
 from vitrail.data.loader import Batch
 from vitrail.errors import DivergedError, Preempted
+from vitrail.objectives import OBJECTIVES
 from vitrail.runs.checkpoint import list_checkpoints
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests
 from vitrail.training import loop, time_budget
-from vitrail.training.goals.table import GOALS
-from vitrail.training.objective import OBJECTIVES
+from vitrail.training.goals.goal import GOALS
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
 

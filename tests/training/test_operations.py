@@ -17,13 +17,13 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import ViTConfig, cost_of
 from vitrail.models.cost import count_operations, on_meta, step_operations
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
+from vitrail.objectives import OBJECTIVES
 from vitrail.reports.facts import describe_compute
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.progress import say_nothing
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.text import large
 from vitrail.training.dry_run import dry_run
-from vitrail.training.objective import OBJECTIVES
 from vitrail.training.operations import run_operations
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
-from vitrail.data.augment.placement import Frames
-from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
-from vitrail.training.inputs import CHUNK, TaughtInputs
-from vitrail.training.teacher import Teacher
+from vitrail.training.frozen import CHUNK, Teacher, apply_in_chunks
 from vitrail.weights.native import save_model
 from vitrail.workflows.train import train
 
@@ -65,11 +61,7 @@ def test_a_teacher_sees_a_few_images_at_a_time_however_large_the_batch():
         seen.append(len(some))
         return some.flatten(1)
 
-    batch = Batch(
-        images, torch.zeros(len(images)), [], np.zeros((len(images), 3), np.int64), Frames.whole(len(images), (2, 2))
-    )
-    given, targets, answers = TaughtInputs(lambda batch: (batch.images, batch.targets), teacher)(batch)
-    assert given is images and targets is batch.targets
+    answers = apply_in_chunks(teacher, images)
     assert torch.equal(answers, images.flatten(1)) and seen == [CHUNK, 3]
 
 

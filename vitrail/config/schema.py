@@ -113,7 +113,7 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
-    """The objective: ``supervised``, or a name of `vitrail.training.objective.OBJECTIVES`, which need no labels.
+    """The objective: ``supervised``, or a name of `vitrail.objectives.OBJECTIVES`, which need no labels.
 
     Supervised is soft-target cross-entropy, or one sigmoid per class (the default for multi-label data); with
     ``binarise`` every target above 0 counts as 1 for the sigmoids (DeiT III). A ``teacher``, the path of a model, makes it a

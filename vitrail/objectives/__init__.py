@@ -1,4 +1,8 @@
-"""The training objectives: each is a module that owns everything it trains."""
+"""The training objectives: each is a module that owns everything it trains, and whose forward pass gives the loss to minimise.
+
+The loss of a task's outputs and targets is `Task.loss`, which `Supervised` wraps. A goal (`vitrail.training.goals`) creates the
+objective of a run from its settings, and determines the data, the evaluation and the files that are written.
+"""
 
 from vitrail.objectives.beit import MaskedCodes as MaskedCodes
 from vitrail.objectives.contrastive import MoCo as MoCo
@@ -11,3 +15,13 @@ from vitrail.objectives.masked_patch import MaskedPatch as MaskedPatch
 from vitrail.objectives.objective import Objective as Objective
 from vitrail.objectives.supervised import Supervised as Supervised
 from vitrail.objectives.tokenizer import Reconstruction as Reconstruction
+
+# those that need no labels, by name
+OBJECTIVES: dict[str, type[Objective]] = {
+    "masked-patch": MaskedPatch,
+    "mae": MAE,
+    "beit": MaskedCodes,
+    "moco": MoCo,
+    "simclr": SimCLR,
+    "tokenizer": Reconstruction,
+}

@@ -43,6 +43,8 @@ class MaskedCodes(Masked):
         ConfigError: as in `Masked`, or an invalid vocabulary.
     """
 
+    about = "Blocks of patches are hidden, and the codes that a visual tokenizer gives them are predicted (Bao et al. 2022)."
+
     def __init__(
         self, encoder: Backbone, vocabulary: int = 8192, *, share: float = 75 / 196, drawn: Drawn | None = None
     ) -> None:

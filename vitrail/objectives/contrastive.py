@@ -40,6 +40,11 @@ class MoCo(ContrastiveObjective):
             convolution.
     """
 
+    about = (
+        "Pulls two views of an image together and pushes other images apart; the second view is encoded by a slow average "
+        "of the encoder (Chen, Xie and He 2021)."
+    )
+
     def __init__(
         self,
         encoder: Backbone,
@@ -110,6 +115,8 @@ class SimCLR(ContrastiveObjective):
         hidden, out: hidden and output widths of the projector.
         temperature: divisor of the cosine similarities.
     """
+
+    about = "Pulls two views of an image together and pushes other images apart (Chen et al. 2020)."
 
     def __init__(self, encoder: Backbone, *, hidden: int = 2048, out: int = 128, temperature: float = 0.1) -> None:
         super().__init__(encoder)

@@ -45,6 +45,10 @@ class MAE(Objective):
         ConfigError: the architecture is not supported, or has a stem or patch dropout; invalid sizes.
     """
 
+    about = (
+        "Three quarters of the patches are hidden, and a small decoder predicts their pixels from the encoded visible ones "
+        "(He et al. 2022)."
+    )
     carried_by = TAKE_SUBSETS
     encoder: Backbone
 

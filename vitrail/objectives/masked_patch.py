@@ -56,6 +56,11 @@ class MaskedPatch(Masked):
             different number of channels.
     """
 
+    about = (
+        "Half of the patches are corrupted, and their mean colour, in 512 steps, is predicted from the others "
+        "(Dosovitskiy et al. 2021, appendix B.1.2)."
+    )
+
     def __init__(
         self,
         encoder: Backbone,

@@ -40,6 +40,7 @@ class Objective(nn.Module):
         ConfigError: the objective does not support the architecture; the message lists those that it does.
     """
 
+    about: ClassVar[str] = ""  # what it learns from images without labels, for the report
     views: ClassVar[int] = 1
     forward: Callable[..., tuple[Tensor, dict[str, Tensor]]]
     carried_by: ClassVar[Collection[str] | None] = None  # supported architectures; None means every backbone

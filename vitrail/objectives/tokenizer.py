@@ -26,6 +26,10 @@ class Reconstruction(Objective):
         ConfigError: ``encoder`` is a backbone; or a wrong number of channels in ``std``.
     """
 
+    about = (
+        "An image is encoded as one discrete code per patch and reconstructed from the codes (Mentzer et al. 2024); BEiT "
+        "predicts these codes."
+    )
     carried_by = ("tokenizer",)
     encoder: Tokenizer
 

@@ -30,7 +30,7 @@ FULL = 0.6  # of the memory of a device, above which parameters are sharded
 
 
 def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, say: Say, ranks: Ranks = ALONE) -> Run:
-    """``run`` with the network of ``plan``, and with nothing automatic left in it but the length that ``schedule.time`` buys."""
+    """Returns ``run`` with the network of ``plan``, and with all automatic settings chosen but a length given as time."""
     compute, data = run.compute, run.data
     precision = compute.precision or default_precision(device)
     if precision == "fp16" and device.type == "cpu":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ WELL_MIXED = 0.8  # of the entropy of labels in random batches, below which a wa
 
 @dataclass(frozen=True)
 class RunData:
-    """The images of a run, and what becomes of those that cannot be read."""
+    """The images of a run, those that cannot be read, and the ``arguments`` of the task that follow from its training images."""
 
     splits: Splits
     bad: BadImages
@@ -39,6 +39,7 @@ class RunData:
     channels: int | None = None  # of the run, or of the weights to start from
     decoded: Path | None = None  # where decoded small images are shared between processes
     undecoded: Splits | None = None  # before `keep_small`
+    arguments: Mapping[str, Any] = field(default_factory=lambda: {"classes": ()})  # without classes there is no head
 
     @property
     def opened(self) -> Splits:
@@ -96,11 +97,14 @@ def open_run_data(
     return RunData(splits, bad, transform, channels, decoded)
 
 
-def check_trainable(splits: Splits, task: str, head: Mapping[str, Any]) -> None:
-    """Raises `DataError` for data without training images, or that the task cannot learn from; ``head`` are its options."""
+def choose_arguments(splits: Splits, task: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of the task for its training images, with the ``options`` of its head.
+
+    Raises `DataError` for data without training images, or that the task cannot learn from.
+    """
     if splits.train is None or not len(splits.train):
         raise DataError("the data hold no training images", "see `vitrail data check`", value=splits.layout)
-    find_task(task).choose_arguments(splits.train, head)
+    return find_task(task).choose_arguments(splits.train, options)
 
 
 def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:

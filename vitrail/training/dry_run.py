@@ -19,7 +19,7 @@ from vitrail.runtime.machine import describe, peak_memory
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import Say, duration
 from vitrail.text import large
-from vitrail.training.network import Kept
+from vitrail.training.network import BuiltModel
 from vitrail.training.operations import run_operations
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
@@ -31,7 +31,7 @@ SAMPLE = 512  # small images that are decoded, in place of all of them
 def dry_run(run: Run, *, data: Any = None, say: Say) -> None:
     """Gives ``say`` the plan of ``run`` line by line, then what its steps take, which is measured within seconds.
 
-    Nothing is left on the disk, and no weights are kept.
+    Nothing is left on the disk, and no weights are built.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder(Path(place) / "run")
@@ -39,17 +39,17 @@ def dry_run(run: Run, *, data: Any = None, say: Say) -> None:
         try:
             with keep_generators():
                 prepared = prepare(run, folder, data=data, say=say, sample=SAMPLE)
-                _describe(prepared.training, prepared.kept, say)
+                _describe(prepared.training, prepared.built, say)
                 with use_threads(prepared.training.run.compute.threads or 1):
                     _measure(prepared.training, say)
         finally:
             folder.close()
 
 
-def _describe(training: Training, kept: Kept, say: Say) -> None:
-    sums = f", {kept.multiply_adds / 1e9:.3f} G multiply-adds an image" if kept.multiply_adds is not None else ""
+def _describe(training: Training, built: BuiltModel, say: Say) -> None:
+    sums = f", {built.multiply_adds / 1e9:.3f} G multiply-adds an image" if built.multiply_adds is not None else ""
     say(f"machine  {describe()}")
-    say(f"model    {kept.parameters:,} parameters{sums}")
+    say(f"model    {built.parameters:,} parameters{sums}")
     if (operations := run_operations(training)) is not None:
         say(f"flops    {large(operations, 'FLOP')} in all steps")
     say(f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs\n")

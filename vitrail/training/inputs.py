@@ -5,12 +5,10 @@ B images, V views of each, K classes, C channels, h x w pixels as the network ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.data.augment.apply import augment_and_place
 from vitrail.data.augment.placement import Placement, place
@@ -20,21 +18,16 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transfer import send
 from vitrail.objectives.objective import Objective
 from vitrail.tasks.task import Task
-
-Inputs = Callable[[Batch], tuple[Tensor, ...]]
-
-
-class FrozenNetwork(Protocol):
-    """A network that is not trained, and whose outputs for the images of a batch an objective takes."""
-
-    def __call__(self, images: Tensor) -> Tensor: ...
-
-    def operations(self, size: tuple[int, int]) -> int:
-        """Floating-point operations for one image of ``size`` (height, width)."""
-        ...
+from vitrail.training.frozen import FrozenNetwork, apply_in_chunks
 
 
-CHUNK = 128  # images that a frozen network sees at once, whatever the batch: it has no micro-steps to save memory by
+class Inputs(Protocol):
+    """Makes the inputs of an objective from a batch, in part by a ``frozen`` network."""
+
+    @property
+    def frozen(self) -> FrozenNetwork | None: ...
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +54,13 @@ class Augmented:
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """Images (B, C, h, w) and their targets: moved with the pixels, and mixed and smoothed as the policy says."""
+    """Images (B, C, h, w), their targets, moved with the pixels and mixed and smoothed by the policy, and, in a distillation, the
+    outputs (B, K) of a teacher for the same images.
+    """
 
     augmented: Augmented
     task: Task
+    frozen: FrozenNetwork | None = None  # the teacher
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
         images, placement = self.augmented.place(batch)
@@ -74,30 +70,19 @@ class TaskInputs:
         images, targets = self.task.mix(images, targets, ids, policy, seed=seed)
         parts = targets if isinstance(targets, tuple) else (targets,)
         # the halo has been mixed into its neighbour; it belongs to another part of the batch
-        return images[batch.halo :], *(send(part[batch.halo :], images.device) for part in parts)
-
-
-@dataclass(frozen=True)
-class TaughtInputs:
-    """The tensors of ``inputs``, and the outputs of ``teacher`` (B, K) for the same images."""
-
-    inputs: Inputs
-    teacher: FrozenNetwork
-
-    def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
-        images, *rest = self.inputs(batch)
-        return images, *rest, apply_in_chunks(self.teacher, images)
+        images, parts = images[batch.halo :], [send(part[batch.halo :], images.device) for part in parts]
+        return images, *parts, *([] if self.frozen is None else [apply_in_chunks(self.frozen, images)])
 
 
 @dataclass(frozen=True)
 class ViewInputs:
-    """The views of each image, V times (B, C, h, w), what the objective draws for it, and the output of ``target_network`` for
+    """The views of each image, V times (B, C, h, w), the random tensors of the objective, and the output of a frozen network for
     the first view, where there is one. The views of an image lie next to one another in the batch.
     """
 
     augmented: Augmented
     objective: Objective
-    target_network: FrozenNetwork | None = None
+    frozen: FrozenNetwork | None = None  # which gives the targets
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
         views = self.objective.views
@@ -105,28 +90,5 @@ class ViewInputs:
         noise = self.objective.draw(batch.ids[::views], self.augmented.preprocessing.size, self.augmented.seed)
         parts = [images[view::views].contiguous() for view in range(views)]
         drawn = [send(tensor, images.device) for tensor in noise]
-        targets = [] if self.target_network is None else [apply_in_chunks(self.target_network, parts[0])]
+        targets = [] if self.frozen is None else [apply_in_chunks(self.frozen, parts[0])]
         return *parts, *drawn, *targets
-
-
-def frozen_network(inputs: Inputs) -> FrozenNetwork | None:
-    """The network that computes a part of these inputs, where there is one."""
-    match inputs:
-        case TaughtInputs():
-            return inputs.teacher
-        case ViewInputs():
-            return inputs.target_network
-    return None
-
-
-def renormalise(images: Tensor, source: Preprocessing, target: Preprocessing, size: tuple[int, int]) -> Tensor:
-    """Images (B, C, H, W) that were normalised as ``given`` says, scaled to ``size`` and normalised as ``wanted`` says."""
-    pictures = source.denormalise(images)
-    if pictures.shape[2:] != size:
-        pictures = nn.functional.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
-    return target.normalise(pictures)
-
-
-def apply_in_chunks(network: FrozenNetwork, images: Tensor) -> Tensor:
-    """The outputs of ``network`` for images (B, ...), computed `CHUNK` images at a time."""
-    return torch.cat([network(chunk) for chunk in images.split(CHUNK)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +18,12 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.images.decode import BadImage, upright_size
-from vitrail.models import Backbone, activation_bytes, configure, cost_of, sketch
+from vitrail.models import MODELS, Backbone, configure, sketch
+from vitrail.models.cost import count_cost, image_for, saved_bytes
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task, create_task, find_task
+from vitrail.training.data import RunData
 from vitrail.weights.resolve import resolve_model
 
 SIZES_READ = 65  # images whose headers decide the size of inputs
@@ -45,7 +46,7 @@ class NetworkPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class BuiltModel:
     """The model that a run trains and saves, its preprocessing and its size."""
 
     model: Any  # a Task, without a head where it learns without labels, or a Tokenizer
@@ -66,17 +67,13 @@ def check_model(run: Run) -> None:
         )
 
 
-def load_start(run: Run, say: Say) -> Task | None:
-    """The weights to start from, where the run names some."""
-    return None if run.model.init is None else weights.load(resolve_model(run.model.init).path.resolve(), log=say)
-
-
-def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, arguments: Mapping[str, Any]) -> NetworkPlan:
-    """The network that the run names or starts from, or one that follows the size and number of the images."""
+def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
+    """Chooses the network that the run names or starts from, or one that follows the size and number of the images."""
+    train = data.train
     own_size, own_channels = size_and_channels(train)
     kind, name, defaults, init = find_task(run.task), run.model.name, {}, None
     if kind.pixels and run.model.size is None and own_size is None:
-        cell = (start.config if start is not None else configure(name or "vit-s16")).cells[-1]
+        cell = (start.config if start is not None else MODELS[name or "vit-s16"]).cells[-1]
         own_size = choose_size(
             train, cell, kind.pixels["cuda" if find_device(run.compute.device).type == "cuda" else "cpu"]
         )
@@ -85,14 +82,14 @@ def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, argum
         size = run.model.size or own_size or (224, 224)
         if name is None:
             name, defaults = model_for_images(size, images=len(train))
-        base = configure(name)
+        base = MODELS[name]
     else:
         assert run.model.init is not None
         channels = run.data.channels or own_channels or start.config.in_channels
         size, base = run.model.size or (own_size if kind.pixels else None) or start.preprocessing.size, start.config
         init = str(resolve_model(run.model.init).path.resolve())  # `latest` may be another one when the run is resumed
     changes = {**defaults, **changes_for(run, base, say, from_weights=start is not None)}
-    classes = kind.head_outputs(arguments["classes"])
+    classes = kind.head_outputs(data.arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
     drawn = sketch(config)
@@ -101,47 +98,37 @@ def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, argum
         channels=channels,
         width=drawn.width,
         parameters=sum(parameter.numel() for parameter in drawn.parameters()),
-        image_bytes=activation_bytes(config),
+        image_bytes=saved_bytes(drawn.train(), image_for(drawn)),
         network=drawn,
     )
 
 
-def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[str, Any]) -> Kept:
-    """The network of a resolved run, fresh or from ``start`` with a zero head.
-
-    ``arguments`` are those of the task, as `Task.read_source` gives them; without classes it has no head.
-    """
-    size, channels, kind = run.model.size, run.data.channels, find_task(run.task)
-    assert size is not None and channels is not None, "the run is not resolved"
+def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
+    """Builds the network of a resolved run, fresh or from ``start`` with a zero head."""
+    size, channels, kind, drawn = run.model.size, run.data.channels, find_task(run.task), plan.network
+    assert size is not None and channels is not None and drawn is not None, "the run is not resolved"
     prepared: dict[str, Any] = {**({} if kind.resize is None else {"resize": kind.resize}), **run.model.preprocessing}
     if run.data.pixel_range is not None:
         prepared["pixel_range"] = run.data.pixel_range
     torch.manual_seed(run.seed)
     if start is None:
-        assert run.model.name is not None
-        model = create_task(
-            kind,
-            run.model.name,
-            arguments,
-            preprocessing=Preprocessing.paper(size, channels=channels).override(**prepared),
-            image_size=size,
-            in_channels=channels,
-            **run.model.changes,
-        )
+        preprocessing = Preprocessing.paper(size, channels=channels).override(**prepared)
+        model = create_task(kind, drawn.config, data.arguments, preprocessing=preprocessing)
     else:
         before = start.config.in_channels
         if channels != before:
             say(f"channels {channels}; the first layer of the weights, which has {before}, is adapted to them")
         fitted = {"image_size": size, "in_channels": channels}
-        model = weights.adapt(start, task=kind, arguments=arguments, **fitted, **run.model.changes)  # type: ignore[bad-argument-type]
+        model = weights.adapt(start, task=kind, arguments=data.arguments, **fitted, **run.model.changes)  # type: ignore[bad-argument-type]
         model.preprocessing = model.preprocessing.override(**prepared)
-    cost = cost_of(model.config)
-    return Kept(
+    if drawn.config != model.config:  # a new head has no hidden layer
+        drawn = sketch(model.config)
+    return BuiltModel(
         model=model,
         preprocessing=model.preprocessing,
         about=run.model.name or (Path(run.model.init).stem if run.model.init else "vit"),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        multiply_adds=cost.multiply_adds,
+        multiply_adds=count_cost(drawn).multiply_adds,
     )
 
 

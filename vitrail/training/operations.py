@@ -15,7 +15,6 @@ from vitrail.models.cost import step_operations
 from vitrail.objectives.gradient_cache import ContrastiveObjective, cached_backward
 from vitrail.runtime.distributed import ALONE
 from vitrail.runtime.process import keep_generators
-from vitrail.training.inputs import frozen_network
 from vitrail.training.optimizer import find_head_names
 from vitrail.training.state import Training
 
@@ -35,7 +34,7 @@ def run_operations(training: Training) -> float | None:
             counted.insert(0, _operations_an_update(training, inputs, head_only=True))
     except RuntimeError:
         return None
-    frozen, size = frozen_network(training.inputs), (inputs[0].shape[-2], inputs[0].shape[-1])
+    frozen, size = training.inputs.frozen, (inputs[0].shape[-2], inputs[0].shape[-1])
     given = 0 if frozen is None else training.run.data.batch * frozen.operations(size)
     first = math.ceil(share * training.steps)  # steps in which the head learns alone
     return float(counted[0] * first + counted[-1] * (training.steps - first) + given * training.steps)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vitrail import weights
 from vitrail.config.schema import Run, identify
 from vitrail.data.loader import collate_labels
 from vitrail.data.sources.layout_warnings import find_layout_warnings
@@ -25,13 +26,13 @@ from vitrail.tasks import Task
 from vitrail.training.auto import length_in_steps, resolve, tune
 from vitrail.training.binding import fingerprint_data
 from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
-from vitrail.training.goals.goal import Goal
-from vitrail.training.goals.table import GOALS
-from vitrail.training.network import Kept, NetworkPlan
+from vitrail.training.goals.goal import GOALS, Goal
+from vitrail.training.network import BuiltModel, NetworkPlan
 from vitrail.training.optimizer import Average, Optimiser, select_trainable
 from vitrail.training.schedule import check_warmup
 from vitrail.training.state import Training
 from vitrail.training.time_budget import TRIAL_STEPS, buy_steps
+from vitrail.weights.resolve import resolve_model
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Prepared:
 
     goal: Goal
     training: Training
-    kept: Kept
+    built: BuiltModel
     data: RunData
 
     def judge(self, parts: Mapping[str, Source]) -> dict[str, Judgement]:
@@ -54,7 +55,7 @@ class Prepared:
         training, read = self.training, self.training.run.data
         options = InferenceOptions(workers=read.workers or 0, max_pixels=read.max_pixels)
         how = {"seed": training.run.seed, "bad": self.data.bad, "ranks": training.ranks}
-        return {name: judge(self.kept.model, part, options, split=name, **how) for name, part in parts.items()}
+        return {name: judge(self.built.model, part, options, split=name, **how) for name, part in parts.items()}
 
 
 def prepare(
@@ -84,34 +85,35 @@ def prepare(
     def open_all() -> tuple[Task | None, RunData, NetworkPlan, torch.device]:
         goal.check(run)
         device = find_device(run.compute.device, ranks)
-        start = goal.start(run, say)
-        run_data = goal.open(run, data, folder, transform, start)
+        path = run.model.init
+        start = None if path is None else weights.load(resolve_model(path).path.resolve(), log=say)
+        run_data = goal.open(run, data, folder, transform, start.config.in_channels if start else None)
         say(describe_data(run_data.splits))
         for words in find_layout_warnings(run_data.splits, run.data.source):
             say(f"warning  {words}")
         run_data = run_data.keep_small(sample)
         for words in warn_of_order(run_data.train, run.seed):
             say(f"warning  {words}")
-        return start, run_data, goal.plan(run, run_data.train, start, say), device
+        return start, run_data, goal.plan(run, run_data, start, say), device
 
     start, run_data, plan, device = ranks.together(open_all)
     tuned = tune(run, plan, device, say, ranks)
 
-    def build() -> tuple[Run, Kept]:
+    def build() -> tuple[Run, BuiltModel]:
         resolved = resolve(tuned, plan, run_data.train, device, say, ranks)
-        kept = goal.build(resolved, run_data, start, say)
-        kept.model.to(device)
-        return resolved, kept
+        built = goal.build(resolved, run_data, plan, start, say)
+        built.model.to(device)
+        return resolved, built
 
-    resolved, kept = ranks.together(build)
-    training = assemble(resolved, goal, kept, run_data, folder, device, say, ranks)
-    return Prepared(goal, training, kept, run_data)
+    resolved, built = ranks.together(build)
+    training = assemble(resolved, goal, built, run_data, folder, device, say, ranks)
+    return Prepared(goal, training, built, run_data)
 
 
 def assemble(
     run: Run,
     goal: Goal,
-    kept: Kept,
+    built: BuiltModel,
     data: RunData,
     folder: RunFolder,
     device: torch.device,
@@ -119,7 +121,7 @@ def assemble(
     ranks: Ranks = ALONE,
 ) -> Training:
     """The `Training` of a resolved run; the steps that its length in time buys are measured first."""
-    objective, inputs = goal.objective(run, kept, data, say)
+    objective, inputs = goal.objective(run, built, data, say)
     objective.to(device)
     select_trainable(objective, head_only=run.model.head_only)
     trained = objective if ranks.alone else _spread(objective, run, ranks, device)
@@ -143,10 +145,10 @@ def assemble(
             data,
             device,
             views=objective.views,
-            collate=getattr(kept.model, "collate", collate_labels),
+            collate=getattr(built.model, "collate", collate_labels),
             ranks=ranks,
         ),
-        monitor=goal.monitor(run, kept, data),
+        monitor=goal.monitor(run, built, data),
         folder=folder,
         device=device,
         ranks=ranks,

@@ -15,7 +15,7 @@ from vitrail.runs.history import join_records, speed
 from vitrail.runtime.machine import describe, versions
 from vitrail.text import plural
 from vitrail.training.data import RunData
-from vitrail.training.network import Kept
+from vitrail.training.network import BuiltModel
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ def provenance(run: Run, steps: int, splits: Splits, ending: Ending) -> dict[str
     }
 
 
-def run_facts(run: Run, steps: int, folder: RunFolder, kept: Kept, data: RunData, ending: Ending) -> dict[str, Any]:
+def run_facts(
+    run: Run, steps: int, folder: RunFolder, built: BuiltModel, data: RunData, ending: Ending
+) -> dict[str, Any]:
     """The fields of `RunFacts`: what the report and the card of every run say."""
     today = date.today().isoformat()
     return {
@@ -72,11 +74,11 @@ def run_facts(run: Run, steps: int, folder: RunFolder, kept: Kept, data: RunData
         "data": run.data.source,
         "layout": data.splits.layout,
         "images": {name: len(part) for name, part in list_splits(data.splits).items()},
-        "model": kept.about,
-        "parameters": kept.parameters,
-        "multiply_adds": kept.multiply_adds,
-        "image_size": kept.preprocessing.size,
-        "preprocessing": kept.preprocessing.to_dict(),
+        "model": built.about,
+        "parameters": built.parameters,
+        "multiply_adds": built.multiply_adds,
+        "image_size": built.preprocessing.size,
+        "preprocessing": built.preprocessing.to_dict(),
         "recipe": run.recipe,
         "recipe_settings": plain(run.optim) | plain(run.schedule),
         "base": run.model.init or "",

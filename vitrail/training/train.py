@@ -27,7 +27,7 @@ from vitrail.runtime.signals import StopRequests
 from vitrail.text import large
 from vitrail.training.binding import bind_run, check_finished
 from vitrail.training.data import Transform
-from vitrail.training.goals.table import GOALS
+from vitrail.training.goals.goal import GOALS
 from vitrail.training.loop import fit
 from vitrail.training.operations import run_operations
 from vitrail.training.prepare import Prepared, prepare
@@ -89,7 +89,7 @@ def train(
         command: the command that started this, for the report.
         ranks: the processes that train together, each of which calls this; by default those that torch's launcher started.
         end: called after the last step, on every rank, in place of judging the model and writing it; it gives the figures of the
-            result. ``kept.model`` then has its final weights, averaged where the run averages, and `Prepared.judge` judges it.
+            result. ``built.model`` then has its final weights, averaged where the run averages, and `Prepared.judge` judges it.
 
     With ``end`` the folder gets the settings, the split, metrics, timing, log, checkpoints and, with the figures, the status; it
     gets no ``model/``, report, card or mistakes. A run that is stopped in ``end`` calls it again when it is resumed; a finished
@@ -164,7 +164,7 @@ def _begin(run: Run, out: Path | None, data: Any, transform: Transform | None) -
     if extended or not finished:
         return _Begun(run, folder.path, notes)
     try:
-        opened = GOALS[run.objective.name].open(run, data, folder, transform, None)
+        opened = GOALS[run.objective.name].open(run, data, folder, transform)
     except DataError as error:
         notes = [f"the data are not compared with those of this finished run: {error.what}"]
     else:
@@ -237,7 +237,7 @@ def _finish(prepared: Prepared, ending: Ending, say: Say, end: End | None) -> Ou
     fault_injection.hit("run.before_model")
     with use_average(training):
         if end is None:
-            outcome = prepared.goal.finish(training, prepared.kept, prepared.data, ending)
+            outcome = prepared.goal.finish(training, prepared.built, prepared.data, ending)
         else:
             figures = dict(end(prepared))
             summary = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())

@@ -216,10 +216,10 @@ def _open(data: Any, task: str | None, channels: int, max_pixels: int) -> tuple[
         return open_deep(splits, max_pixels=max_pixels), error.what
     if wanted is None and splits.train is not None and len(splits.classes) > 1:  # torch is not needed for these
         return splits, ""
-    from vitrail.training.data import check_trainable
+    from vitrail.training.data import choose_arguments
 
     try:
-        check_trainable(splits, wanted or "classification", {})
+        choose_arguments(splits, wanted or "classification", {})
     except DataError as error:
         return splits, error.what
     return splits, ""

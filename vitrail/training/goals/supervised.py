@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from vitrail import weights
@@ -22,13 +23,13 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.tasks import Task, find_task
-from vitrail.training.data import RunData, Transform, check_trainable, open_run_data
-from vitrail.training.inputs import Augmented, Inputs, TaskInputs, TaughtInputs
+from vitrail.training.data import RunData, Transform, choose_arguments, open_run_data
+from vitrail.training.frozen import Teacher
+from vitrail.training.inputs import Augmented, Inputs, TaskInputs
 from vitrail.training.monitors import ValidationMonitor
-from vitrail.training.network import Kept, NetworkPlan, build_network, check_model, load_start, plan_network
+from vitrail.training.network import BuiltModel, NetworkPlan, build_network, check_model, plan_network
 from vitrail.training.provenance import Ending, Outcome, provenance, run_facts
 from vitrail.training.state import Training
-from vitrail.training.teacher import Teacher
 from vitrail.weights.native import save_model
 
 
@@ -41,43 +42,39 @@ class SupervisedGoal:
         find_task(run.task).check_policy(run.augment)
         check_model(run)
 
-    def start(self, run: Run, say: Say) -> Task | None:
-        return load_start(run, say)
-
-    def open(self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Task | None) -> RunData:
-        channels = start.config.in_channels if start else None
+    def open(
+        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, channels: int | None = None
+    ) -> RunData:
         run_data = open_run_data(run, data, folder, transform, channels=channels, labels=True)
-        check_trainable(run_data.splits, run.task, run.model.head)
-        return run_data
+        return replace(run_data, arguments=choose_arguments(run_data.splits, run.task, run.model.head))
 
-    def plan(self, run: Run, train: Source, start: Task | None, say: Say) -> NetworkPlan:
-        arguments = find_task(run.task).choose_arguments(train, run.model.head)
-        return plan_network(run, train, start, say, arguments=arguments)
+    def plan(self, run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
+        return plan_network(run, data, start, say)
 
-    def build(self, run: Run, data: RunData, start: Task | None, say: Say) -> Kept:
-        arguments = find_task(run.task).choose_arguments(data.train, run.model.head)
-        return build_network(run, start, say, arguments=arguments)
+    def build(self, run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
+        return build_network(run, data, plan, start, say)
 
-    def objective(self, run: Run, kept: Kept, data: RunData, say: Say) -> tuple[Objective, Inputs]:
-        """The targets alone, or also a teacher's outputs.
+    def objective(self, run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
+        """Returns the loss on the targets alone, or also on a teacher's outputs, and its inputs.
 
         Raises `ConfigError` for arguments that the objective does not have, or a teacher that cannot teach this.
         """
-        settings, model = run.objective, kept.model
-        augmented = Augmented(policy=run.augment, preprocessing=kept.preprocessing, seed=run.seed, cropped=data.cropped)
-        inputs = TaskInputs(augmented, model)
+        settings, model = run.objective, built.model
+        augmented = Augmented(
+            policy=run.augment, preprocessing=built.preprocessing, seed=run.seed, cropped=data.cropped
+        )
         arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
         if settings.teacher is None:
-            return configure_objective(Supervised, model, arguments), inputs
+            return configure_objective(Supervised, model, arguments), TaskInputs(augmented, model)
         teacher = load_teacher(settings.teacher, model, run.compute.precision or "fp32", say)
         arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
-        return configure_objective(Distillation, model.backbone, arguments), TaughtInputs(inputs, teacher)
+        return configure_objective(Distillation, model.backbone, arguments), TaskInputs(augmented, model, teacher)
 
-    def monitor(self, run: Run, kept: Kept, data: RunData) -> ValidationMonitor:
-        return ValidationMonitor.of(kept.model, data.splits, run, data.bad)
+    def monitor(self, run: Run, built: BuiltModel, data: RunData) -> ValidationMonitor:
+        return ValidationMonitor.of(built.model, data.splits, run, data.bad)
 
-    def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
-        run, folder, model = training.run, training.folder, kept.model
+    def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
+        run, folder, model = training.run, training.folder, built.model
         split, source = choose_split(data.splits)
         options = InferenceOptions(workers=run.data.workers or 0, max_pixels=run.data.max_pixels)
 
@@ -98,7 +95,7 @@ class SupervisedGoal:
             return Outcome(folder.report, figures, "")
         save_model(folder.model, model, metrics=figures, provenance=origin)
         fault_injection.hit("run.after_model")
-        facts = run_facts(run, training.steps, folder, kept, data, ending)
+        facts = run_facts(run, training.steps, folder, built, data, ending)
         judged = JudgedRun(
             facts=facts, model=model, splits=list_splits(data.splits), source=source, judgement=judgement
         )

@@ -78,7 +78,7 @@ class Computing:
         return replace(cell.run, optim=replace(cell.run.optim, lr=rate), save=save)
 
     def _judge(self, cell: Cell, prepared: Prepared) -> CellResult:
-        training, kept = prepared.training, prepared.kept
+        training, built = prepared.training, prepared.built
         run, train = training.run, prepared.data.train
         assert self.splits.test is not None and self.splits.val is not None, "a study has all splits"
         parts = {"validation": self.splits.val, "train": choose_sample(train, seed=run.seed)}
@@ -97,9 +97,9 @@ class Computing:
             right=right > 0.5,
             curve=read_curve(training.folder),
             flops=training.operations or 0.0,
-            macs6=6.0 * (kept.multiply_adds or 0) * images,
-            parameters=kept.parameters,
-            findings=measure_findings(cell.measure, kept.model, self.splits.test, run.seed),
+            macs6=6.0 * (built.multiply_adds or 0) * images,
+            parameters=built.parameters,
+            findings=measure_findings(cell.measure, built.model, self.splits.test, run.seed),
             **figures,
         )
 
