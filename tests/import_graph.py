@@ -20,8 +20,9 @@ FLOOR = {
     "inference": 7, "reports": 7,
     "training": 8, "serving": 8,
     "workflows": 9,
-    "cli": 10,
-    "__init__": 11, "__main__": 11,
+    "verbs": 10,
+    "cli": 11,
+    "__init__": 12, "__main__": 12,
 }  # fmt: skip
 
 

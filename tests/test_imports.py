@@ -64,7 +64,7 @@ LIGHT = {
     },
     "with torch": {
         "import vitrail.reports.classification.page": {"matplotlib", "sklearn"},
-        "import vitrail.weights, vitrail.workflows.evaluate": {"onnx", "onnxruntime", "rich"},
+        "import vitrail.weights, vitrail.inference.answers, vitrail.reports.documents": {"onnx", "onnxruntime", "rich"},
         "import vitrail; draw = vitrail.visualize_attention": {"matplotlib"},
         DRAW: {"matplotlib.pyplot"},
         f"import importlib\nfor name in {LIBRARIES}: importlib.import_module(name)": PEERS,

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from vitrail.exports.sidecar import check_export as check_export
     from vitrail.models import MODELS as MODELS
     from vitrail.tasks.classification.classifier import Classifier as Classifier
+    from vitrail.verbs.embed import embed as embed
+    from vitrail.verbs.evaluate import evaluate as evaluate
+    from vitrail.verbs.predict import predict as predict
     from vitrail.weights import create_model as create_model
     from vitrail.weights import load as load
     from vitrail.workflows.api import check_parts as check_parts
     from vitrail.workflows.api import convert as convert
     from vitrail.workflows.api import doctor as doctor
-    from vitrail.workflows.api import embed as embed
-    from vitrail.workflows.api import evaluate as evaluate
     from vitrail.workflows.api import export as export
     from vitrail.workflows.api import list_models as list_models
     from vitrail.workflows.api import list_settings as list_settings
-    from vitrail.workflows.api import predict as predict
     from vitrail.workflows.api import probe as probe
     from vitrail.workflows.api import serve as serve
     from vitrail.workflows.api import transfer as transfer
@@ -53,8 +53,8 @@ _HOMES = {
     "convert": "vitrail.workflows.api",
     "create_model": "vitrail.weights",
     "doctor": "vitrail.workflows.api",
-    "embed": "vitrail.workflows.api",
-    "evaluate": "vitrail.workflows.api",
+    "embed": "vitrail.verbs.embed",
+    "evaluate": "vitrail.verbs.evaluate",
     "explain": "vitrail.workflows.api_inspecting",
     "export": "vitrail.workflows.api",
     "index_data": "vitrail.workflows.api_data",
@@ -63,7 +63,7 @@ _HOMES = {
     "list_settings": "vitrail.workflows.api",
     "load": "vitrail.weights",
     "pack_study": "vitrail.workflows.api_study",
-    "predict": "vitrail.workflows.api",
+    "predict": "vitrail.verbs.predict",
     "pretrain": "vitrail.workflows.train",
     "probe": "vitrail.workflows.api",
     "report_study": "vitrail.workflows.api_study",

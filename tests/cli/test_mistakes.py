@@ -357,7 +357,7 @@ def test_what_the_system_refuses_is_exit_6_with_a_remedy(monkeypatch, capsys, er
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("vitrail.workflows.api.evaluate", fail)
+    monkeypatch.setattr("vitrail.verbs.options.read", fail)
     assert run(["evaluate", "model", "data"]) == 6
     said = capsys.readouterr().err
     assert f"error: {words}" in said

@@ -24,8 +24,6 @@ from vitrail.weights import adapt
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.native import save_model, set_temperature
 from vitrail.workflows.convert import convert
-from vitrail.workflows.evaluate import evaluate
-from vitrail.workflows.predict import embed, predict
 
 pytestmark = pytest.mark.usefixtures("fast_trial")
 WEIGHT, BIAS = head_of(3, 3)
@@ -71,15 +69,15 @@ def test_it_predicts_and_embeds(tmp_path, pictures):
     features, logits = expected(images)
     best = [model.classes[place] for place in logits.argmax(1)]
     assert [each.label for each in model.predict([Image.open(name) for name in pictures])] == best
-    options = InferenceOptions(quiet=True, batch=2)
-    assert [each.label for each in predict(path, pictures, options=options, say=silent)] == best
-    found = [each for _, each in embed(path, pictures, options=options, say=silent)]
+    how = {"quiet": True, "batch": 2, "log": silent}
+    assert [each.label for each in vitrail.predict(path, pictures, **how)] == best
+    found = [each for _, each in vitrail.embed(path, pictures, **how)]
     np.testing.assert_allclose(found, features, rtol=1e-5, atol=1e-6)
 
 
 def test_it_is_judged_as_any_model(tmp_path):
     path = write_graph(tmp_path / "a.onnx", classes=tuple("0123456789"), channels=1)
-    judgement = evaluate(path, "digits", options=InferenceOptions(quiet=True, batch=500), say=silent)
+    judgement = vitrail.evaluate(path, "digits", quiet=True, batch=500, log=silent)
     weight, bias = head_of(10, 1)
     digits = vitrail.load(path)
     images = digits.preprocess(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), dtype=np.uint8))

@@ -10,19 +10,18 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import vitrail
 from tests.weights.kinds import a_model
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
-from vitrail.inference.options import InferenceOptions
 from vitrail.models import create_backbone
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights import adapt, load
 from vitrail.weights.native import save_model
 from vitrail.workflows.convert import convert
-from vitrail.workflows.evaluate import evaluate
 
 CLASSES = ("ant", "bee", "cat", "dog")
-QUIET = InferenceOptions(quiet=True)
+QUIET = {"quiet": True, "tune": False}
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def others(name: str) -> str:
 
 
 def figures(model: object, data: object, **options: object) -> dict[str, float]:
-    return evaluate(model, data, options=QUIET, say=lambda line: None, **options).figures
+    return vitrail.evaluate(model, data, log=lambda line: None, **QUIET, **options).figures
 
 
 def test_real_accuracy_counts_any_acceptable_answer_and_leaves_out_images_without_one(model, best, tmp_path):
@@ -100,7 +99,7 @@ def test_a_class_map_lays_the_classes_of_the_data_on_those_of_the_model(model, b
     lines = [f"their {name},{name}" for name in CLASSES] + [f"not {name},{others(name)}" for name in CLASSES]
     (tmp_path / "one.csv").write_text("\n".join(lines[:4]) + "\n")
     said: list[str] = []
-    one = evaluate(model, data, class_map=tmp_path / "one.csv", options=QUIET, say=said.append).figures
+    one = vitrail.evaluate(model, data, class_map=tmp_path / "one.csv", log=said.append, **QUIET).figures
     assert (one["top1"], one["images"]) == (1, 4)  # the wall is in no line, and "not ..." neither
     assert said[-1] == "classes  4 of 6 images have a class of one.csv; the others are left out"
     (tmp_path / "several.csv").write_text("\n".join(lines))

@@ -24,15 +24,12 @@ from vitrail.config.compose import request
 from vitrail.config.parse import flatten, plain
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
-from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import build_rows
 from vitrail.tables import open_table, write_features
 from vitrail.training.train import Result
-from vitrail.workflows.evaluate import evaluate
-from vitrail.workflows.predict import embed, predict
 
 TINY = ("model.name=vit-ti16", "model.changes={width: 16, depth: 2, heads: 2, mlp_width: 32, patch_size: [4, 4]}")
-QUIET = InferenceOptions(quiet=True)
+QUIET = {"quiet": True, "tune": False}
 
 
 def silent(line: str) -> None: ...
@@ -76,11 +73,11 @@ def test_a_run_leaves_all_that_was_promised(trained: Result) -> None:
 
 
 def test_figures_do_not_depend_on_batch_or_workers(trained: Result, photos: Path) -> None:
-    readings = (
-        InferenceOptions(quiet=True, max_bad=1, batch=batch, workers=workers)
+    how = {**QUIET, "max_bad": 1, "log": silent}
+    figures = [
+        vitrail.evaluate(trained.folder, photos, batch=batch, workers=workers, **how).figures
         for batch, workers in ((1, 0), (5, 1), (64, 0))
-    )
-    figures = [evaluate(trained.folder, photos, options=options, say=silent).figures for options in readings]
+    ]
     rounded = [{name: round(value, 6) for name, value in each.items()} for each in figures]
     assert rounded[0] == rounded[1] == rounded[2]
     assert rounded[0] == {name: round(value, 6) for name, value in trained.figures.items()}
@@ -88,7 +85,7 @@ def test_figures_do_not_depend_on_batch_or_workers(trained: Result, photos: Path
 
 def test_the_held_out_part_is_the_one_of_the_training(trained: Result, photos: Path) -> None:
     lines: list[str] = []
-    found = evaluate(trained.folder, photos, options=InferenceOptions(quiet=True, max_bad=1), say=lines.append)
+    found = vitrail.evaluate(trained.folder, photos, max_bad=1, log=lines.append, **QUIET)
     held = json.loads((trained.folder / "split.json").read_text())["held_out"]
     assert set(found.keys) == {key for key in held if "broken" not in key}
     assert not any("warning" in line for line in lines)
@@ -112,8 +109,8 @@ def test_bad_images_are_left_out_of_the_figures_aloud_and_listed(trained: Result
         (tmp_path / "data" / "test" / name).mkdir(parents=True)
         (tmp_path / "data" / "test" / name / "good.png").write_bytes((photos / name / "07.png").read_bytes())
     (tmp_path / "data" / "test" / "bee" / "bad.png").touch()
-    options, listed = InferenceOptions(quiet=True, max_bad=1), tmp_path / "bad.csv"
-    found = evaluate(trained.folder, tmp_path / "data", bad_list=listed, options=options, say=lines.append)
+    listed = tmp_path / "bad.csv"
+    found = vitrail.evaluate(trained.folder, tmp_path / "data", bad_list=listed, max_bad=1, log=lines.append, **QUIET)
     assert found.figures["images"] == 2
     assert lines[-1] == f"warning  the figures leave out 1 image that could not be read; see {listed}"
     assert "bee/bad.png,the file is empty" in listed.read_text()
@@ -125,7 +122,7 @@ def test_other_data_than_those_of_the_training_are_named_as_such(trained: Result
         for count in range(10):
             Image.new("RGB", (40, 40), (count, 99, 7)).save(tmp_path / "more" / name / f"{count}.png")
     lines: list[str] = []
-    evaluate(trained.folder, tmp_path / "more", options=QUIET, say=lines.append)
+    vitrail.evaluate(trained.folder, tmp_path / "more", log=lines.append, **QUIET)
     assert any("is not the one the model was trained without" in line for line in lines)
 
 
@@ -134,10 +131,9 @@ def test_what_is_stated_of_the_preprocessing_counts_in_training_and_in_use(photo
     run = train(photos, tmp_path / "run", "data.max_bad=0.1", stated, size=32)
     kept = vitrail.load(run.folder, log=silent).preprocessing
     assert (kept.mean, kept.std) == ((0.2, 0.4, 0.6), (0.3, 0.3, 0.3))
-    told = InferenceOptions(quiet=True, max_bad=1, size=(32, 32), preprocessing={"mean": [0.5], "std": [0.5]})
     before, after = (
-        next(predict(run.folder, [str(photos)], options=each, say=silent)).score
-        for each in (InferenceOptions(quiet=True, max_bad=1), told)
+        next(vitrail.predict(run.folder, photos, log=silent, **stated, **QUIET)).score
+        for stated in ({}, {"crop": (32, 32), "mean": [0.5], "std": [0.5]})
     )
     model = vitrail.load(run.folder, preprocessing={"mean": [0.5], "std": [0.5]}, log=silent)
     assert after == pytest.approx(model.predict(Image.open(photos / "ant" / "00.png"))[0].score, abs=1e-5)
@@ -146,16 +142,16 @@ def test_what_is_stated_of_the_preprocessing_counts_in_training_and_in_use(photo
 
 def test_a_temperature_is_fitted_stored_and_lowers_the_nll(trained: Result, photos: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(trained.folder, tmp_path / "run")  # which is given a temperature
-    options = InferenceOptions(quiet=True, max_bad=1)
-    before = evaluate(folder, photos, options=options, say=silent)
-    after = evaluate(folder, photos, calibrate=True, options=options, say=silent)
+    how = {**QUIET, "max_bad": 1, "log": silent}
+    before = vitrail.evaluate(folder, photos, **how)
+    after = vitrail.evaluate(folder, photos, calibrate=True, **how)
     assert after.figures["nll"] <= before.figures["nll"] + 1e-9
     assert vitrail.load(folder, log=silent).temperature == pytest.approx(after.metric.temperature)
 
 
 def test_predictions_are_those_of_the_model_in_every_table(trained: Result, photos: Path, tmp_path: Path) -> None:
-    options = InferenceOptions(quiet=True, max_bad=1, batch=7)
-    answers = list(predict(trained.folder, [str(photos)], top=2, options=options, say=silent))
+    how = {**QUIET, "top": 2, "batch": 7, "log": silent}
+    answers = list(vitrail.predict(trained.folder, photos, **how))
     assert len(answers) == 48
     model = vitrail.load(trained.folder, log=silent)
     picture = Image.open(photos / "bee" / "07.png")
@@ -165,7 +161,7 @@ def test_predictions_are_those_of_the_model_in_every_table(trained: Result, phot
     assert ours.score == pytest.approx(theirs.score, abs=1e-5)
     for kind in ("csv", "jsonl", "parquet"):
         with open_table(tmp_path / f"table.{kind}") as table:
-            for row in build_rows(predict(trained.folder, [str(photos)], top=2, options=options, say=silent)):
+            for row in build_rows(vitrail.predict(trained.folder, photos, **how)):
                 table.write(row)
     with open(tmp_path / "table.csv") as file:
         listed = list(csv.DictReader(file))
@@ -220,8 +216,7 @@ def test_features_and_their_paths_are_replaced_together_or_not_at_all(tmp_path: 
 
 
 def test_features_are_what_the_head_reads(trained: Result, photos: Path, tmp_path: Path) -> None:
-    options = InferenceOptions(quiet=True, max_bad=1)
-    write_features(tmp_path / "f.npy", embed(trained.folder, [str(photos / "bee")], options=options, say=silent))
+    write_features(tmp_path / "f.npy", vitrail.embed(trained.folder, photos / "bee", log=silent, **QUIET))
     features = np.load(tmp_path / "f.npy")
     assert features.shape == (24, 16)
     model = vitrail.load(trained.folder, log=silent)
@@ -241,7 +236,7 @@ def test_arrays_of_any_channel_count_train_and_are_judged(tmp_path: Path, channe
     labels = np.arange(40) % 3
     result = train((images.astype(kind), labels), tmp_path / "run")
     assert result.load().config.in_channels == channels
-    assert evaluate(result.load(), (images.astype(kind), labels), options=QUIET, say=silent).figures["images"] == 6
+    assert vitrail.evaluate(result.load(), (images.astype(kind), labels), log=silent, **QUIET).figures["images"] == 6
 
 
 def test_several_labels_an_image(photos: Path, tmp_path: Path) -> None:
@@ -280,7 +275,7 @@ def test_small_grey_files_train_a_model_of_one_channel(tmp_path: Path) -> None:
             Image.new("L", (8, 8), shade + count).save(tmp_path / "grey" / name / f"{count}.png")
     run = train(tmp_path / "grey", tmp_path / "run", "data.channels=1")
     assert run.load().config.in_channels == 1
-    assert evaluate(run.folder, tmp_path / "grey", options=QUIET, say=silent).figures["images"] > 0
+    assert vitrail.evaluate(run.folder, tmp_path / "grey", log=silent, **QUIET).figures["images"] > 0
 
 
 def test_the_network_that_was_chosen_stands_in_the_settings(tmp_path: Path) -> None:
@@ -333,7 +328,7 @@ def test_weights_for_colour_are_fine_tuned_on_images_of_any_channel_count(
         f"channels {channels}; the first layer of the weights, which has 3, is adapted"
         in (result.folder / "log.txt").read_text()
     )
-    assert evaluate(model, data, options=QUIET, say=silent).figures["images"] > 0
+    assert vitrail.evaluate(model, data, log=silent, **QUIET).figures["images"] > 0
 
 
 def test_only_the_head_moves_when_the_rest_is_frozen(trained: Result, tmp_path: Path, photos: Path) -> None:

@@ -14,13 +14,10 @@ from vitrail.cli import (
     convert,
     data,
     doctor,
-    embed,
-    evaluate,
     explain,
     export,
     inspect,
     models,
-    predict,
     pretrain,
     probe,
     serve,
@@ -29,9 +26,11 @@ from vitrail.cli import (
     train,
     transfer,
 )
+from vitrail.cli.commands import to_command
 from vitrail.errors import DiskError, VitrailError, explain_system
 from vitrail.runtime.launch import is_launched, leave_code
 from vitrail.runtime.process import explain_bus_errors, keep_large_buffers
+from vitrail.verbs import embed, evaluate, predict
 
 
 def build_app() -> App:
@@ -44,11 +43,11 @@ def build_app() -> App:
     )
     app.command(train.train)
     app.command(pretrain.pretrain)
-    app.command(evaluate.evaluate)
+    app.command(to_command(evaluate.evaluate, evaluate.run), name="evaluate")
     app.command(probe.probe)
     app.command(transfer.transfer)
-    app.command(predict.predict)
-    app.command(embed.embed)
+    app.command(to_command(predict.predict, predict.run), name="predict")
+    app.command(to_command(embed.embed, embed.run), name="embed")
     app.command(check_parts.check_parts)
     app.command(check.check)
     app.command(explain.explain)

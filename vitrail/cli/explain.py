@@ -32,8 +32,8 @@ def explain(model: str, /, *inputs: str, json: Json = False, **flags: Any) -> No
     inputs
         Files, folders, globs, a manifest, or - for paths on standard input.
     """
+    from vitrail.verbs.predict import write_rows
     from vitrail.workflows.api_inspecting import explain as answer
-    from vitrail.workflows.predict import write_rows
 
     result: Any = answer(model, inputs or ("-",), **flags)
     if flags.get("masks") is not None:

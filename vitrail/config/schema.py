@@ -1,13 +1,16 @@
-"""The settings of a training run, as frozen dataclasses. This module does not import torch, so errors are reported fast.
+"""The settings of a training run, as frozen dataclasses: name, type, meaning and default of each stand at its field.
 
 ``None`` in a field means *automatic*: `training.auto` decides it once, before the first step, and writes the decision to
-``config.yaml``, from where a resumed run reads it back.
+``config.yaml``, from where a resumed run reads it back. This module does not import torch, so errors are reported fast.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import functools
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, field, is_dataclass
+from typing import Annotated, Any, Literal
 
 from vitrail.config.parse import flatten, plain
 from vitrail.data.augment.policy import Augment
@@ -35,20 +38,28 @@ TASK_VERBS = {"classify": "classification", "segment": "segmentation", "detect":
 class ModelSettings:
     """The network: a name of `vitrail.models.MODELS` with changes, or the weights to start from.
 
-    ``preprocessing`` overrides that of the weights: ``mean`` and ``std`` of values in [0, 1], and ``resize``,
-    pixels of the shorter side before the crop, or "squash", "fit" or "none". ``head`` are arguments of a segmenter or detector,
-    such as ``levels``. In the first ``head_first`` of the steps, a share, only the head learns, while the features of the
-    given weights stay as they are (LP-FT, Kumar et al. 2022).
+    ``head_first`` is linear probing, then fine-tuning (LP-FT, Kumar et al. 2022).
     """
 
-    name: str | None = None
-    init: str | None = None
-    size: tuple[int, int] | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
-    preprocessing: dict[str, Any] = field(default_factory=dict)
-    head: dict[str, Any] = field(default_factory=dict)
-    head_only: bool = False
-    head_first: float = 0.0
+    name: Annotated[str | None, "model to train, see `vitrail models`; null follows the recipe and the image size"] = (
+        None
+    )
+    init: Annotated[str | None, "weights to start from"] = None
+    size: Annotated[
+        tuple[int, int] | None, "input size in pixels, height and width; null follows the images or the weights"
+    ] = None
+    changes: Annotated[dict[str, Any], "changed fields of the model's config, see `vitrail models NAME`"] = field(
+        default_factory=dict
+    )
+    preprocessing: Annotated[
+        dict[str, Any],
+        "mean, std (of values in [0, 1]) and resize (pixels, squash, fit or none) in place of the weights'",
+    ] = field(default_factory=dict)
+    head: Annotated[
+        dict[str, Any], "arguments of a segmenter (head, levels, head_width) or a detector (levels, head_width, most)"
+    ] = field(default_factory=dict)
+    head_only: Annotated[bool, "train the classification head only"] = False
+    head_first: Annotated[float, "share of the steps in which only the head learns, at the beginning"] = 0.0
 
     def __post_init__(self) -> None:
         share = f"model.head_first is {self.head_first}"
@@ -67,28 +78,31 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """The data and the batches; ``batch`` is the number of images of one update, over all its micro-steps.
+    """The data and the batches."""
 
-    Small images are decoded once; with ``decoded``, a folder, they are kept there, and mapped by all processes that need them.
-    ``pixel_range`` are the values of images of more than 8 bits that become 0 and 1, by default the extremes of the training
-    images. Files of more than ``max_pixels`` are bad. ``limit``, or ``fraction``, trains on a part of the training images
-    (`vitrail.data.sources.holdout.choose_part`).
-    """
-
-    source: str = ""
-    batch: int = 64
-    micro_batch: int | None = None
-    validation: float = 0.15
-    limit: int | None = None
-    fraction: float | None = None
-    repeats: int = 1
-    workers: int | None = None
-    on_bad: Literal["skip", "stop"] = "skip"
-    max_bad: float = MOST_BAD
-    channels: int | None = None
-    decoded: str | None = None
-    pixel_range: tuple[float, float] | None = None
-    max_pixels: int = PIXELS
+    source: Annotated[str, "the data: a path, a pattern of class folders or a built-in name"] = ""
+    batch: Annotated[int, "images per update"] = 64
+    micro_batch: Annotated[
+        int | None, "images per forward pass, a divisor of the batch; null takes the largest that fits in memory"
+    ] = None
+    validation: Annotated[float, "share of each class that is held out if there is no validation split"] = 0.15
+    limit: Annotated[
+        int | None, "number of training images, a seeded part of them, stratified by class; null takes all"
+    ] = None
+    fraction: Annotated[float | None, "share of the training images, as data.limit; null takes all"] = None
+    repeats: Annotated[int, "times that each image of a batch is repeated with another augmentation"] = 1
+    workers: Annotated[int | None, "processes that read images; null follows the cores"] = None
+    on_bad: Annotated[Literal["skip", "stop"], "skip bad images, or stop at the first"] = "skip"
+    max_bad: Annotated[float, "largest share of bad images"] = MOST_BAD
+    channels: Annotated[int | None, "channels of the images; null follows the data or the weights"] = None
+    decoded: Annotated[
+        str | None, "folder in which decoded small images are kept, and shared by processes; null decodes into memory"
+    ] = None
+    pixel_range: Annotated[
+        tuple[float, float] | None,
+        "values of 16-bit and float images that become black and white; by default those of the training images",
+    ] = None
+    max_pixels: Annotated[int, "largest width x height of an image file"] = PIXELS
 
     def __post_init__(self) -> None:
         _demand(self.batch >= 1, f"data.batch is {self.batch}", "give a batch of at least 1")
@@ -115,18 +129,19 @@ class DataSettings:
 class ObjectiveSettings:
     """The objective: ``supervised``, or a name of `vitrail.objectives.OBJECTIVES`, which need no labels.
 
-    Supervised is soft-target cross-entropy, or one sigmoid per class (the default for multi-label data); with
-    ``binarise`` every target above 0 counts as 1 for the sigmoids (DeiT III). A ``teacher``, the path of a model, makes it a
-    distillation. ``tokenizer`` is the path of the visual tokenizer that BEiT learns to predict. ``changes`` are arguments of
-    the objective.
+    Supervised is soft-target cross-entropy, or binary cross-entropy with one sigmoid per class.
     """
 
-    name: Literal["supervised"] | Unlabelled = "supervised"
-    loss: Literal["softmax", "sigmoid"] | None = None
-    binarise: bool = False
-    teacher: str | None = None
-    tokenizer: str | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
+    name: Annotated[Literal["supervised"] | Unlabelled, "supervised, or an objective that needs no labels"] = (
+        "supervised"
+    )
+    loss: Annotated[
+        Literal["softmax", "sigmoid"] | None, "softmax, or one sigmoid per class; null is sigmoid for multi-label data"
+    ] = None
+    binarise: Annotated[bool, "with sigmoids, every target above 0 counts as 1 (DeiT III)"] = False
+    teacher: Annotated[str | None, "model whose predictions are distilled"] = None
+    tokenizer: Annotated[str | None, "run of the tokenizer whose codes beit predicts"] = None
+    changes: Annotated[dict[str, Any], "changed arguments of the objective"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         no_use = f"the objective {self.name!r} does not use a"
@@ -139,21 +154,28 @@ class OptimSettings:
     """The optimiser. Weight decay is decoupled and multiplied by the learning rate, as in the ViT and AdamW papers.
 
     After update t the average of the weights decays by ``(1 + t) / (ema_ramp + t)``, at most by ``ema``: with 10 it follows short
-    runs closely; with 2 all weights count alike until ``ema`` is reached (Polyak); with 1 the decay is constant. ``rates`` is a
-    record, and changes nothing: the validation losses of the rates among which ``lr`` was chosen, None where training diverged.
+    runs closely; with 2 all weights count alike until ``ema`` is reached. ``rates`` is a record, and changes nothing; a loss is
+    None where training diverged.
     """
 
-    name: Literal["adamw", "sgd", "muon"] = "adamw"
-    lr: float = 1e-3
-    rates: dict[str, float | None] = field(default_factory=dict)
-    betas: tuple[float, float] = (0.9, 0.999)
-    momentum: float = 0.9
-    weight_decay: float = 0.1
-    decay_on: Literal["kernels", "all"] = "kernels"
-    clip: float | None = 1.0
-    layer_decay: float = 1.0
-    ema: float | None = None
-    ema_ramp: float = 10.0
+    name: Annotated[
+        Literal["adamw", "sgd", "muon"],
+        "optimiser; muon is for hidden matrices and kernels of convolutions, with AdamW for the rest",
+    ] = "adamw"
+    lr: Annotated[float, "peak learning rate"] = 1e-3
+    rates: Annotated[
+        dict[str, float | None], "written by --tune-lr: validation losses of the learning rates that were tried"
+    ] = field(default_factory=dict)
+    betas: Annotated[tuple[float, float], "decay rates of the moments of AdamW"] = (0.9, 0.999)
+    momentum: Annotated[float, "momentum of SGD and Muon"] = 0.9
+    weight_decay: Annotated[float, "decoupled weight decay, multiplied by the learning rate"] = 0.1
+    decay_on: Annotated[Literal["kernels", "all"], "parameters that decay: kernels, or all"] = "kernels"
+    clip: Annotated[float | None, "largest norm of the gradient; null does not clip"] = 1.0
+    layer_decay: Annotated[float, "factor of the learning rate from each layer to the one below"] = 1.0
+    ema: Annotated[float | None, "decay of the moving average of the weights; null keeps none"] = None
+    ema_ramp: Annotated[
+        float, "the average's decay rises as (1 + t) / (ema_ramp + t) to ema; 2 is Polyak's mean, 1 is constant"
+    ] = 10.0
 
     def __post_init__(self) -> None:
         _demand(self.lr > 0, f"optim.lr is {self.lr}", "give a learning rate above 0, e.g. 1e-3")
@@ -170,19 +192,22 @@ class OptimSettings:
 class ScheduleSettings:
     """The length of training and the learning rate schedule.
 
-    Exactly one of ``epochs``, ``steps`` and ``time`` (seconds) is set; ``steps`` beside ``time`` are those that fit into it.
-    ``recipe_steps`` is the length that a recipe's ``warmup_steps`` were stated for: in a shorter run they are scaled down with
-    the length, so that the decay keeps its share. It is None where the user sets the warm-up.
+    Exactly one of ``epochs``, ``steps`` and ``time`` is set; ``steps`` beside ``time`` are those that fit into it.
+    ``recipe_steps`` is None where the user sets the warm-up.
     """
 
-    epochs: float | None = None
-    steps: int | None = None
-    time: float | None = None
-    warmup: float = 0.05
-    warmup_steps: int | None = None
-    recipe_steps: int | None = None
-    kind: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
-    end: float = 0.0
+    epochs: Annotated[float | None, "length in passes over the training images"] = None
+    steps: Annotated[int | None, "length in updates"] = None
+    time: Annotated[float | None, "length in seconds"] = None
+    warmup: Annotated[float, "share of the run for linear warm-up"] = 0.05
+    warmup_steps: Annotated[int | None, "updates for linear warm-up, instead of the share"] = None
+    recipe_steps: Annotated[
+        int | None, "length in updates that the warm-up steps are for; a shorter run scales them; null never does"
+    ] = None
+    kind: Annotated[Literal["cosine", "linear", "rsqrt", "constant"], "decay of the learning rate after warm-up"] = (
+        "cosine"
+    )
+    end: Annotated[float, "last learning rate"] = 0.0
 
     def __post_init__(self) -> None:
         lengths = [name for name in ("epochs", "steps", "time") if getattr(self, name) is not None]
@@ -207,21 +232,28 @@ class ScheduleSettings:
 class ComputeSettings:
     """Device, precision and threads; and how several ranks share the work.
 
-    ``threads``, like ``data.workers``, are those of a machine, shared by its ranks. ``parallel`` says where the parameters lie:
+    ``threads``, like ``data.workers``, are those of a machine, shared by its ranks. ``parallel`` is where the parameters lie:
     ``replicate``, a whole copy on each rank; ``shard``, a part on each; ``hybrid``, parts on the ranks of a machine and copies on
-    the machines. With ``exact`` the ranks add in the order of one process, so they compute its very bits where every rank takes
-    one micro-step. A rank that does not answer for ``timeout`` seconds is lost. With ``tune`` what is left open is measured on
-    a CPU before the first step, and kept for the run.
+    the machines. ``exact`` gives the bits of one process where every rank takes one micro-step.
     """
 
-    device: str | None = None
-    precision: Precision | None = None
-    compile: bool | None = None
-    threads: int | None = None
-    tune: bool = True
-    parallel: Parallel | None = None
-    exact: bool = False
-    timeout: float = 600.0
+    device: Annotated[str | None, "cuda, mps or cpu; null takes the best that there is"] = None
+    precision: Annotated[
+        Precision | None, "fp32, bf16 (autocast), bf16-weights or fp16; null takes the fastest that is measured"
+    ] = None
+    compile: Annotated[bool | None, "use torch.compile; null compiles on a GPU"] = None
+    threads: Annotated[
+        int | None,
+        "threads of the CPU, shared by the ranks of a machine; null takes all cores, or half if that is faster",
+    ] = None
+    tune: Annotated[
+        bool, "time the network's blocks before the first step, and take the fastest precision and threads (CPU)"
+    ] = True
+    parallel: Annotated[
+        Parallel | None, "parameters on several ranks: replicate, shard or hybrid; null replicates what fits in memory"
+    ] = None
+    exact: Annotated[bool, "add over ranks in the order of one process, for its very bits"] = False
+    timeout: Annotated[float, "seconds after which a rank that does not answer is lost"] = 600.0
 
     def __post_init__(self) -> None:
         _demand(self.timeout > 0, f"compute.timeout is {self.timeout}", "give seconds above 0")
@@ -233,20 +265,17 @@ class ComputeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveSettings:
-    """Checkpoints, logs and evaluations. None of these settings changes the trained weights.
+    """Checkpoints, logs and evaluations. None of these settings changes the trained weights."""
 
-    ``watched`` is the number of images whose features are measured in each evaluation of pre-training. With ``train_images`` an
-    evaluation of a supervised run judges, beside the validation split, so many training images without augmentation: the gap
-    between the two is what the model learned by heart.
-    """
-
-    every: float = 120.0
-    keep: int = 2
-    watched: int = 1500
-    train_images: int = 0
-    evaluations: int = 12
-    log_every: int | None = None
-    tensorboard: bool = False
+    every: Annotated[float, "seconds between checkpoints"] = 120.0
+    keep: Annotated[int, "number of checkpoints kept"] = 2
+    watched: Annotated[int, "images whose features are measured in pre-training"] = 1500
+    train_images: Annotated[
+        int, "training images that each evaluation of a supervised run judges too, without augmentation"
+    ] = 0
+    evaluations: Annotated[int, "number of evaluations during the run"] = 12
+    log_every: Annotated[int | None, "updates between two lines of metrics.jsonl; null follows the length"] = None
+    tensorboard: Annotated[bool, "also write TensorBoard files"] = False
 
     def __post_init__(self) -> None:
         _demand(self.every > 0, f"save.every is {self.every}", "give seconds between checkpoints")
@@ -261,9 +290,9 @@ class SaveSettings:
 class Run:
     """The settings of a run. `config.recipes.RECIPES` contains the named starting points."""
 
-    recipe: str = "custom"
-    seed: int = 0
-    task: str = "classification"  # a name of `vitrail.tasks.TASKS`
+    recipe: Annotated[str, "name of the recipe that the other settings start from"] = "custom"
+    seed: Annotated[int, "seed of all random numbers"] = 0
+    task: Annotated[str, "task of the model"] = "classification"
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
@@ -295,6 +324,33 @@ AUTOMATIC = ("model.", "data.", "objective.loss", "compute.", "schedule.epochs",
 LENGTH = ("schedule.epochs", "schedule.steps", "schedule.time")
 # May differ from those that a checkpoint was saved with, because they do not belong to what a run computes.
 UNBOUND = (*FREE_TO_CHANGE, *LENGTH, "recipe", "compute.", "data.micro_batch")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A setting as the schema has it: dotted key, type and meaning."""
+
+    key: str
+    type: Any
+    meaning: str
+
+
+@functools.cache
+def list_fields() -> dict[str, Field]:
+    """Returns every setting by its dotted key, in the order of the schema."""
+
+    def walk(group: type, prefix: str) -> Iterator[tuple[str, Field]]:
+        for name, hint in typing.get_type_hints(group, include_extras=True).items():
+            if is_dataclass(hint):
+                yield from walk(typing.cast(type, hint), f"{prefix}{name}.")
+            else:
+                yield prefix + name, Field(prefix + name, hint.__origin__, hint.__metadata__[0])
+
+    return dict(walk(Run, ""))
+
+
+def meaning_of(key: str) -> str:
+    return list_fields()[key].meaning
 
 
 def identify(run: Run) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from vitrail.config.flags_inference import (
     ConvertFlags,
-    EvaluateFlags,
     ExportFlags,
     ExportToFlags,
     LayoutFlags,
@@ -30,17 +29,13 @@ from vitrail.config.flags_inference import (
     TransferFlags,
     TransferOutFlags,
 )
-from vitrail.config.flags_predicting import EmbedFlags, PredictFlags
 from vitrail.config.keywords import takes
 from vitrail.config.units import part, split_commas, whole_numbers
 from vitrail.errors import ConfigError, nearest
 from vitrail.rows import Records
 from vitrail.runtime.progress import Say, to_stderr
 from vitrail.workflows.api_options import (
-    ALL,
     choose_cache,
-    choose_division,
-    list_inputs,
     parse_options,
     parse_weights,
     to_path,
@@ -48,48 +43,17 @@ from vitrail.workflows.api_options import (
 
 if TYPE_CHECKING:
     from vitrail.config.settings import Setting
-    from vitrail.evaluation.judgement import Judgement
     from vitrail.inference.parts_check import PartsCheck
-    from vitrail.inference.results import Results
     from vitrail.reports.transfer.results import Transfer
     from vitrail.runtime.distributed import Ranks
-    from vitrail.tasks.answer import Answer
     from vitrail.tasks.classification.classifier import Classifier
     from vitrail.workflows.convert import Converted
     from vitrail.workflows.export import Exported
     from vitrail.workflows.models import ModelFacts
-    from vitrail.workflows.predict import Embedding
     from vitrail.workflows.probe import Probe
 
     Model = str | Path | Classifier
     Inputs = str | Path | Sequence[str | Path]
-
-
-@takes(EvaluateFlags)
-def evaluate(
-    model: Model,
-    data: Any,
-    *,
-    command: str = "vitrail.evaluate",
-    log: Say = to_stderr,
-    ranks: Ranks | None = None,
-    **flags: Unpack[EvaluateFlags],
-) -> Judgement:
-    """Evaluates a model on labelled images that it was not trained on.
-
-    Args:
-        model: anything `vitrail.load` takes, or a `Classifier`.
-        data: anything that `train` takes, with labels.
-        command: how the report names the call.
-        ranks: processes that compute this together, each of which calls this and returns the same (`distributed.join`).
-
-    Raises `ConfigError` for a model without a head, `DataError` for unknown classes or a split without labels.
-    """
-    from vitrail.workflows.evaluate import evaluate as judge
-
-    own: dict[str, Any] = {name: flags[name] for name in ("split", "sha256", "calibrate", "corruptions", "restrict")}
-    own |= {name: to_path(flags[name]) for name in ("bad_list", "class_map", "out")}
-    return judge(model, data, **parse_options(flags), command=command, say=log, ranks=ranks, **own)
 
 
 @takes(ProtocolFlags, ProbeFlags)
@@ -169,91 +133,6 @@ def transfer(
         say=log,
         ranks=ranks,
     )
-
-
-@takes(PredictFlags)
-def predict(
-    model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[PredictFlags]
-) -> Results[Answer] | Any:
-    """Predicts what images show, in the order of the inputs: labels, objects, or the class of every pixel.
-
-    Args:
-        model: anything `vitrail.load` takes, or a `Classifier`.
-        inputs: files, folders, globs or a manifest.
-
-    Returns:
-        An iterator, which answers batch by batch as it is read; its ``failed`` are the images that could not be read. With
-        ``out`` the path of the finished table, which has a row for every image, or of the finished file or folder in a format
-        of the model's task. With ``parts`` the path of that folder, in which all parts, or those of the shard, are done.
-
-    Raises:
-        ConfigError: with ``parts``, the folder has parts of other images, another model or other options.
-        DataError: an input that does not exist; with ``out`` or ``parts``, after all is written, an image that was named by
-            its path could not be read, or none could.
-    """
-    from vitrail.workflows.predict import predict as answer
-    from vitrail.workflows.predict import write_answers
-
-    if division := choose_division(flags):
-        from vitrail.workflows.parts.compute import Job
-        from vitrail.workflows.parts.write import write_parts
-
-        asked = {name: flags[name] for name in ("top", "threshold", "fast")}
-        job = Job(verb="predict", model=model, **parse_options(flags, max_bad=ALL), asked=asked)
-        return write_parts(job, list_inputs(inputs), division, log)
-    answers = answer(
-        model,
-        list_inputs(inputs),
-        top=flags["top"],
-        threshold=flags["threshold"],
-        fast=flags["fast"],
-        overlay=to_path(flags["overlay"]),
-        **parse_options(flags, max_bad=ALL),
-        bad_list=to_path(flags["bad_list"]),
-        say=log,
-    )
-    if (out := to_path(flags["out"])) is None:
-        return answers
-    write_answers(answers, out, flags["format"])
-    return out
-
-
-@takes(EmbedFlags)
-def embed(
-    model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[EmbedFlags]
-) -> Results[Embedding] | Any:
-    """The features of images: what the network's pooling gives to its head.
-
-    Args:
-        model: anything `vitrail.load` takes, or a `Classifier`.
-        inputs: files, folders, globs or a manifest.
-
-    Returns:
-        An iterator of (path, features (D,) float32), computed batch by batch as it is read; with ``out`` the features are
-        written, and a line says what was written where; with ``parts`` the path of that folder, as `predict` returns it.
-
-    Raises:
-        ConfigError, DataError: as `predict`.
-    """
-    from vitrail.workflows.predict import embed as compute
-
-    if division := choose_division(flags):
-        from vitrail.workflows.parts.compute import Job
-        from vitrail.workflows.parts.write import write_parts
-
-        job = Job(verb="embed", model=model, **parse_options(flags, max_bad=ALL))
-        return write_parts(job, list_inputs(inputs), division, log)
-    if flags["format"] is not None:
-        raise ConfigError("--format is that of parts, and there is no --parts", "--out says its format by its ending")
-    options = parse_options(flags, max_bad=ALL)
-    features = compute(model, list_inputs(inputs), **options, bad_list=to_path(flags["bad_list"]), say=log)
-    if (out := to_path(flags["out"])) is None:
-        return features
-    from vitrail.tables import write_features
-
-    written = write_features(out, features)
-    features.check()
-    return written
 
 
 @takes(LayoutFlags, ConvertFlags)

@@ -20,9 +20,8 @@ from vitrail.evaluation.intervals import paired_difference
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.precision import in_precision
-from vitrail.runtime.progress import ProgressBar, to_stderr
+from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task
-from vitrail.workflows.evaluate import Say
 from vitrail.workflows.explain import prepare_inputs
 
 

@@ -24,7 +24,7 @@ from vitrail.exports.sidecar import write_sums
 from vitrail.files import disk_errors, free_bytes, move_files, stage_folder, sync_folder
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import versions
-from vitrail.runtime.progress import to_stderr
+from vitrail.runtime.progress import Say, to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.adapt import fit_to_crop
 from vitrail.weights.description import KEY, describe
@@ -34,7 +34,6 @@ from vitrail.weights.onnx.digest import seal_onnx
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.convert import Converted, convert
-from vitrail.workflows.evaluate import Say
 from vitrail.workflows.export_gate import GENERATED, IMAGES, Proof, Tolerances, open_source, round_figures
 
 To = Literal["onnx", "program", "huggingface", "timm", "google"]

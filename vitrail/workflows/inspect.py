@@ -48,10 +48,9 @@ from vitrail.reports.inspection.page import write_inspection
 from vitrail.runtime.machine import describe, versions
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import use_threads
-from vitrail.runtime.progress import ProgressBar, to_stderr
+from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task
 from vitrail.text import sentence
-from vitrail.workflows.evaluate import Say
 
 MOST = 512  # images that heads are measured on; the paper took 128
 SAMPLES = 6  # images that are shown

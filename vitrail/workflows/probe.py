@@ -23,9 +23,8 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.rows import Scores
 from vitrail.runtime.distributed import ALONE, Ranks
-from vitrail.runtime.progress import say_nothing, to_stderr
+from vitrail.runtime.progress import Say, say_nothing, to_stderr
 from vitrail.tasks import Classifier, Task
-from vitrail.workflows.evaluate import Say
 
 PROTOCOLS = ("linear", "knn", "fewshot")
 SHOTS, SEEDS, NEIGHBOURS = (1, 5, 10, 25), 5, 20

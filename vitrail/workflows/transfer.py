@@ -32,12 +32,11 @@ from vitrail.reports.transfer.results import RUN, Cell, Transfer
 from vitrail.runs.cells import Cells
 from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.machine import describe, versions
-from vitrail.runtime.progress import say_nothing, to_stderr
+from vitrail.runtime.progress import Say, say_nothing, to_stderr
 from vitrail.tasks import Task
 from vitrail.text import plural
 from vitrail.training.train import train
 from vitrail.weights.resolve import resolve_model
-from vitrail.workflows.evaluate import Say
 from vitrail.workflows.probe import (
     NEIGHBOURS,
     SHOTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from vitrail.errors import ConfigError, nearest
 
@@ -29,79 +29,70 @@ class Augment:
     Attributes:
         crop: ``inception`` is a part of random area and aspect ratio, scaled; ``squash`` a part of random area with the
             aspect ratio of the image, scaled to the required one; ``pad`` a shift over a padded border; ``jitter`` the image
-            scaled by a random factor, at a random place, with a border where it is smaller than the crop (for boxes and maps
-            of classes); ``none`` the largest centred part of the required aspect ratio.
-        crop_area, crop_aspect: ranges of the area of the part relative to the image, and of its width / height.
+            scaled by a random factor, at a random position, with a border where it is smaller than the crop (for boxes and
+            maps of classes); ``none`` the largest centred part of the required aspect ratio.
         crop_rule: ``area`` draws the area and the logarithm of the aspect ratio uniformly (torchvision); ``height`` draws
             the aspect ratio and then the height, which favours small parts (TensorFlow, and so the papers from Google).
-        crop_scale: range of the factor of ``jitter``; at 1 the whole image just fits.
-        crop_major: share of the pixels of one class above which a crop of ``jitter`` is drawn again, ten times at most; 1
-            accepts every crop.
-        pad: largest shift of ``pad``, relative to the side: 0.125 is 4 pixels of 32.
-        pad_mode: padding: the image reflected, or zeros.
-        flip: probability of a horizontal flip.
-        layers, magnitude: N and M of RandAugment (Cubuk et al. 2020), M on a scale of 10; ``layers=0`` disables it.
-        magnitude_std: standard deviation of M over images; a drawn M is clipped to 0 ... max(10, magnitude).
-        increasing: every operation gets stronger with M (timm's ``inc1``); otherwise as in the original code, where a
-            larger M posterises and solarises less, and M = 5 does not change colour, contrast, brightness and sharpness.
-        probability: of applying each layer.
-        operations: names from `OPERATIONS`, drawn uniformly.
-        fill: level, 0 to 255, of the pixels that a geometric operation or a cut-out uncovers.
-        three_augment: one of grey, solarise and Gaussian blur per image (DeiT III).
-        blur: range of the standard deviation of the blur, in pixels.
+        crop_major: a crop is drawn ten times at most; 1 accepts every crop.
+        pad: 0.125 is 4 pixels of 32.
+        layers, magnitude: N and M of RandAugment (Cubuk et al. 2020). A drawn M is clipped to 0 ... max(10, magnitude).
+        increasing: otherwise as in the original code, where a larger M posterises and solarises less, and M = 5 does not
+            change colour, contrast, brightness and sharpness.
         jitter: brightness, contrast and saturation are each multiplied by 1 - j ... 1 + j, in random order.
         hue: the hues of an image are shifted by -hue ... hue of the colour circle, as a fourth part of the jitter.
-        jitter_probability: of jittering an image.
-        grey: probability of converting an image to grey.
-        blur_views, solarise_views: probabilities of blurring, and of inverting levels from 128, in even and in odd views.
-        erase: probability of random erasing (Zhong et al. 2020).
-        erase_area, erase_aspect: ranges of the area of the erased box relative to the image, and of its height / width.
-        erase_fill: ``noise`` is normal noise per pixel, ``constant`` the level ``fill``.
-        mixup, cutmix: the parameter of Beta(a, a); 0 disables it. With both, ``switch`` is the probability of CutMix.
-        mix_probability: of mixing a batch (or an image).
-        mix_each: one weight and one box per batch, or per image.
-        mix_major: the weight is max(w, 1 - w), so that an image keeps the larger share (big_vision).
-        smoothing: label smoothing.
+        mix_major: the weight is max(w, 1 - w).
 
     Raises:
         ConfigError: a value out of range, or an unknown name.
     """
 
-    crop: Literal["none", "squash", "inception", "pad", "jitter"] = "inception"
-    crop_area: tuple[float, float] = (0.08, 1.0)
-    crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    crop_rule: Literal["area", "height"] = "area"
-    crop_scale: tuple[float, float] = (0.5, 2.0)
-    crop_major: float = 1.0
-    pad: float = 0.125
-    pad_mode: Literal["reflect", "zero"] = "reflect"
-    flip: float = 0.5
-    layers: int = 0
-    magnitude: float = 9.0
-    magnitude_std: float = 0.0
-    increasing: bool = False
-    probability: float = 1.0
-    operations: tuple[str, ...] = OPERATIONS
-    fill: int = 128
-    three_augment: bool = False
-    blur: tuple[float, float] = (0.1, 2.0)
-    jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    hue: float = 0.0
-    jitter_probability: float = 1.0
-    grey: float = 0.0
-    blur_views: tuple[float, float] = (0.0, 0.0)
-    solarise_views: tuple[float, float] = (0.0, 0.0)
-    erase: float = 0.0
-    erase_area: tuple[float, float] = (0.02, 1 / 3)
-    erase_aspect: tuple[float, float] = (0.3, 1 / 0.3)
-    erase_fill: Literal["noise", "constant"] = "noise"
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    switch: float = 0.5
-    mix_probability: float = 1.0
-    mix_each: Literal["batch", "image"] = "batch"
-    mix_major: bool = False
-    smoothing: float = 0.0
+    crop: Annotated[
+        Literal["none", "squash", "inception", "pad", "jitter"],
+        "random part of the image, or the image shifted or scaled at random, or the largest centred part",
+    ] = "inception"
+    crop_area: Annotated[tuple[float, float], "range of the area of the crop, relative to the image"] = (0.08, 1.0)
+    crop_aspect: Annotated[tuple[float, float], "range of the width / height of the crop"] = (3 / 4, 4 / 3)
+    crop_rule: Annotated[
+        Literal["area", "height"], "draw the area (torchvision) or the height (TensorFlow) uniformly"
+    ] = "area"
+    crop_scale: Annotated[tuple[float, float], "range of the factor of jitter; at 1 the whole image just fits"] = (
+        0.5,
+        2.0,
+    )
+    crop_major: Annotated[float, "share of one class of pixels above which a crop of jitter is drawn again"] = 1.0
+    pad: Annotated[float, "largest shift of the crop over a padded border, relative to the side"] = 0.125
+    pad_mode: Annotated[Literal["reflect", "zero"], "border of reflected pixels, or of zeros"] = "reflect"
+    flip: Annotated[float, "probability of a horizontal flip"] = 0.5
+    layers: Annotated[int, "operations of RandAugment per image; 0 disables it"] = 0
+    magnitude: Annotated[float, "strength of RandAugment, on a scale of 10"] = 9.0
+    magnitude_std: Annotated[float, "standard deviation of the strength over images"] = 0.0
+    increasing: Annotated[bool, "every operation gets stronger with the magnitude (timm's inc1)"] = False
+    probability: Annotated[float, "probability of each operation of RandAugment"] = 1.0
+    operations: Annotated[tuple[str, ...], "operations of RandAugment, drawn uniformly"] = OPERATIONS
+    fill: Annotated[int, "level of uncovered pixels, 0 to 255"] = 128
+    three_augment: Annotated[bool, "one of grey, solarise and blur per image (DeiT III)"] = False
+    blur: Annotated[tuple[float, float], "range of the standard deviation of the blur in pixels"] = (0.1, 2.0)
+    jitter: Annotated[tuple[float, float, float], "strengths of the jitter of brightness, contrast and saturation"] = (
+        0.0,
+        0.0,
+        0.0,
+    )
+    hue: Annotated[float, "largest shift of the hue, relative to the colour circle"] = 0.0
+    jitter_probability: Annotated[float, "probability of jittering an image"] = 1.0
+    grey: Annotated[float, "probability of converting an image to grey"] = 0.0
+    blur_views: Annotated[tuple[float, float], "probability of blurring even and odd views"] = (0.0, 0.0)
+    solarise_views: Annotated[tuple[float, float], "probability of solarising even and odd views"] = (0.0, 0.0)
+    erase: Annotated[float, "probability of random erasing"] = 0.0
+    erase_area: Annotated[tuple[float, float], "range of the erased area, relative to the image"] = (0.02, 1 / 3)
+    erase_aspect: Annotated[tuple[float, float], "range of the height / width of the erased box"] = (0.3, 1 / 0.3)
+    erase_fill: Annotated[Literal["noise", "constant"], "noise per pixel, or the level `fill`"] = "noise"
+    mixup: Annotated[float, "parameter of the Beta distribution of mixup; 0 disables it"] = 0.0
+    cutmix: Annotated[float, "parameter of the Beta distribution of CutMix; 0 disables it"] = 0.0
+    switch: Annotated[float, "probability of CutMix if mixup is enabled, too"] = 0.5
+    mix_probability: Annotated[float, "probability of mixing a batch or an image"] = 1.0
+    mix_each: Annotated[Literal["batch", "image"], "draw the mixture per batch, or per image"] = "batch"
+    mix_major: Annotated[bool, "each image keeps the larger share of a mixture (big_vision)"] = False
+    smoothing: Annotated[float, "label smoothing"] = 0.0
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():

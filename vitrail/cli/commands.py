@@ -1,0 +1,74 @@
+"""From a verb and the function that prints its results to a command of cyclopts."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from vitrail.verbs.verb import Option, Python, options_of, summary_of
+
+POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+
+
+def to_command(
+    verb: Callable[..., Any], run: Callable[..., Any], *, required: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """Gives ``run`` the options of ``verb`` that it does not name itself, and the verb's docstring.
+
+    ``run`` is called with the options that were given. ``required`` are those that are optional in Python only.
+    """
+    shared, own = options_of(verb), options_of(run)
+    arguments, printing = [], []
+    for name, option in own.items():
+        if option.parameter.kind in POSITIONAL:
+            arguments.append(_to_parameter(option, option.meaning or shared[name].meaning))
+        elif option.parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            printing.append(_to_parameter(option, option.meaning))
+    options = [
+        _to_parameter(option, option.meaning, is_option=True, is_required=name in required)
+        for name, option in shared.items()
+        if name not in own and not isinstance(option.meaning, Python)
+    ]
+    parameters = [*arguments, *options, *printing]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = summary_of(verb)
+    return run
+
+
+def _to_parameter(
+    option: Option, meaning: Any, *, is_option: bool = False, is_required: bool = False
+) -> inspect.Parameter:
+    parameter = option.parameter
+    default = inspect.Parameter.empty if is_required else parameter.default
+    # a switch has no --no-... but where it is on, and a list no --empty-...
+    help = Parameter(help=str(meaning), negative=None if default is True else "")
+    kind = _to_shell(option.type)
+    hint = Annotated[kind | None if default is None else kind, help]  # type: ignore[operator]
+    return parameter.replace(
+        kind=inspect.Parameter.KEYWORD_ONLY if is_option else parameter.kind, default=default, annotation=hint
+    )
+
+
+def _to_shell(kind: Any) -> Any:
+    """Returns the type of an option on the command line, where a program may give more kinds of values."""
+    if kind is Any or isinstance(kind, typing.ForwardRef):
+        return str
+    kinds = [kind]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kinds = [each for each in typing.get_args(kind) if each is not type(None)]
+    if kinds[0] in (Path, bool):
+        return kinds[0]
+    if str in kinds:
+        return str
+    return list[str] if typing.get_origin(kinds[0]) is Sequence else kinds[0]

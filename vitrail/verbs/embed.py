@@ -1,0 +1,103 @@
+"""`vitrail embed`: the features of images, streamed to a table or an array."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from vitrail.errors import ConfigError
+from vitrail.runtime.progress import to_stderr
+from vitrail.untrusted.limits import PIXELS
+from vitrail.verbs import options
+from vitrail.verbs.devices import PartDevices, launch_parts, must_launch, write_parts_on_ranks
+from vitrail.verbs.predict import choose_division
+from vitrail.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from vitrail.inference.answers import Embedding
+    from vitrail.inference.results import Results
+
+
+@verb
+def embed(
+    model: options.AnyModel,
+    inputs: options.Inputs,
+    *,
+    out: Annotated[
+        options.File | None, "Output file: .npy (with the paths beside it), .csv, .jsonl or .parquet."
+    ] = None,
+    format: Annotated[
+        Literal["parquet", "jsonl", "npy"] | None, "With --parts: format of the parts, parquet by default."
+    ] = None,
+    bad_list: options.BadList = None,
+    parts: options.Parts = None,
+    part_size: options.PartSize = None,
+    shard: options.Shard = None,
+    engine: options.Engine = None,
+    classes: options.Classes = None,
+    crop: options.Crop = None,
+    grid: options.Grid = None,
+    resize: options.Resize = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    pixel_range: options.PixelRange = None,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    batch: options.Batch = 64,
+    workers: options.Workers = 0,
+    max_bad: options.MaxBad = None,
+    max_pixels: options.MaxPixels = PIXELS,
+    quiet: options.Quiet = False,
+    tune: options.Tune = True,
+    log: options.Log = to_stderr,
+) -> Results[Embedding] | Any:
+    """Computes the features of images, which the network's pooling gives to its head; of many images in parts.
+
+    Returns:
+        An iterator of (path, features (D,) float32), computed batch by batch as it is read; with ``out`` the features are
+        written, and a line states what was written where; with ``parts`` the path of that folder, as `predict` returns it.
+
+    Raises:
+        ConfigError, DataError: as `predict`.
+    """
+    given = locals()
+    reading = options.read(given, max_bad=options.ALL)
+    from vitrail.inference.answers import Embedding, compute_outputs
+    from vitrail.inference.inputs import find_inputs
+    from vitrail.inference.results import Results
+    from vitrail.inference.tuning import tune as choose_way
+
+    if division := choose_division(given, kinds=("parquet", "jsonl", "npy")):
+        from vitrail.workflows.parts.compute import Job
+        from vitrail.workflows.parts.write import write_parts
+
+        job = Job(verb="embed", model=model, classes=options.to_path(classes), options=reading)
+        return write_parts(job, options.list_inputs(inputs), division, log)
+    if format is not None:
+        raise ConfigError("--format is that of parts, and there is no --parts", "--out says its format by its ending")
+    task = reading.load(model, options.to_path(classes), log)
+    images = find_inputs(options.list_inputs(inputs))
+    reading = choose_way(reading, task, log, images=len(images.source))
+    bad = reading.record_bad(images.source, options.to_path(bad_list))
+    outputs = compute_outputs("embedding", task, task.features, images.source, reading, bad)
+    batches = ((batch.keys, list(map(Embedding, batch.keys, features.cpu().numpy()))) for batch, features in outputs)
+    results = Results(batches, images, bad, done="embedded", say=log)
+    if (file := options.to_path(out)) is None:
+        return results
+    from vitrail.tables import write_features
+
+    written = write_features(file, results)
+    results.check()
+    return written
+
+
+def run(model: str, /, *inputs: str, devices: PartDevices = None, **given: Any) -> int:
+    if devices is not None and must_launch(devices):
+        return launch_parts(devices, given, inputs)
+    write = partial(embed, model, inputs or ("-",))
+    if given.get("out") is None and given.get("parts") is None:
+        raise ConfigError("no output was named", "give --out FILE, or --parts DIR for many images")
+    written = write(**given) if given.get("parts") is None else write_parts_on_ranks(write, given)
+    if written is not None:
+        print(written)
+    return 0

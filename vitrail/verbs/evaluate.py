@@ -1,0 +1,267 @@
+"""`vitrail evaluate`: a model evaluated on labelled data, class by name, on the split that it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from vitrail.errors import ConfigError
+from vitrail.runtime.progress import Say, say_nothing, to_stderr
+from vitrail.untrusted.limits import PIXELS
+from vitrail.verbs import options
+from vitrail.verbs.devices import Devices, join_ranks, launch_again, must_launch
+from vitrail.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitrail.data.sources.source import Source
+    from vitrail.evaluation.judgement import Judgement
+    from vitrail.tasks.task import Task
+
+
+@verb
+def evaluate(
+    model: options.AnyModel,
+    data: options.Data,
+    *,
+    split: Annotated[
+        Literal["train", "val", "test"] | None,
+        "The split to evaluate; by default test, else val, else the part that was held out when the model was trained.",
+    ] = None,
+    sha256: Annotated[
+        str | None,
+        "Evaluate only the weights with this SHA-256; of a folder that of `sha256sum * | sha256sum` in it.",
+    ] = None,
+    calibrate: Annotated[bool, "Fit a temperature on this split and store it with the model."] = False,
+    bad_list: options.BadList = None,
+    class_map: Annotated[
+        options.File | None,
+        "A CSV file without header, `class of the data,class of the model`, for data of other classes; classes that it does "
+        "not name are left out.",
+    ] = None,
+    restrict: Annotated[bool, "Predict only classes that occur in the labels, e.g. for a subset of ImageNet."] = False,
+    out: Annotated[options.File | None, "A folder for report.html, its charts and figures.json."] = None,
+    zoom: options.Zoom = 1.0,
+    corruptions: Annotated[bool, "Also evaluate on eight kinds of corruption at five levels."] = False,
+    classes: options.Classes = None,
+    crop: options.Crop = None,
+    grid: options.Grid = None,
+    resize: options.Resize = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    pixel_range: options.PixelRange = None,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    batch: options.Batch = 64,
+    workers: options.Workers = 0,
+    max_bad: options.MaxBad = None,
+    max_pixels: options.MaxPixels = PIXELS,
+    quiet: options.Quiet = False,
+    tune: options.Tune = True,
+    command: options.Command = "vitrail.evaluate",
+    log: options.Log = to_stderr,
+    ranks: options.SharedWork = None,
+) -> Judgement:
+    """Evaluates a model on labelled images that it was not trained on.
+
+    Data with several labels an image and a model of one class an image give ReaL accuracy: the share of images whose class is
+    one of the labels.
+
+    Raises:
+        ConfigError: a model without a head, or options that exclude each other.
+        DataError: unknown classes, or a split without labels.
+        CheckpointError: weights that cannot be read, or with another SHA-256.
+        DiskError: ``out`` cannot be written.
+    """
+    reading = options.read(locals())
+    import torch
+
+    from vitrail.data.decoded_cache import keep_decoded
+    from vitrail.evaluation.corruptions import CORRUPTIONS
+    from vitrail.files import make_folder
+    from vitrail.inference.inputs import split_to_judge
+    from vitrail.inference.outputs import judge
+    from vitrail.inference.tuning import tune as choose_way
+    from vitrail.runtime.distributed import ALONE
+    from vitrail.runtime.progress import ProgressBar
+    from vitrail.tasks.task import Task
+    from vitrail.text import large, plural, sentence
+    from vitrail.weights.native import set_temperature
+    from vitrail.weights.resolve import check_sha256
+
+    ranks = ranks or ALONE
+    reading, log = reading.of_rank(ranks), log if ranks.first else say_nothing
+    folder = options.to_path(out)
+    with ranks.agreeing():
+        if sha256 is not None:
+            if isinstance(model, Task):
+                what = "a model in memory has no file to compare with a SHA-256"
+                raise ConfigError(what, "give the path of its weights")
+            check_sha256(model, sha256)
+        task = reading.load(model, options.to_path(classes), log)
+        if operations := task.provenance.get("operations"):
+            log(f"trained  {large(operations, 'FLOP')} in all steps")
+        task.check_can_answer()
+        if calibrate and task.temperature is None:
+            raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
+        for asked, flag in ((corruptions, "corruptions"), (folder is not None, "out")):
+            if asked and zoom != 1:
+                what = f"zoom is {zoom:g}, and {flag} needs each picture whole in one input"
+                raise ConfigError(what, "leave one of them out")
+        if folder is not None:
+            make_folder(folder)
+        mapping = {"class_map": options.to_path(class_map), "max_bad": reading.max_bad}
+        name, source = split_to_judge(task, data, split, log, **mapping)
+        if calibrate and source.multi_label != task.multi_label:
+            what = "the images have several labels each" if source.multi_label else "the images have one label each"
+            raise ConfigError(
+                f"{what}, unlike those of the model's training", "calibrate on data like those of the training"
+            )
+        among = _find_present(task, source, calibrate, log) if restrict else None
+        bad = reading.record_bad(source, options.to_path(bad_list) if ranks.first else None)
+        if task.preprocessing.pixel_range is None:
+            source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
+    passes = 1 + 5 * len(CORRUPTIONS) * corruptions
+    reading = choose_way(reading, task, log, images=passes * len(source), ranks=ranks)
+    kept: list[tuple[Tensor, Any]] = []
+    on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
+    with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=reading.quiet) as progress:
+        watched = {"on_outputs": on_outputs, "progress": progress, "ranks": ranks}
+        result = judge(task, source, reading, split=name, bad=bad, among=among, **watched)
+    notes = []
+    if len(bad):
+        listed = f"; see {bad_list}" if bad_list else ""
+        notes.append(f"the figures leave out {plural(len(bad), 'image')} that could not be read{listed}")
+        log(f"warning  {notes[-1]}")
+    if calibrate:
+        logits, targets = (torch.cat(batches) for batches in zip(*kept))
+        result, temperature = _calibrate(task, result, logits, targets, log)
+        if not isinstance(model, Task):
+            log(f"stored in {ranks.lead(lambda: set_temperature(model, temperature))}")
+    if corruptions:
+
+        def evaluate_corrupted(kind: str, level: int) -> Judgement:
+            how = {"bad": bad, "corruption": (kind, level), "among": among, "ranks": ranks}
+            return judge(task, source, reading, split=name, **how)
+
+        result = replace(result, further=_measure_corruptions(evaluate_corrupted, quiet=reading.quiet))
+    if folder is not None:
+        title = sentence(task.config.about) if isinstance(model, Task) else Path(str(model)).name
+        facts: dict[str, Any] = {
+            "title": title,
+            "command": command,
+            "data": str(data) if isinstance(data, str | Path) else "",
+            "notes": [f"{sentence(note)}." for note in notes],
+        }
+        ranks.lead(lambda: _write_report(folder, task, source, result, facts))
+    return result
+
+
+def run(
+    model: str,
+    data: str,
+    /,
+    *,
+    per_class: Annotated[bool, "Print precision, recall and F1 of every class."] = False,
+    devices: Devices = None,
+    json: options.AsJson = False,
+    **given: Any,
+) -> int:
+    from vitrail.verbs.printing import columns, command_line, one_line
+
+    if devices is not None and must_launch(devices):
+        return launch_again(devices)
+    with join_ranks(given.get("device")) as ranks:
+        result = evaluate(model, data, command=command_line(), ranks=ranks, **given)
+    if not ranks.first:
+        return 0
+    if per_class:
+        head, rows = result.per_class()
+        if rows:
+            print(columns(rows, head))
+    if json:
+        print(one_line(result.to_dict()))
+        return 0
+    figures = result.figures.items()
+    print(columns((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in figures))
+    if out := given.get("out"):
+        print(f"report: {Path(out) / 'report.html'}")
+    return 0
+
+
+def _find_present(task: Task, source: Source, calibrate: bool, log: Say) -> Tensor:
+    """Returns (K,) whether a class occurs in the labels. Raises `ConfigError` where predictions cannot be restricted."""
+    import torch
+
+    if not task.answers_classes or task.multi_label:
+        raise ConfigError("predictions are restricted for a model that chooses one class", "leave restrict out")
+    if calibrate:
+        raise ConfigError("a temperature is fitted to the predictions among all classes", "leave restrict out")
+    present = torch.from_numpy(source.counts() > 0)
+    log(f"classes  predicted among the {int(present.sum()):,} of {len(present):,} that occur in the labels")
+    return present
+
+
+def _calibrate(task: Task, result: Judgement, logits: Tensor, targets: Tensor, log: Say) -> tuple[Judgement, float]:
+    """Fits the temperature of ``task`` on its logits and targets; returns the result with it, and the temperature."""
+    from vitrail.evaluation.calibration import fit_temperature
+
+    task.temperature = temperature = fit_temperature(logits, targets, multi_label=task.multi_label)
+    metric = task.metric()
+    metric.update(logits, targets, result.keys)
+    after = replace(result, metric=metric)
+    before, now = result.figures["nll"], after.figures["nll"]
+    log(f"calibrated: temperature {temperature:.4f}, nll {before:.4f} -> {now:.4f}")
+    return after, temperature
+
+
+def _measure_corruptions(evaluate_corrupted: Callable[[str, int], Judgement], *, quiet: bool) -> dict[str, float]:
+    """Returns the first figure under every kind of corruption, averaged over its five levels, and the mean over kinds."""
+    import numpy as np
+
+    from vitrail.evaluation.corruptions import CORRUPTIONS
+    from vitrail.runtime.progress import ProgressBar
+
+    figures: dict[str, float] = {}
+    first = ""
+    with ProgressBar("corruptions", 5 * len(CORRUPTIONS), quiet=quiet) as progress:
+        for count, kind in enumerate(CORRUPTIONS):
+            scores = []
+            for level in range(1, 6):
+                first, score = next(iter(evaluate_corrupted(kind, level).figures.items()))
+                scores.append(score)
+                progress.update(5 * count + level, kind=kind, **{first: score})
+            figures[f"corrupted_{kind}"] = float(np.mean(scores))
+    figures[f"corrupted_{first}"] = float(np.mean(list(figures.values())))
+    return figures
+
+
+def _write_report(out: Path, task: Task, source: Source, result: Judgement, facts: dict[str, Any]) -> None:
+    """Writes ``report.html``, its charts and ``figures.json`` into ``out``."""
+    from datetime import date
+
+    from vitrail.files import dump_json, replace_file
+    from vitrail.models import cost_of
+    from vitrail.reports.documents import write_report
+    from vitrail.reports.facts import JudgedRun
+    from vitrail.runtime.machine import describe, versions
+
+    counted = cost_of(task.config)
+    facts |= {
+        "images": {result.split: len(source)},
+        "model": task.config.about,
+        "parameters": counted.parameters,
+        "multiply_adds": counted.multiply_adds,
+        "image_size": task.preprocessing.size,
+        "preprocessing": task.preprocessing.to_dict(),
+        "operations": task.provenance.get("operations"),
+        "machine": describe(),
+        "versions": versions(),
+        "date": date.today().isoformat(),
+    }
+    replace_file(out / "figures.json", dump_json(result.to_dict()))
+    splits = {result.split: source}
+    write_report(out, JudgedRun(facts=facts, model=task, splits=splits, source=source, judgement=result))

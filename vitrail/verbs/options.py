@@ -1,0 +1,142 @@
+"""The options that several verbs have, once: type and meaning. A verb names those that it has among its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+
+from vitrail.config.units import grid_of_patches, numbers, part, size_in_pixels
+from vitrail.errors import ConfigError
+from vitrail.runtime.progress import Say
+from vitrail.verbs.verb import Python
+
+if TYPE_CHECKING:
+    from vitrail.inference.options import InferenceOptions
+    from vitrail.runtime.distributed import Ranks
+    from vitrail.tasks import Task
+
+ALL = "100%"  # of the images may be bad where they are only named
+Pixels = int | str | Sequence[int]
+File = Path | str
+
+AnyModel = Annotated[
+    "str | Path | Task",
+    "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported .onnx; in "
+    "Python also a `Classifier`.",
+]
+NetworkModel = Annotated[
+    "str | Path | Task",
+    "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name; in Python also a "
+    "`Classifier`.",
+]
+Data = Annotated[Any, "What `vitrail train` takes."]
+Inputs = Annotated[
+    str | Path | Sequence[str | Path], "Files, folders, globs, a manifest, or - for paths on standard input."
+]
+
+# what weights do not state themselves
+Classes = Annotated[File | None, "A text file with the class names, one per line, for weights without class names."]
+Crop = Annotated[
+    Pixels | None,
+    "Input size of the network in pixels, as 384 or 384x256 (height x width); position embeddings are interpolated.",
+]
+Grid = Annotated[
+    str | Sequence[int] | None,
+    "Rows x columns of patches of the position embeddings, as 4x9, for weights that do not state them.",
+]
+Resize = Annotated[int | str | None, "Pixels of the shorter side before the crop, or squash, fit or none."]
+Mean = Annotated[str | Sequence[float] | None, "Mean of the channels, of values in [0, 1]: 0.485,0.456,0.406."]
+Std = Annotated[str | Sequence[float] | None, "Standard deviation of the channels, in the same form."]
+PixelRange = Annotated[
+    str | Sequence[float] | None, "Values of 16-bit and float images that become black and white: 0,4095."
+]
+SameAsCrop = Annotated[Pixels | None, "The same as --crop."]
+
+# how a model and its images are read
+Device = Annotated[str | None, "cuda, mps or cpu."]
+Precision = Annotated[Literal["fp32", "bf16"], "fp32 or bf16."]
+Batch = Annotated[int, "Images per batch; it does not change the results."]
+Workers = Annotated[int, "Processes that read images."]
+MaxBad = Annotated[
+    str | float | None,
+    "Maximum share of unreadable images before the run stops; 1% by default, 100% for predict, embed and explain.",
+]
+MaxPixels = Annotated[int, "Maximum width x height of an image file; a larger one counts as unreadable."]
+BadList = Annotated[File | None, "A CSV of the images that could not be read, with the reason."]
+Zoom = Annotated[
+    float,
+    "Show pictures this many times as large to a detector or a segmenter, in overlapping windows: for small objects.",
+]
+Tune = Annotated[bool, "On a CPU use the fastest way to compute, measured where that saves time."]
+Quiet = Annotated[bool, "No progress."]
+
+# frozen features
+Neighbours = Annotated[int, "Neighbours that vote."]
+Shots = Annotated[str | Sequence[int], "Images per class, separated by commas."]
+Cache = Annotated[bool | str | Path, "Cache the features in VITRAIL_CACHE, or ~/.cache/vitrail/features."]
+
+# many images in parts
+Parts = Annotated[
+    File | None, "A folder for the results of many images, in parts: the same command resumes, wherever it was killed."
+]
+PartSize = Annotated[int | None, "With --parts: images per part, 4096 by default."]
+Shard = Annotated[str | None, "With --parts: compute only the share of one of several processes, 0/8 to 7/8 of eight."]
+Engine = Annotated[
+    Literal["local", "ray"] | None,
+    "With --parts: local, this process, by default; or ray, actors on a machine or a cluster that Ray manages.",
+]
+
+# what only Python has
+Log = Annotated[Say, Python("Called with each line on what is assumed and found.")]
+Command = Annotated[str, Python("How the report names the call.")]
+SharedWork = Annotated[
+    Optional["Ranks"],
+    Python("Processes that compute this together, each of which calls this and returns the same (`distributed.join`)."),
+]
+
+# what only the command line has
+AsJson = Annotated[bool, "One JSON object on the last line of stdout."]
+
+
+def read(given: Mapping[str, Any], *, max_bad: str = "1%") -> InferenceOptions:
+    """Returns how model and images are read, of the arguments of a verb; ``max_bad`` holds where it is None or no option."""
+    from vitrail.inference.options import InferenceOptions
+
+    kept = ("device", "precision", "tune", "batch", "workers", "max_pixels", "quiet", "zoom")
+    own = {name: given[name] for name in kept if name in given}
+    share = given.get("max_bad")
+    return InferenceOptions(**own, **read_weights(given), max_bad=part(max_bad if share is None else share))
+
+
+def read_weights(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``size``, ``grid`` and ``preprocessing`` of `InferenceOptions`. Raises `ConfigError` for a size and a crop."""
+    size, crop, resize = given.get("size"), given["crop"], given["resize"]
+    if size is not None and crop is not None:
+        raise ConfigError("--size and --crop are the same, and both are given", "give one of them")
+    pixels, grid = crop if size is None else size, given["grid"]
+    preprocessing: dict[str, Any] = {
+        name: numbers(given[name]) for name in ("mean", "std", "pixel_range") if given[name] is not None
+    }
+    if resize is not None:
+        preprocessing["resize"] = int(resize) if str(resize).isdigit() else resize
+    return {
+        "size": None if pixels is None else size_in_pixels(pixels),
+        "grid": None if grid is None else grid_of_patches(grid),
+        "preprocessing": preprocessing,
+    }
+
+
+def to_path(file: str | Path | None) -> Path | None:
+    return None if file is None else Path(file)
+
+
+def list_inputs(inputs: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(inputs)] if isinstance(inputs, str | Path) else list(map(str, inputs))
+
+
+def choose_cache(cache: bool | str | Path) -> Path | None:
+    """Returns the folder where features are kept, None for none."""
+    from vitrail.inference.feature_cache import default_cache
+
+    return default_cache() if cache is True else Path(cache) if cache else None

@@ -1,0 +1,256 @@
+"""`vitrail predict`: answers for files, folders, globs, manifests or standard input, streamed to a table or to files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from vitrail.errors import ConfigError, nearest
+from vitrail.runtime.progress import to_stderr
+from vitrail.untrusted.limits import PIXELS
+from vitrail.verbs import options
+from vitrail.verbs.devices import PartDevices, launch_parts, must_launch, write_parts_on_ranks
+from vitrail.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from vitrail.inference.results import Results
+    from vitrail.tasks.answer import Answer
+    from vitrail.tasks.answer_files import AnswerFiles
+    from vitrail.tasks.task import Task
+    from vitrail.workflows.parts.write import Division
+
+INDEX = "index.csv"
+
+
+@verb
+def predict(
+    model: options.AnyModel,
+    inputs: options.Inputs,
+    *,
+    out: Annotated[
+        options.File | None,
+        "The table: .csv, .jsonl or .parquet; of objects also .json (COCO's results) or a folder (YOLO's text files), of "
+        "pixels a folder (masks). By default CSV on stdout.",
+    ] = None,
+    top: Annotated[int, "Number of labels per image."] = 5,
+    threshold: Annotated[float | None, "Minimum score of an object; by default that of the detector."] = None,
+    zoom: options.Zoom = 1.0,
+    overlay: Annotated[
+        options.File | None, "A folder for the pictures with objects or classes drawn on them: NAME.drawn.jpg."
+    ] = None,
+    fast: Annotated[bool, "Decode large JPEGs at a reduced scale; pixels then differ slightly."] = False,
+    format: Annotated[
+        Literal["csv", "jsonl", "parquet", "coco", "yolo", "masks"] | None,
+        "Format of the result; by default that of the file extension, with --parts parquet.",
+    ] = None,
+    bad_list: options.BadList = None,
+    parts: options.Parts = None,
+    part_size: options.PartSize = None,
+    shard: options.Shard = None,
+    engine: options.Engine = None,
+    classes: options.Classes = None,
+    crop: options.Crop = None,
+    grid: options.Grid = None,
+    resize: options.Resize = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    pixel_range: options.PixelRange = None,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    batch: options.Batch = 64,
+    workers: options.Workers = 0,
+    max_bad: options.MaxBad = None,
+    max_pixels: options.MaxPixels = PIXELS,
+    quiet: options.Quiet = False,
+    tune: options.Tune = True,
+    log: options.Log = to_stderr,
+) -> Results[Answer] | Any:
+    """Predicts what images show, in the order of the inputs: labels, objects, or the class of every pixel.
+
+    The result is a table. Of objects it may also be COCO's results (--out boxes.json) or YOLO's text files (--out labels/), of
+    pixels a folder of masks (--out masks/). For many images, --parts DIR writes it in parts, by one or many processes.
+
+    Returns:
+        An iterator, which answers batch by batch as it is read; its ``failed`` are the images that could not be read. With
+        ``out`` the path of the finished table, which has a row for every image, or of the finished file or folder in a format
+        of the model's task. With ``parts`` the path of that folder, in which all parts, or those of the shard, are done.
+
+    Raises:
+        ConfigError: with ``parts``, the folder has parts of other images, another model or other options.
+        DataError: an input that does not exist; with ``out`` or ``parts``, after all is written, an image that was named by
+            its path could not be read, or none could.
+    """
+    given = locals()
+    reading = options.read(given, max_bad=options.ALL)
+    from vitrail.inference.answers import check_fast, compute_outputs, decode_batches, draw_batches
+    from vitrail.inference.inputs import find_inputs
+    from vitrail.inference.results import Results
+    from vitrail.inference.tuning import tune as choose_way
+
+    if division := choose_division(given, kinds=("parquet", "jsonl")):
+        from vitrail.workflows.parts.compute import Job
+        from vitrail.workflows.parts.write import write_parts
+
+        asked = {"top": top, "threshold": threshold, "fast": fast}
+        job = Job(verb="predict", model=model, classes=options.to_path(classes), options=reading, asked=asked)
+        return write_parts(job, options.list_inputs(inputs), division, log)
+    task = reading.load(model, options.to_path(classes), log)
+    wanted = task.answer_options(top=top, threshold=threshold)
+    if overlay is not None and not task.draws_answers:
+        what = f"pictures of answers of the task {task.name}, which do not lie in the picture"
+        raise ConfigError(what, "leave --overlay out; `vitrail explain` shows what an answer rests on")
+    check_fast(fast, reading)
+    images = find_inputs(options.list_inputs(inputs))
+    reading = choose_way(reading, task, log, images=len(images.source))
+    bad = reading.record_bad(images.source, options.to_path(bad_list))
+    outputs = compute_outputs("predicting", task, None, images.source, reading, bad, fast=fast)
+    batches = decode_batches(task, outputs, wanted)
+    if overlay is not None:
+        batches = draw_batches(batches, images.source, Path(overlay), task.preprocessing, max_pixels)
+    answers = ((keys, answers) for keys, answers, _ in batches)
+    results = Results(answers, images, bad, done="predicted", say=log, task=task)
+    if out is None:
+        return results
+    write_answers(results, Path(out), format)
+    return Path(out)
+
+
+def run(
+    model: str,
+    /,
+    *inputs: str,
+    devices: PartDevices = None,
+    json: Annotated[bool, "JSON lines on stdout."] = False,
+    **given: Any,
+) -> int:
+    if devices is not None and must_launch(devices):
+        return launch_parts(devices, given, inputs)
+    answer = partial(predict, model, inputs or ("-",))
+    kind = "jsonl" if json else given.pop("format", None)
+    if given.get("parts") is not None:
+        write_parts_on_ranks(answer, {**given, "format": kind})
+        return 0
+    out = given.pop("out", None)
+    write_answers(answer(**given), out, kind)
+    return 0
+
+
+def choose_division(given: Mapping[str, Any], *, kinds: tuple[str, ...]) -> Division | None:
+    """Returns how the work of `predict` or `embed` is divided, from the arguments; None without ``parts``.
+
+    Raises `ConfigError` for options that have no meaning with or without ``parts``.
+    """
+    if given["parts"] is None:
+        for name in ("part_size", "shard", "engine"):
+            if given[name] is not None:
+                what = f"--{name.replace('_', '-')} divides parts, and there is no --parts"
+                raise ConfigError(what, "give --parts DIR")
+        return None
+    for name in ("out", "overlay", "bad_list", "max_bad"):
+        if given.get(name) is not None:
+            what = f"--{name.replace('_', '-')} and --parts are both given"
+            raise ConfigError(what, "leave one out: parts have a row for every image, with the reason if it is bad")
+    from vitrail.workflows.parts.write import PART_SIZE, Division, parse_shard
+
+    if (kind := given["format"] or "parquet") not in kinds:
+        raise ConfigError(f"parts are not written as {kind}", f"--format {' or '.join(kinds)}")
+    return Division(
+        folder=Path(given["parts"]),
+        size=PART_SIZE if given["part_size"] is None else given["part_size"],
+        shard=(0, 1) if given["shard"] is None else parse_shard(given["shard"]),
+        engine=given["engine"] or "local",
+        format=kind,
+    )
+
+
+def write_answers(results: Results[Answer], out: Path | None = None, kind: str | None = None) -> None:
+    """Writes the answers for all images in a format of the model's task, or else as `write_rows` does.
+
+    A folder also gets ``index.csv``: the rows of every image, with the name of its file.
+
+    Args:
+        out: the file or the folder; None for a table on stdout.
+        kind: the format; by default that of the ending of ``out``, and for a folder that of the task.
+
+    Raises:
+        ConfigError: a format that the task does not have; a folder in which answers would replace images that were given.
+        DataError: as `write_rows`.
+    """
+    from vitrail.inference.inputs import name_files
+    from vitrail.inference.results import build_rows
+    from vitrail.tables import open_table
+    from vitrail.text import plural
+
+    task = results.task
+    assert task is not None
+    chosen = _choose_format(task, out, kind)
+    if chosen is None:
+        write_rows(results, out, kind)
+        return
+    if out is None:
+        raise ConfigError(f"the format {kind} cannot be written to stdout", "give --out")
+    names = name_files(list(map(str, results.images.source.keys)))
+    is_folder = not chosen.suffix
+    if is_folder:
+        _check_apart(names, out, chosen.each)
+    files = chosen(out, task.classes)
+    with open_table(out / INDEX) if is_folder else nullcontext() as index:
+        for row in build_rows(results, _write_each(results, files, names)):
+            if index is not None:
+                file = "" if row["error"] else names[row["path"]] + chosen.each
+                index.write({"path": row["path"], "file": file, **row})
+    files.close()
+    results.say(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
+    results.check()
+
+
+def _choose_format(task: Task, out: Path | None, kind: str | None) -> type[AnswerFiles] | None:
+    """The format that is named, or that of the ending of ``out``; None for a table."""
+    from vitrail.tables import TABLES
+
+    if kind is not None:
+        if kind in task.formats or kind in TABLES:
+            return task.formats.get(kind)
+        raise ConfigError(
+            f"there is no format {kind!r} for the task {task.name}", nearest(kind, [*task.formats, *TABLES])
+        )
+    if out is None:
+        return None
+    suffix = "" if out.is_dir() else out.suffix.lower()
+    return next((each for each in task.formats.values() if each.suffix == suffix), None)
+
+
+def _check_apart(names: Mapping[str, str], out: Path, suffix: str) -> None:
+    """Raises `ConfigError` if a file of an answer would replace an image."""
+    given = {Path(key).resolve() for key in names}
+    if replaced := sorted(given & {(out / f"{name}{suffix}").resolve() for name in names.values()}):
+        what = f"{out} has images that the answers would replace, such as {replaced[0].name}"
+        raise ConfigError(what, "give another folder")
+
+
+def _write_each(
+    results: Results[Answer], files: AnswerFiles, names: Mapping[str, str]
+) -> Iterator[tuple[str, Answer | None]]:
+    for key, answer in results.pairs():
+        files.write(names[key], key, answer)
+        yield key, answer
+
+
+def write_rows(results: Results[Any], out: Path | None = None, kind: str | None = None) -> None:
+    """Writes the rows of every image to the table ``out``, and says so, or to stdout; see `open_table` for the kinds.
+
+    Raises `DataError` as `Results.check`, after the table is complete.
+    """
+    from vitrail.inference.results import build_rows
+    from vitrail.tables import open_table
+    from vitrail.text import plural
+
+    with open_table(out, kind) as table:
+        for row in build_rows(results):
+            table.write(row)
+    if out is not None:
+        results.say(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
+    results.check()

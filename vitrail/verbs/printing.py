@@ -1,0 +1,35 @@
+"""How the command line prints figures and tables."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def command_line() -> str:
+    """Returns the command that started this process, for a report."""
+    return shlex.join(["vitrail", *sys.argv[1:]])
+
+
+def one_line(figures: Mapping[str, Any]) -> str:
+    """Returns one flat JSON object on one line, numbers to six digits after the point."""
+    return json.dumps({name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()})
+
+
+def columns(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
+    """Returns rows as aligned columns: numbers to the right, text to the left."""
+    table = [[str(cell) for cell in row] for row in ([head] if head else []) + [list(row) for row in rows]]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    numeric = [all(_is_number(cell) for cell in column[bool(head) :]) for column in zip(*table)]
+    lines = (
+        "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, numeric))
+        for row in table
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "").replace("%", "").replace("-", "").strip().isdigit()

@@ -1,0 +1,151 @@
+"""A verb is a function whose parameters are its options: `verb` checks each call and documents every parameter.
+
+A parameter is written once, as ``steps: Annotated[int | None, "Number of updates."] = None``: its name, type, meaning and
+default. `vitrail.cli` makes the command from the same parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from os import PathLike
+from typing import Any, Literal, TypeVar, cast
+
+from vitrail.config.foreign_keys import KEYS, explain_key
+from vitrail.config.schema import meaning_of
+from vitrail.errors import ConfigError, nearest
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+SCALARS: dict[Any, tuple[type, str]] = {  # the values that are accepted, and their name in a message
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a string"),
+}
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The meaning of an option that sets the setting ``key`` of a run: that of the setting, and how the option writes it."""
+
+    key: str
+    written: str = ""
+
+    def __str__(self) -> str:
+        meaning = meaning_of(self.key)
+        return f"{meaning[0].upper()}{meaning[1:]}{self.written and ': '}{self.written}."
+
+
+@dataclass(frozen=True)
+class Python:
+    """The meaning of a parameter that the command line does not have."""
+
+    meaning: str
+
+    def __str__(self) -> str:
+        return self.meaning
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter of a verb; ``meaning`` is a string, `Sets` or `Python`, and empty for a parameter without annotation."""
+
+    type: Any
+    meaning: str | Sets | Python
+    parameter: inspect.Parameter
+
+
+@functools.cache
+def options_of(function: Callable[..., Any]) -> Mapping[str, Option]:
+    """Returns the parameters of a function by name."""
+    function = inspect.unwrap(function)
+    options = {}
+    for parameter in inspect.signature(function).parameters.values():
+        hint = eval(parameter.annotation, function.__globals__)
+        metadata = getattr(hint, "__metadata__", ("",))
+        options[parameter.name] = Option(
+            getattr(hint, "__origin__", hint) if metadata[0] else hint, metadata[0], parameter
+        )
+    return options
+
+
+def verb(function: Function) -> Function:
+    """Raises `ConfigError` in each call for an unknown option or a value of another type; adds ``Args`` to the docstring."""
+    options = options_of(function)
+    required = [
+        name
+        for name, option in options.items()
+        if option.parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        and option.parameter.default is inspect.Parameter.empty
+    ]
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        for name, value in given.items():
+            if name not in options:
+                remedy = _explain_setting(name, options) or nearest(name, list(options))
+                raise ConfigError(f"there is no option {name!r}", remedy)
+            if not isinstance(options[name].meaning, Python) and not fits(value, options[name].type):
+                raise ConfigError(f"{name} is {value!r}", _remedy(value, options[name].type))
+        for name in required:
+            if name not in given:
+                raise ConfigError(f"the option {name!r} is not given", str(options[name].meaning))
+        return function(*args, **given)
+
+    head, *sections = re.split(r"\n\n(?=(?:Returns|Raises):)", inspect.getdoc(function) or "", maxsplit=1)
+    arguments = [f"    {name}: {option.meaning}" for name, option in options.items()]
+    call.__doc__ = "\n\n".join([head, "\n".join(["Args:", *arguments]), *sections])
+    return cast(Function, call)
+
+
+def summary_of(function: Callable[..., Any]) -> str:
+    """Returns the docstring of a verb without its sections."""
+    return re.split(r"\n\n(?=(?:Args|Returns|Raises):)", inspect.getdoc(function) or "", maxsplit=1)[0]
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Returns whether ``value`` is of the type ``kind``; types that are only named, to import no torch, are not checked."""
+    if kind is Any or isinstance(kind, typing.ForwardRef) or (value is None and kind is type(None)):
+        return True
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, option) for option in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is Sequence:
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        return is_list and all(fits(item, inner[0]) for item in value)
+    if kind in SCALARS:
+        return isinstance(value, SCALARS[kind][0]) and (kind is bool or not isinstance(value, bool))
+    return isinstance(value, PathLike)
+
+
+def _explain_setting(name: str, options: Mapping[str, Option]) -> str | None:
+    """Returns how a function that trains is given a setting that other tools call ``name``."""
+    if "set" not in options or name not in KEYS:
+        return None
+    sets = {option.meaning.key: own for own, option in options.items() if isinstance(option.meaning, Sets)}
+    own = sets.get(KEYS[name])
+    return f"it is called {own!r} here" if own else f"{explain_key(name)}: set=['{KEYS[name]}=VALUE']"
+
+
+def _remedy(value: Any, kind: Any) -> str:
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    choices = [str(choice) for each in kinds if typing.get_origin(each) is Literal for choice in each.__args__]
+    if choices:
+        return nearest(str(value), choices)
+    return "give " + " or ".join(_describe(each) for each in kinds if each is not type(None))
+
+
+def _describe(kind: Any) -> str:
+    if kind in SCALARS:
+        return SCALARS[kind][1]
+    if typing.get_origin(kind) is Sequence:
+        return f"a list, each {_describe(typing.get_args(kind)[0])}"
+    return "a path"
