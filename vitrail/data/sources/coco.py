@@ -8,21 +8,29 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.contents import choose_evenly, has_keys, make_key, read_file
+from vitrail.data.sources.annotation_files import has_keys, read_json
+from vitrail.data.sources.contents import choose_evenly, make_key
 from vitrail.data.sources.labels import RawSplit, format_label
 from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.object_lists import LARGEST, ObjectList, read_name, read_numbers, read_size
-from vitrail.data.sources.scan import list_files, list_folders
+from vitrail.data.sources.object_lists import (
+    LARGEST,
+    ObjectList,
+    ObjectSplits,
+    Read,
+    read_name,
+    read_numbers,
+    read_size,
+)
+from vitrail.data.sources.scan import list_files, list_files_at, list_folders
 from vitrail.data.sources.shapes import Box, Size, enclose_rectangle
 from vitrail.data.sources.split_lists import find_split
 from vitrail.data.sources.split_names import SPLITS
 from vitrail.errors import DataError, nearest
-from vitrail.images.decode import BadImage
 from vitrail.images.rle import Rle
-from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.numbers import to_real, to_whole
 
 KEYS = ("images", "annotations", "categories")
@@ -37,32 +45,31 @@ KNOWN = frozenset(
 KNOWN_OF_FILE = frozenset({*KEYS, "info", "licenses", "type", "contributor", "version"})
 
 
-def find_coco(root: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """The COCO files of a folder by split: beside its images, in ``annotations/`` or in folders named after splits.
-
-    Returns:
-        The files, and the names of other JSON files beside them, which are not used.
+def find_coco(place: Path) -> Read | None:
+    """Finds a COCO file, or those of a folder by split: beside its images, in ``annotations/`` or in folders named after splits.
 
     Raises:
         DataError: several files of objects for one split.
     """
-    folders = [root, *(path for path in list_folders(root) if path.name.lower() in ("annotations", *SPLITS))]
+    if not place.is_dir():
+        root = place.parent.parent if place.parent.name.lower() == "annotations" else place.parent
+        files = [path for path in list_files_at(place, ".json") if has_keys(path, KEYS)]
+        return partial(read_coco, root, {split_of(place, place.parent): place}) if files else None
+    folders = [place, *(path for path in list_folders(place) if path.name.lower() in ("annotations", *SPLITS))]
     every = [path for folder in folders for path in list_files(folder, ".json")]
-    files = [path for path in every if is_coco(path)]
+    by_split: dict[str, list[Path]] = {}
+    for path in every:
+        if has_keys(path, KEYS):
+            by_split.setdefault(split_of(path, place), []).append(path)
     found: dict[str, Path] = {}
-    for split in dict.fromkeys(split_of(path, root) for path in files):
-        group = [path for path in files if split_of(path, root) == split]
+    for split, group in by_split.items():
         best = [path for path in group if path.name.startswith(BOXES)] or group
         if len(best) > 1:
-            what = f"{root} has two files of objects for the split {split}: {best[0].name} and {best[1].name}"
+            what = f"{place} has two files of objects for the split {split}: {best[0].name} and {best[1].name}"
             raise DataError(what, "give the file that is meant in place of the folder, or a dict of files by split")
         found[split] = best[0]
-    return found, tuple(path.name for path in every if path not in found.values()) if found else ()
-
-
-def is_coco(path: Path) -> bool:
-    """Whether a JSON file has the lists of COCO's format; it is not parsed."""
-    return has_keys(path, KEYS)
+    others = tuple(path.name for path in every if path not in found.values())
+    return partial(read_coco, place, found, others) if found else None
 
 
 def split_of(path: Path, root: Path) -> str:
@@ -81,24 +88,24 @@ def read_coco(
     Raises:
         DataError: a file is not COCO's, or its images are not found.
     """
-    names: dict[str, None] = {}
-    parts = {split: _read_one(path, root, names, outlines) for split, path in files.items()}
+    splits = ObjectSplits(root, outlines=outlines)
+    names = [name for split, path in files.items() for name in _read_one(path, root, splits[split])]
     unused = f"; not used: {', '.join(others[:8])}{', ...' if len(others) > 8 else ''}" if others else ""
     layout = f"COCO objects ({', '.join(path.name for path in files.values())}{unused})"
-    return layout, {split: part.split(tuple(names)) for split, part in parts.items()}
+    return layout, splits.finish(names)
 
 
-def _read_one(path: Path, root: Path, names: dict[str, None], outlines: bool) -> ObjectList:
-    """The objects of one file; adds its classes to ``names`` in the order of their ids."""
-    plain = _parse(path)
+def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
+    """Adds the images and objects of one file, and returns its classes in the order of their ids."""
+    plain = read_json(path)
+    if not isinstance(plain, dict) or not all(isinstance(plain.get(key), list) for key in KEYS):
+        raise DataError(f"{path} has no lists {', '.join(KEYS)}", "give a file in the format of COCO's instances")
+    if not all(isinstance(entry, dict) for key in KEYS for entry in plain[key]):
+        raise DataError(f"the lists of {path} contain entries that are no objects", "export the annotations again")
     categories = _read_categories(plain["categories"], path)
-    names |= dict.fromkeys(name for _, name in sorted(categories.items(), key=lambda pair: pair[0].zfill(12)))
-    objects = ObjectList(str(root))
     objects.note_unknown(plain, KNOWN_OF_FILE, path.name)
     pictures = _read_pictures(plain["images"], root, path, objects)
-    outlined = {
-        number: objects.find_outlined(key, size) if outlines else None for number, (key, size) in pictures.items()
-    }
+    outlined = {number: objects.find_outlined(key, size) for number, (key, size) in pictures.items()}
     found: dict[str, list[Box]] = {number: [] for number in pictures}
     for place, entry in enumerate(plain["annotations"]):
         number = _read_id(entry.get("image_id"))
@@ -123,7 +130,7 @@ def _read_one(path: Path, root: Path, names: dict[str, None], outlines: bool) ->
     for number, (key, size) in pictures.items():
         objects.add(key, size, found[number])
     objects.convention.check(path)
-    return objects
+    return [name for _, name in sorted(categories.items(), key=lambda pair: pair[0].zfill(12))]
 
 
 def _read_id(value: Any) -> str:
@@ -173,20 +180,6 @@ def _read_pictures(
         raise DataError(
             f"{path}: {error}", f"export the annotations again, with the images inside of {root}"
         ) from error
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        plain = parse_json(read_file(path))
-    except BadImage as error:
-        raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
-    except ValueError as error:
-        raise DataError(f"{path} is no valid JSON: {error}", "export the annotations again") from error
-    if not isinstance(plain, dict) or not all(isinstance(plain.get(key), list) for key in KEYS):
-        raise DataError(f"{path} has no lists {', '.join(KEYS)}", "give a file in the format of COCO's instances")
-    if not all(isinstance(entry, dict) for key in KEYS for entry in plain[key]):
-        raise DataError(f"the lists of {path} contain entries that are no objects", "export the annotations again")
-    return plain
 
 
 def _read_box(entry: Mapping[str, Any], name: str, size: Size) -> Box:

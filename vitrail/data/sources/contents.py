@@ -203,15 +203,6 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
         raise BadImage(getattr(error, "strerror", None) or str(error)) from error
 
 
-def has_keys(path: str | os.PathLike[str], keys: Iterable[str]) -> bool:
-    """Whether all these keys stand in a JSON file, which is not parsed; False for a file that cannot be read."""
-    try:
-        content = read_file(path)
-    except BadImage:
-        return False
-    return all(f'"{key}"'.encode() in content for key in keys)
-
-
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """All bytes of a regular file. Raises `BadImage`."""
     with open_file(path) as file:

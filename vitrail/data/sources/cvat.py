@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.box_convention import Corners
+from vitrail.data.sources.annotation_files import read_xml
 from vitrail.data.sources.contents import make_key, read_head
 from vitrail.data.sources.labels import RawSplit
 from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.object_lists import ObjectList, read_name, read_size
-from vitrail.data.sources.shapes import Box, Size, enclose_ellipse, enclose_polygon, enclose_rectangle
+from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read, read_name, read_size
+from vitrail.data.sources.shapes import Box, Corners, Size, enclose_ellipse, enclose_polygon, enclose_rectangle
 from vitrail.data.sources.split_lists import WHOLE, find_split
-from vitrail.data.sources.xml_files import read_xml
 from vitrail.errors import DataError
 from vitrail.images.rle import Rle
 from vitrail.untrusted.numbers import to_real, to_whole
@@ -34,9 +34,10 @@ KNOWN_OF_IMAGE = frozenset(
 REMEDY = "export it again as 'CVAT for images 1.1'"
 
 
-def is_cvat(root: Path) -> bool:
-    """Tells whether a folder has an ``annotations.xml`` of CVAT."""
-    return (root / FILE).is_file() and b"<annotation>" not in read_head(root / FILE, 2**12)
+def find_cvat(root: Path) -> Read | None:
+    """Finds an ``annotations.xml`` of CVAT in a folder."""
+    is_cvat = (root / FILE).is_file() and b"<annotation>" not in read_head(root / FILE, 2**12)
+    return partial(read_cvat, root) if is_cvat else None
 
 
 def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
@@ -50,26 +51,24 @@ def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, Raw
     """
     path = root / FILE
     tree = read_xml(path)
-    parts: dict[str, ObjectList] = {}
-    files = NamedFiles(root)
+    splits, files = ObjectSplits(root, outlines=outlines), NamedFiles(root)
     declared = [name.text.strip() for name in tree.iterfind("meta//labels/label/name") if name.text]
     for number, image in enumerate(tree.iterfind("image")):
         subset = image.get("subset") or ""
         split = find_split(subset)
-        objects = parts.setdefault(split or "train", ObjectList(str(root)))
+        objects = splits[split or "train"]
         if split is None and subset.lower() not in ("", *WHOLE):
             objects.note(f"images of the subset {subset!r:.40}, used for training", image.get("name", FILE))
         with objects.rejecting(f"{FILE}, image {image.get('id', number)}"):
             key = _find_image(root, files, image.attrib["name"], subset)
-            _read_image(image, key, objects, outlines)
-    if not parts:
+            _read_image(image, key, objects)
+    if not splits:
         kinds = sorted({child.tag for child in tree} - {"version", "meta"})
         raise DataError(f"{path} has no images{', but ' + ', '.join(kinds)[:80] if kinds else ''}", REMEDY)
     for child in tree:
         if child.tag not in ("version", "meta", "image"):
-            next(iter(parts.values())).note(f"elements {child.tag!r:.40}, not used", FILE)
-    names = tuple(dict.fromkeys([*declared, *sorted(set().union(*(part.names() for part in parts.values())))]))
-    return f"CVAT objects ({FILE})", {split: part.split(names) for split, part in parts.items()}
+            splits.first.note(f"elements {child.tag!r:.40}, not used", FILE)
+    return f"CVAT objects ({FILE})", splits.finish(declared)
 
 
 def _find_image(root: Path, files: NamedFiles, name: str, subset: str) -> str:
@@ -81,10 +80,10 @@ def _find_image(root: Path, files: NamedFiles, name: str, subset: str) -> str:
     raise ValueError(f"the image {name!r:.80} is not found: put the images into {root / IMAGES[0]}")
 
 
-def _read_image(image: ElementTree.Element, key: str, objects: ObjectList, outlines: bool) -> None:
+def _read_image(image: ElementTree.Element, key: str, objects: ObjectList) -> None:
     objects.note_unknown(image.attrib, KNOWN_OF_IMAGE, key)
     size = read_size(image.get("height"), image.get("width"))
-    outlined = objects.find_outlined(key, size) if outlines else None
+    outlined = objects.find_outlined(key, size)
     found = []
     for number, shape in enumerate(image, 1):
         if shape.tag not in SHAPES:

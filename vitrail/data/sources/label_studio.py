@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from unicodedata import normalize
@@ -16,10 +17,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.contents import has_keys, read_file, read_head
-from vitrail.data.sources.labels import RawSplit, sort_names
-from vitrail.data.sources.object_lists import ObjectList, read_name, read_points, read_size
-from vitrail.data.sources.scan import Scan, list_files
+from vitrail.data.sources.annotation_files import has_keys, read_json
+from vitrail.data.sources.contents import read_head
+from vitrail.data.sources.labels import RawSplit
+from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read, read_name, read_points, read_size
+from vitrail.data.sources.scan import Scan, list_files_at
 from vitrail.data.sources.shapes import (
     Box,
     Size,
@@ -31,8 +33,7 @@ from vitrail.data.sources.shapes import (
 )
 from vitrail.data.sources.split_lists import find_folder_split
 from vitrail.errors import DataError
-from vitrail.images.decode import EXTENSIONS, BadImage
-from vitrail.untrusted.json_documents import parse_json
+from vitrail.images.decode import EXTENSIONS
 from vitrail.untrusted.limits import PIXELS
 from vitrail.untrusted.numbers import to_real
 
@@ -47,20 +48,18 @@ KNOWN = frozenset(
 AREAS = ("rectanglelabels", "polygonlabels", "ellipselabels", "brushlabels", "labels")
 
 
-def is_label_studio(path: Path) -> bool:
-    """Tells whether a JSON file is an export of Label Studio; it is not parsed."""
-    if not read_head(path, HEAD).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        return False
-    return has_keys(path, TASKS) or has_keys(path, SIZES)
-
-
-def find_label_studio(root: Path) -> Path | None:
-    """Finds the export in a folder; None without one. Raises `DataError` for several."""
-    files = [path for path in list_files(root, ".json") if is_label_studio(path)]
+def find_label_studio(place: Path) -> Read | None:
+    """Finds the export in a folder, or at a file; no JSON file is parsed. Raises `DataError` for several."""
+    files = [path for path in list_files_at(place, ".json") if _is_export(path)]
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
-        raise DataError(f"{root} has several exports of Label Studio: {names}", "give the file that is meant")
-    return files[0] if files else None
+        raise DataError(f"{place} has several exports of Label Studio: {names}", "give the file that is meant")
+    return partial(read_label_studio, files[0]) if files else None
+
+
+def _is_export(path: Path) -> bool:
+    is_list = read_head(path, HEAD).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    return is_list and (has_keys(path, TASKS) or has_keys(path, SIZES))
 
 
 def read_label_studio(path: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
@@ -72,36 +71,31 @@ def read_label_studio(path: Path, *, outlines: bool = False) -> tuple[str, dict[
     Raises:
         DataError: the file cannot be parsed, or no image is found.
     """
-    root = path.parent
-    try:
-        tasks = parse_json(read_file(path))
-    except (BadImage, ValueError) as error:
-        raise DataError(f"{path} is no valid JSON: {error}", "export the annotations again") from error
+    root, tasks = path.parent, read_json(path)
     if not isinstance(tasks, list):
         raise DataError(f"{path} is no list of tasks", "export the annotations as JSON or JSON-MIN")
     keys: dict[str, str] = {}
     for key in Scan().list_images(str(root), ""):
         name = normalize("NFC", PurePosixPath(key).name)
         keys[name] = "" if name in keys else key  # several images of one name: none can be meant
-    parts = {"train": ObjectList(str(root))}
+    splits = ObjectSplits(root, outlines=outlines)
     for number, task in enumerate(tasks, 1):
         fields = task if isinstance(task, dict) else {}
         where = f"{path.name}, task {fields.get('id', number)!s:.40}"
         key = _find_image(fields, keys)
-        objects = parts.setdefault(find_folder_split(key) or "train", ObjectList(str(root)))
+        objects = splits[find_folder_split(key) or "train"]
         if not key:
             objects.reject(where, f"its image is not found: {_name_image(fields)!r:.80}")
             continue
         with objects.rejecting(where):
-            _read_task(fields, key, where, objects, outlines)
-    if not any(part.keys for part in parts.values()):
-        examples = "".join(f"; {example}" for example in parts["train"].examples[:1])
+            _read_task(fields, key, where, objects)
+    if not any(part.images for part in splits.values()):
+        examples = "".join(f"; {example}" for example in splits["train"].examples[:1])
         raise DataError(
             f"{path} has no annotated image that is found{examples}", f"put the images into {root / 'images'}"
         )
-    parts = {split: part for split, part in parts.items() if part.keys or part.faulty}
-    names = sort_names(set().union(*(part.names() for part in parts.values())))
-    return f"Label Studio objects ({path.name})", {split: part.split(names) for split, part in parts.items()}
+    splits.drop_empty()
+    return f"Label Studio objects ({path.name})", splits.finish()
 
 
 def _name_image(task: Mapping[str, Any]) -> str:
@@ -125,14 +119,14 @@ def _find_image(task: Mapping[str, Any], keys: Mapping[str, str]) -> str:
     return keys.get(name, keys.get(HASHED.sub("", name), ""))
 
 
-def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectList, outlines: bool) -> None:
+def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectList) -> None:
     """Adds the image of a task, and its regions."""
     regions = _list_regions(task, key, objects)
     if regions is None:
         return objects.note("images without an annotation, left out", key)
     size: Size = (0, 0)
     traced: Size | None = None
-    wanted = outlines or any("rle" in region["value"] for region in regions)
+    wanted = objects.outlines or any("rle" in region["value"] for region in regions)
     found: list[Box] = []
     labelled = {str(region.get("id")) for region in regions if _find_label(region)}
     for number, region in enumerate(regions, 1):
@@ -151,11 +145,11 @@ def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectLis
                     f"its picture has {stated[1]} x {stated[0]} pixels, and {size[1]} x {size[0]} in other regions"
                 )
             if stated != size:
-                size, traced = stated, objects.find_outlined(key, stated) if wanted else None
+                size, traced = stated, objects.confirm_size(key, stated) if wanted else None
             packed = "rle" in region["value"]
             if packed and traced is None:  # a few bytes can say any size
                 raise ValueError("a brush mask for another size than that of the picture")
-            found.append(_read_region(region, size, traced if outlines or packed else None))
+            found.append(_read_region(region, size, traced if objects.outlines or packed else None))
     objects.add(key, size, found)
 
 

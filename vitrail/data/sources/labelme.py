@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vitrail.data.sources.contents import has_keys, make_key, read_file
-from vitrail.data.sources.labels import RawSplit, sort_names
+from vitrail.data.sources.annotation_files import has_keys
+from vitrail.data.sources.contents import make_key, read_file
+from vitrail.data.sources.labels import RawSplit
 from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.object_lists import ObjectList, read_name, read_points, read_size
+from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read, read_name, read_points, read_size
 from vitrail.data.sources.scan import Scan, list_files, list_files_below, list_folders
 from vitrail.data.sources.shapes import (
     Box,
@@ -39,11 +41,11 @@ KNOWN = frozenset(
 )
 
 
-def is_labelme(root: Path) -> bool:
-    """Tells whether a folder, or one of a split or of annotations in it, has files of labelme; of each one file is read."""
+def find_labelme(root: Path) -> Read | None:
+    """Finds files of labelme in a folder, or in one of a split or of annotations in it; of each one file is read."""
     folders = [root, *(path for path in list_folders(root) if path.name.lower() in (*SPLITS, *FOLDERS))]
     examples = (next(iter(list_files(folder, ".json")), None) for folder in folders)
-    return any(path is not None and has_keys(path, KEYS) for path in examples)
+    return partial(read_labelme, root) if any(path and has_keys(path, KEYS) for path in examples) else None
 
 
 def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
@@ -55,25 +57,22 @@ def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, 
     Raises:
         DataError: no file can be read.
     """
-    parts: dict[str, ObjectList] = {}
-    files = NamedFiles(root)
+    splits, files = ObjectSplits(root, outlines=outlines), NamedFiles(root)
     for path in list_files_below(root, ".json"):
-        _read_one(path, root, files, parts, outlines)
-    parts = {split: part for split, part in parts.items() if part.keys or part.faulty}
-    annotated = {key for part in parts.values() for key in part.keys}
-    first = next(iter(parts.values()))
+        _read_one(path, files, splits)
+    splits.drop_empty()
+    annotated = {key for part in splits.values() for key in part.images}
     for key in Scan().list_images(str(root), ""):
         if key not in annotated:
-            first.note("images without an annotation file, left out", key)
-    names = sort_names(set().union(*(part.names() for part in parts.values())))
-    return "labelme objects", {split: part.split(names) for split, part in parts.items()}
+            splits.first.note("images without an annotation file, left out", key)
+    return "labelme objects", splits.finish()
 
 
-def _read_one(path: Path, root: Path, files: NamedFiles, parts: dict[str, ObjectList], outlines: bool) -> None:
+def _read_one(path: Path, files: NamedFiles, splits: ObjectSplits) -> None:
     """Adds the image and the shapes of one file to its split. A JSON file with neither of labelme's keys is left out."""
-    where = path.relative_to(root).as_posix()
+    where = path.relative_to(splits.root).as_posix()
     split = find_folder_split(where)
-    objects = parts.setdefault(split or "train", ObjectList(str(root)))
+    objects = splits[split or "train"]
     try:
         content = read_file(path)
         if not any(f'"{key}"'.encode() in content for key in KEYS):
@@ -86,16 +85,16 @@ def _read_one(path: Path, root: Path, files: NamedFiles, parts: dict[str, Object
     if not isinstance(plain, dict) or not isinstance(plain.get("shapes"), list):
         return objects.reject(where, "it has no list of shapes")
     with objects.rejecting(where):
-        key = _find_image(path, root, files, plain["imagePath"])
-        objects = parts.setdefault(split or find_folder_split(key) or "train", ObjectList(str(root)))
+        key = _find_image(path, splits.root, files, plain["imagePath"])
+        objects = splits[split or find_folder_split(key) or "train"]
         with objects.rejecting(where):
-            _read_shapes(plain, key, where, objects, outlines)
+            _read_shapes(plain, key, where, objects)
 
 
-def _read_shapes(plain: Mapping[str, Any], key: str, where: str, objects: ObjectList, outlines: bool) -> None:
+def _read_shapes(plain: Mapping[str, Any], key: str, where: str, objects: ObjectList) -> None:
     """Adds the image ``key``, and the shapes of its file ``where``."""
     size = read_size(plain.get("imageHeight"), plain.get("imageWidth"))
-    outlined = objects.find_outlined(key, size) if outlines else None
+    outlined = objects.find_outlined(key, size)
     groups: dict[Any, list[Box]] = {}
     for number, shape in enumerate(plain["shapes"], 1):
         with objects.rejecting(f"{where}, shape {number}"):

@@ -1,4 +1,7 @@
-"""Objects as readers of annotation files find them, image by image. Invalid and unreadable objects are left out and counted.
+"""The frame that all formats of objects share: a format parses its files into `Box`es, and everything else stands here.
+
+That is: splits, class names and their order, sizes of pictures, boxes that are checked and cut, counts of what was left out. A
+format is a file with a function that finds it at a path and returns its reader; formats.py lists these.
 
 Boxes are (left, top, right, bottom) in pixels of the upright picture; see annotations.py.
 """
@@ -6,23 +9,26 @@ Boxes are (left, top, right, bottom) in pixels of the upright picture; see annot
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os.path import basename
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitrail.data.sources.annotations import DRAWN_BOX, Objects
-from vitrail.data.sources.box_convention import Convention
 from vitrail.data.sources.contents import Files, Strings, read_upright_size
 from vitrail.data.sources.labels import EXAMPLES, Faulty, Labels, RawSplit, format_label, name_some, sort_names
-from vitrail.data.sources.orientations import find_turned
+from vitrail.data.sources.object_checks import Convention, find_turned
 from vitrail.data.sources.shapes import Box, Size
 from vitrail.untrusted.limits import PIXELS
 from vitrail.untrusted.numbers import to_real, to_whole
 
+Read = Callable[
+    ..., tuple[str, dict[str, RawSplit]]
+]  # called with ``outlines=``: a description of the layout, and the splits
 LARGEST = 2.0**31  # coordinate that is taken as valid
 TURNED = (
     "photographs turned by EXIF whose size does not tell whether their objects were drawn before or after, taken as drawn "
@@ -59,15 +65,21 @@ def read_name(value: Any, what: str = "the label") -> str:
 
 
 @dataclass
+class AnnotatedImage:
+    """The size of a picture, (0, 0) if it is not known, whether its annotation states it, and the objects."""
+
+    size: Size
+    stated: bool
+    boxes: list[Box]
+
+
+@dataclass
 class ObjectList:
     """The annotated images of one split."""
 
     root: str  # that keys are relative to
-    keys: list[str] = field(default_factory=list)
-    images: list[list[Box]] = field(default_factory=list)
-    sizes: list[Size] = field(default_factory=list)
-    stated: list[bool] = field(default_factory=list)  # whether the annotation says how large the picture is
-    places: dict[str, int] = field(default_factory=dict)  # key -> place in the lists
+    outlines: bool = False  # whether outlines are read, too
+    images: dict[str, AnnotatedImage] = field(default_factory=dict)  # by key
     faults: dict[str, list[str]] = field(default_factory=dict)  # what was wrong -> the images, one for each time
     remarks: list[str] = field(default_factory=list)  # notes as they are
     faulty: int = 0  # objects that cannot be read
@@ -92,17 +104,17 @@ class ObjectList:
         boxes = [box for one in found if (box := self._clean(key, size, one)) is not None]
         for _ in range(len(boxes) - len({(box.name, box.box) for box in boxes})):
             self.note("objects with the class and the box of another", key)
-        if (place := self.places.get(key)) is not None:
+        if key in self.images:
             self.note("images that are listed several times, whose objects are joined", key)
-            self.images[place] += boxes
-            return
-        self.places[key] = len(self.keys)
-        self.keys.append(key)
-        self.sizes.append(size)
-        self.stated.append(stated and all(size))
-        self.images.append(boxes)
+            self.images[key].boxes += boxes
+        else:
+            self.images[key] = AnnotatedImage(size, stated and all(size), boxes)
 
     def find_outlined(self, key: str, size: Size) -> Size | None:
+        """Returns the size of a picture as `confirm_size` does if outlines are read, otherwise None."""
+        return self.confirm_size(key, size) if self.outlines else None
+
+    def confirm_size(self, key: str, size: Size) -> Size | None:
         """Returns the ``size`` that an annotation states if it is that of the picture, otherwise None: outlines are not traced,
         since a few bytes can state any size.
         """
@@ -165,42 +177,60 @@ class ObjectList:
             self.note("boxes that reach out of their image, cut at its edge", key)
         return replace(found, box=inside)
 
-    def names(self) -> set[str]:
-        """The classes that occur."""
-        return {box.name for image in self.images for box in image}
-
-    def notes(self) -> tuple[str, ...]:
-        """A line for each kind of fault, with its number and some images."""
-        lines = [line for fault, keys in self.faults.items() for line in name_some(fault, map(basename, keys))]
+    def split(self, names: Sequence[str]) -> RawSplit:
+        """Returns the images as files, and their objects of the classes ``names``."""
+        index = {name: number for number, name in enumerate(names)}
+        keys = sorted(self.images)
+        sized = [(key, one.size if one.stated else (0, 0)) for key, one in self.images.items() if one.boxes]
+        for key in find_turned(self.root, sized):
+            self.note(TURNED, key)
+        objects = Objects.join([_join_boxes(self.images[key], index) for key in keys])
+        lines = [line for fault, where in self.faults.items() for line in name_some(fault, map(basename, where))]
         if self.faulty:
             more = "; ..." if self.faulty > len(self.examples) else ""
             lines.append(f"objects that cannot be read, left out: {self.faulty:,} ({'; '.join(self.examples)}{more})")
-        return (*self.remarks, *lines)
-
-    def split(self, names: Sequence[str] | None = None) -> RawSplit:
-        """Returns the images as files, and their objects; by default the classes are those that occur."""
-        declared = names is not None
-        names = tuple(names) if names is not None else sort_names(self.names())
-        index = {name: number for number, name in enumerate(names)}
-        order = np.argsort(np.array(self.keys, object), kind="stable").tolist()
-        self._note_turned()
-        objects = Objects.join([self._objects(row, index) for row in order])
-        contents = Files(self.root, Strings(self.keys[row] for row in order))
         total = len(objects.boxes) + self.faulty - self.kept
         faulty = Faulty(self.faulty, total, self.examples[0] if self.examples else "")
-        return RawSplit(contents, Labels(names, objects, declared=declared), self.notes(), faulty)
+        labels = Labels(tuple(names), objects, declared=True)
+        return RawSplit(Files(self.root, Strings(keys)), labels, (*self.remarks, *lines), faulty)
 
-    def _note_turned(self) -> None:
-        stated = [size if known else (0, 0) for size, known in zip(self.sizes, self.stated)]
-        for key in find_turned(self.root, [part[:2] for part in zip(self.keys, stated, self.images) if part[2]]):
-            self.note(TURNED, key)
 
-    def _objects(self, row: int, index: dict[str, int]) -> Objects:
-        found = self.images[row]
-        boxes = np.array([one.box for one in found], np.float32).reshape(-1, 4)
-        sides = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-        areas = [float(own) if one.area is None else one.area for one, own in zip(found, sides)]
-        crowd = [one.crowd for one in found]
-        labels = [index[one.name] for one in found]
-        outlines = [one.outline.to_text().encode() if one.outline else DRAWN_BOX * one.filled for one in found]
-        return Objects.of_image(boxes, labels, crowd=crowd, areas=areas, size=self.sizes[row], outlines=outlines)
+def _join_boxes(image: AnnotatedImage, index: Mapping[str, int]) -> Objects:
+    boxes = np.array([one.box for one in image.boxes], np.float32).reshape(-1, 4)
+    sides = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    return Objects.of_image(
+        boxes,
+        [index[one.name] for one in image.boxes],
+        crowd=[one.crowd for one in image.boxes],
+        areas=[float(own) if one.area is None else one.area for one, own in zip(image.boxes, sides)],
+        size=image.size,
+        outlines=[one.outline.to_text().encode() if one.outline else DRAWN_BOX * one.filled for one in image.boxes],
+    )
+
+
+class ObjectSplits(dict[str, ObjectList]):
+    """The annotated images of a data set by split; the list of a split begins empty where it is first used."""
+
+    def __init__(self, root: Path, *, outlines: bool) -> None:
+        super().__init__()
+        self.root, self.outlines = root, outlines
+
+    def __missing__(self, split: str) -> ObjectList:
+        self[split] = ObjectList(str(self.root), self.outlines)
+        return self[split]
+
+    @property
+    def first(self) -> ObjectList:
+        """The list of the split that was used first, which has the notes on the whole data set."""
+        return next(iter(self.values()))
+
+    def finish(self, names: Iterable[str] = ()) -> dict[str, RawSplit]:
+        """Returns the splits. Their classes are the ``names`` that the data declare, and then others that occur, sorted."""
+        occur = {box.name for part in self.values() for image in part.images.values() for box in image.boxes}
+        classes = tuple(dict.fromkeys([*names, *sort_names(occur)]))
+        return {split: part.split(classes) for split, part in self.items()}
+
+    def drop_empty(self) -> None:
+        """Leaves out the splits of which nothing was found."""
+        for split in [split for split, part in self.items() if not part.images and not part.faulty]:
+            del self[split]

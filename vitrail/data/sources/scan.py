@@ -92,6 +92,13 @@ def list_files(folder: Path, *suffixes: str) -> list[Path]:
     return _list_entries(folder, lambda entry: entry.name.lower().endswith(suffixes) and not _is_folder(entry))
 
 
+def list_files_at(place: Path, *suffixes: str) -> list[Path]:
+    """Lists the files of a folder as `list_files` does; of a file only itself, if it has one of these suffixes."""
+    if place.is_dir():
+        return list_files(place, *suffixes)
+    return [place] if place.is_file() and place.name.lower().endswith(suffixes) else []
+
+
 def list_files_below(root: Path, *suffixes: str) -> list[Path]:
     """Lists files as `list_files` does, at any depth below a folder. Each folder is entered once, also through links."""
     scan, found, waiting = Scan(), [], [root]

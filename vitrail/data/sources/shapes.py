@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.box_convention import Corners
 from vitrail.images.rle import Rle
 from vitrail.untrusted.limits import FARTHEST
 
 Point = tuple[float, float]
+Corners = tuple[float, float, float, float]  # left, top, right, bottom
 Size = tuple[int, int]  # (height, width)
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from unicodedata import normalize
 from xml.etree import ElementTree
 
+from vitrail.data.sources.annotation_files import read_xml
 from vitrail.data.sources.contents import read_head
 from vitrail.data.sources.image_lists import divide_by_folder, divide_images
-from vitrail.data.sources.labels import RawSplit, sort_names
-from vitrail.data.sources.object_lists import ObjectList, read_name, read_size
+from vitrail.data.sources.labels import RawSplit
+from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read, read_name, read_size
 from vitrail.data.sources.scan import Scan, list_files, list_folders
 from vitrail.data.sources.shapes import Box, Size, enclose_polygon, enclose_rectangle
 from vitrail.data.sources.split_names import SPLITS
-from vitrail.data.sources.xml_files import read_xml
 from vitrail.errors import DataError
 from vitrail.untrusted.numbers import to_real
 
@@ -34,9 +35,9 @@ KNOWN_OF_FILE = frozenset(
 TRUE, FALSE = ("1", "true", "yes"), ("", "0", "false", "no", "unspecified")
 
 
-def is_voc(root: Path) -> bool:
-    """Tells whether a folder has XML files of VOC: in it, in ``Annotations``, or in folders of splits."""
-    return next(_list_files(root), None) is not None
+def find_voc(root: Path) -> Read | None:
+    """Finds XML files of VOC: in a folder, in ``Annotations``, or in folders of splits."""
+    return None if next(_list_files(root), None) is None else partial(read_voc, root)
 
 
 def read_voc(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
@@ -49,21 +50,20 @@ def read_voc(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawS
         DataError: no image of the annotations is found, or a list cannot be read.
     """
     files, lost = _pair_files(root)
-    divided, notes = _divide(root, files)
-    parts = {split: ObjectList(str(root)) for split in divided}
-    for split, objects in parts.items():
-        for key in divided[split]:
+    images, splits = sorted(files), ObjectSplits(root, outlines=outlines)
+    divided, _, notes = divide_images(root, images, "ImageSets/Main") or (divide_by_folder(images), "", [])
+    for split, keys in divided.items():
+        objects = splits[split]
+        for key in keys:
             if (path := files[key]) is None:
                 objects.note("images without an annotation file, left out", key)
             else:
-                _read_one(path, key, objects, outlines)
+                _read_one(path, key, objects)
         objects.convention.check(root)
-    first = next(iter(parts.values()))
-    first.remarks += notes
+    splits.first.remarks += notes
     for path in lost:
-        first.note("annotation files whose image is not found, or has the name of another, left out", path.name)
-    names = sort_names(set().union(*(part.names() for part in parts.values())))
-    return "VOC objects", {split: part.split(names) for split, part in parts.items()}
+        splits.first.note("annotation files whose image is not found, or has the name of another, left out", path.name)
+    return "VOC objects", splits.finish()
 
 
 def _list_files(root: Path) -> Iterator[Path]:
@@ -114,15 +114,7 @@ def _choose_image(annotation: PurePosixPath, images: Sequence[PurePosixPath]) ->
     return best[0] if len(best) == 1 else None
 
 
-def _divide(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The images of each split, by lists or else by folders, and notes on the lists."""
-    images = sorted(images)
-    if lists := divide_images(root, images, "ImageSets/Main"):
-        return lists[0], lists[2]
-    return divide_by_folder(images), []
-
-
-def _read_one(path: Path, key: str, objects: ObjectList, outlines: bool) -> None:
+def _read_one(path: Path, key: str, objects: ObjectList) -> None:
     """Adds the image ``key`` and the objects of its annotation file."""
     try:
         tree = read_xml(path)
@@ -133,7 +125,7 @@ def _read_one(path: Path, key: str, objects: ObjectList, outlines: bool) -> None
         if (stated := tree.find("size")) is not None:
             size = read_size(stated.findtext("height"), stated.findtext("width"))
     objects.note_unknown([child.tag for child in tree], KNOWN_OF_FILE, key)
-    outlined = objects.find_outlined(key, size) if outlines else None
+    outlined = objects.find_outlined(key, size)
     found = []
     for number, entry in enumerate(tree.iter("object"), 1):
         objects.note_unknown([child.tag for child in entry], KNOWN, key)
@@ -160,15 +152,11 @@ def _read_object(entry: ElementTree.Element, outlined: Size | None) -> Box:
     else:
         raise ValueError("it has no bndbox")
     box.crowd = difficult in TRUE
-    if outlined and (polygon := entry.find("polygon")) is not None:
-        box.outline = enclose_polygon(name, list(_read_corners(polygon)), outlined).outline
+    if outlined and (polygon := entry.find("polygon")) is not None:  # the corners x1, y1, x2, y2, ...
+        numbers = range(1, len(polygon) // 2 + 1)
+        corners = [(_number(polygon, f"x{number}"), _number(polygon, f"y{number}")) for number in numbers]
+        box.outline = enclose_polygon(name, corners, outlined).outline
     return box
-
-
-def _read_corners(polygon: ElementTree.Element) -> Iterator[tuple[float, float]]:
-    """The corners x1, y1, x2, y2, ... of a polygon."""
-    for number in range(1, len(polygon) // 2 + 1):
-        yield _number(polygon, f"x{number}"), _number(polygon, f"y{number}")
 
 
 def _number(parent: ElementTree.Element, name: str) -> float:

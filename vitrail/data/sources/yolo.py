@@ -5,19 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from vitrail.data.sources.contents import Files, Strings, read_lines, read_upright_size
-from vitrail.data.sources.labels import RawSplit, sort_names
+from vitrail.data.sources.labels import RawSplit
 from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.object_lists import ObjectList
+from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read
 from vitrail.data.sources.shapes import Box, Size, enclose_polygon
-from vitrail.data.sources.yolo_files import YoloLayout, find_labels
+from vitrail.data.sources.yolo_layouts import YoloLayout, describe_folder, describe_yaml, find_labels, find_yaml
 from vitrail.errors import DataError
 from vitrail.untrusted.numbers import to_real, to_whole
 
 BEYOND = 1e-3  # how far a coordinate may lie outside of 0 to 1 by rounding
 UNNAMED = "the classes have no names and are named after their numbers: put the names into classes.txt, one a line"
+
+
+def find_yolo(place: Path) -> Read | None:
+    """Finds a YAML file in YOLO's format in a folder, or at a path. Raises `DataError` for several."""
+    description = find_yaml(place)
+    return None if description is None else lambda outlines: read_yolo(describe_yaml(description), outlines=outlines)
+
+
+def find_yolo_texts(root: Path) -> Read | None:
+    """Finds images beside text files in YOLO's format without a YAML file."""
+    layout = describe_folder(root)
+    return None if layout is None else partial(read_yolo, layout)
 
 
 def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
@@ -29,27 +42,25 @@ def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> tuple[str, dict[
     Raises:
         DataError: no image of a training or validation split has a text file, or boxes are in another convention.
     """
-    parts: dict[str, ObjectList | None] = {}
-    files = NamedFiles(layout.base)
+    splits, files = ObjectSplits(layout.base, outlines=outlines), NamedFiles(layout.base)
+    unlabelled: dict[str, RawSplit] = {}
     for split, images in layout.images.items():
         named = {image: files.find_file(os.fspath(find_labels(image))) for image in images}
         labels = {image: Path(path) if path else None for image, path in named.items()}
         if any(labels.values()):
-            parts[split] = _read_split(layout, labels, outlines)
+            _read_split(layout, labels, splits[split])
         elif split == "test" and len(layout.images) > 1:
-            parts[split] = None
+            keys = sorted(_make_key(image, layout.base) for image in images)
+            unlabelled[split] = RawSplit(Files(str(layout.base), Strings(keys)))
         else:
             raise _explain_missing(layout, split, images)
-    first = next(part for part in parts.values() if part is not None)
-    first.remarks += [*layout.notes, *([UNNAMED] if layout.names is None else [])]
-    found = set().union(*(part.names() for part in parts.values() if part is not None))
-    names = tuple(dict.fromkeys(layout.names.values())) if layout.names is not None else sort_names(found)
-    splits = {split: part.split(names) if part else _leave_unlabelled(layout, split) for split, part in parts.items()}
-    return f"YOLO objects ({layout.path.name if layout.path != layout.base else 'text files'})", splits
+    splits.first.remarks += [*layout.notes, *([UNNAMED] if layout.names is None else [])]
+    found = splits.finish(() if layout.names is None else layout.names.values()) | unlabelled
+    name = layout.path.name if layout.path != layout.base else "text files"
+    return f"YOLO objects ({name})", {split: found[split] for split in layout.images}
 
 
-def _read_split(layout: YoloLayout, labels: Mapping[Path, Path | None], outlines: bool) -> ObjectList:
-    objects = ObjectList(str(layout.base))
+def _read_split(layout: YoloLayout, labels: Mapping[Path, Path | None], objects: ObjectList) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for (image, path), size in zip(labels.items(), pool.map(read_upright_size, labels)):
             key = _make_key(image, layout.base)
@@ -59,19 +70,13 @@ def _read_split(layout: YoloLayout, labels: Mapping[Path, Path | None], outlines
             elif not size:
                 objects.note("images that cannot be read, whose objects are left out", key)
             else:
-                found = _read_file(path, layout, size, objects, outlines)
+                found = _read_file(path, layout, size, objects)
             objects.add(key, size or (0, 0), found, stated=False)
     objects.convention.check(f"the text files of {layout.path}")
-    return objects
 
 
 def _make_key(image: Path, base: Path) -> str:
     return os.path.relpath(image, base).replace(os.sep, "/")
-
-
-def _leave_unlabelled(layout: YoloLayout, split: str) -> RawSplit:
-    keys = sorted(_make_key(image, layout.base) for image in layout.images[split])
-    return RawSplit(Files(str(layout.base), Strings(keys)))
 
 
 def _explain_missing(layout: YoloLayout, split: str, images: Sequence[Path]) -> DataError:
@@ -85,7 +90,7 @@ def _explain_missing(layout: YoloLayout, split: str, images: Sequence[Path]) -> 
     return DataError(what, "put a text file there for each image, an empty one for an image without objects")
 
 
-def _read_file(path: Path, layout: YoloLayout, size: Size, objects: ObjectList, outlines: bool) -> list[Box]:
+def _read_file(path: Path, layout: YoloLayout, size: Size, objects: ObjectList) -> list[Box]:
     found: list[Box] = []
     where = _make_key(path, layout.base)
     try:
@@ -95,7 +100,7 @@ def _read_file(path: Path, layout: YoloLayout, size: Size, objects: ObjectList, 
         return found
     for line in lines:
         with objects.rejecting(f"{where}, the line {line!r:.60}"):
-            found.append(_read_line(line, size, layout, outlines))
+            found.append(_read_line(line, size, layout, objects.outlines))
             if layout.keypoints and len(line.split()) > 5:
                 objects.note("keypoints, not used", where)
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from vitrail.data.sources.contents import choose_evenly, read_file, read_lines
 from vitrail.data.sources.image_lists import divide_by_folder, divide_images
 from vitrail.data.sources.labels import name_some
 from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.scan import Scan, list_files, list_folders
+from vitrail.data.sources.scan import Scan, list_files, list_files_at, list_folders
 from vitrail.data.sources.split_names import SPLITS
-from vitrail.data.sources.yolo_files import IMAGES, LABELS, YoloLayout, find_labels
 from vitrail.errors import DataError, find_fault
 from vitrail.images.decode import BadImage
 from vitrail.untrusted.numbers import to_whole
 from vitrail.untrusted.yaml_documents import parse_yaml
 
+IMAGES, LABELS = ("images", "imgs", "image", "img", "jpegimages"), ("labels", "label")  # folders, in any letter case
 KEYS = re.compile(rb"(?m)(?:^|[{,])[ \t\"']*([A-Za-z]+)[\"']?[ \t]*:")
 KNOWN = frozenset(
     {*SPLITS, "path", "names", "nc", "kpt_shape", "flip_idx", "kpt_names", "skeleton", "download", "roboflow"}
@@ -35,17 +36,60 @@ SAMPLED = 50  # images whose text files are looked at, evenly spaced
 LINE = re.compile(r"\d+(\.0+)?(\s+[-+]?[\d.]+(e[-+]?\d+)?){4,}", re.IGNORECASE)
 
 
-def find_yolo(root: Path) -> Path | None:
+@dataclass(frozen=True, kw_only=True)
+class YoloLayout:
+    """The images of data in YOLO's format.
+
+    Args:
+        path: the YAML file, or the folder, that messages name.
+        base: the folder that keys of images are relative to.
+        images: paths of the images of each split.
+        names: of the classes by number; None if no file has any.
+        keypoints: numbers that may stand in a line after a box.
+        notes: on what is not used.
+    """
+
+    path: Path
+    base: Path
+    images: Mapping[str, list[Path]]
+    names: Mapping[int, str] | None
+    keypoints: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def find_labels(image: Path) -> Path:
+    """Returns the path of the text file of an image: in the folder ``labels`` beside ``images``, in any letter case, or beside
+    the image.
+    """
+    parts = list(image.parts)
+    for place in range(len(parts) - 2, -1, -1):
+        if parts[place].lower() in IMAGES:
+            above = Path(*parts[:place])
+            if (above / "labels").is_dir():
+                parts[place] = "labels"
+            elif other := next((path.name for path in _list_inside(above) if path.name.lower() in LABELS), None):
+                parts[place] = other
+            elif parts[place] == "images":
+                parts[place] = "labels"
+            break
+    return Path(*parts).with_suffix(".txt")
+
+
+def _list_inside(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def find_yaml(place: Path) -> Path | None:
     """Finds the YAML file of a folder that describes objects in YOLO's format. Raises `DataError` for several."""
-    files = [path for path in list_files(root, ".yaml", ".yml") if is_yolo(path)]
+    files = [path for path in list_files_at(place, ".yaml", ".yml") if _is_yolo(path)]
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
-        raise DataError(f"{root} has several descriptions of objects: {names}", "give the file that is meant")
+        raise DataError(f"{place} has several descriptions of objects: {names}", "give the file that is meant")
     return files[0] if files else None
 
 
-def is_yolo(path: Path) -> bool:
-    """Tells whether a YAML file names classes and the images of a split. One that cannot be parsed counts as well."""
+def _is_yolo(path: Path) -> bool:
+    """Whether a YAML file names classes and the images of a split. One that cannot be parsed counts as well."""
     try:
         keys = {key.decode() for key in KEYS.findall(read_file(path))}
     except BadImage:
