@@ -59,9 +59,8 @@ def read_huggingface(
     """
     family = _family(described, path)
     state, unused = family.to_own_names(tensors)
-    fields = {**family.defaults, **{name: value for name, value in described.items() if value is not None}}
     try:
-        config = family.read(fields, state)
+        config = family.read_config(described, state)
         classes, renamed = _classes(described.get("id2label"), config.classes)
     except CheckpointError as error:
         raise CheckpointError(f"{path} cannot be read: {error.what}", error.remedy) from error
@@ -93,7 +92,7 @@ def to_huggingface(classifier: Classifier) -> Folder:
     """
     family = FAMILIES[_model_type_of(classifier.config)]
     config, notes = family.express(classifier.config)
-    name, fields, more = family.write(config)
+    fields, more = family.write_config(config)
     notes += more
     state = {name: tensor.detach().cpu() for name, tensor in classifier.backbone.state_dict().items()}
     state = family.express_state(classifier.config, state)
@@ -106,8 +105,6 @@ def to_huggingface(classifier: Classifier) -> Folder:
         "label2id": {name: place for place, name in enumerate(classifier.classes)},
     }
     described = {
-        "architectures": [name],
-        "model_type": family.model_type,
         **fields,
         **(labels if classifier.classes else {}),
         **({"problem_type": MULTI_LABEL} if classifier.multi_label else {}),

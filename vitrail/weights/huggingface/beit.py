@@ -11,12 +11,13 @@ from typing import Any
 from vitrail.errors import CheckpointError
 from vitrail.models.beit import BEiTConfig
 from vitrail.weights.huggingface.family import (
+    CHANNELS,
+    GELU,
+    IMAGE_SIZE,
     Family,
+    Field,
     State,
-    act_of,
     check_expressible,
-    count_outputs,
-    gelu_of,
     side_or_pair,
 )
 
@@ -43,57 +44,43 @@ NAMES = {
     "norm": "layernorm",
     "fc_norm": "pooler.layernorm",
 }
-DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "use_absolute_position_embeddings": False,
-    "use_relative_position_bias": False,
-    "use_shared_relative_position_bias": False,
-    "layer_scale_init_value": 0.1,
-    "drop_path_rate": 0.1,
-}
-BIASES = {
-    (True, False): "every",
-    (False, True): "shared",
-    (False, False): "none",
-}  # use_relative_position_bias, use_shared_relative_position_bias
+FIELDS = (
+    Field("width", "hidden_size", 768),
+    Field("depth", "num_hidden_layers", 12),
+    Field("heads", "num_attention_heads", 12),
+    Field("mlp_width", "intermediate_size", 3072),
+    GELU,
+    Field("norm_eps", "layer_norm_eps", 1e-12),
+    IMAGE_SIZE,
+    Field("patch_size", "patch_size", 16, write=side_or_pair),
+    CHANNELS,
+    Field("positions", "use_absolute_position_embeddings", False),
+    Field(
+        "layer_scale",
+        "layer_scale_init_value",
+        0.1,
+        lambda scale: scale if scale > 0 else None,
+        lambda scale: scale or 0.0,
+    ),
+    Field("drop_path", "drop_path_rate", 0.1),
+)
+# use_relative_position_bias, use_shared_relative_position_bias
+BIASES = {(True, False): "every", (False, True): "shared", (False, False): "none"}
 
 
-def read(fields: Mapping[str, Any], state: State) -> BEiTConfig:
-    """Returns the config of a model with the tensors ``state`` and the ``fields`` of config.json.
-
-    In a pretrained model, the head for visual tokens has a norm outside of the body. The class token is pooled after the
+def read(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> BEiTConfig:
+    """In a pretrained model, the head for visual tokens has a norm outside of the body. The class token is pooled after the
     same norm.
     """
     bias = BIASES.get((fields["use_relative_position_bias"], fields["use_shared_relative_position_bias"]))
     if bias is None:
         raise CheckpointError("it has both shared and per-block relative positions", "only one of them is supported")
-    scale = fields["layer_scale_init_value"]
     config = BEiTConfig(
-        image_size=fields["image_size"],
-        patch_size=fields["patch_size"],
-        in_channels=fields["num_channels"],
-        classes=count_outputs(state),
-        width=fields["hidden_size"],
-        depth=fields["num_hidden_layers"],
-        heads=fields["num_attention_heads"],
-        mlp_width=fields["intermediate_size"],
+        **values,
         pool="cls" if "norm.weight" in state else "gap",
         relative_bias=bias,
         bias_resize="bilinear",
-        positions=fields["use_absolute_position_embeddings"],
         position_resize="bicubic",
-        gelu=gelu_of(fields["hidden_act"]),
-        norm_eps=fields["layer_norm_eps"],
-        layer_scale=scale if scale > 0 else None,
-        drop_path=fields["drop_path_rate"],
     )
     if bias != "none" and config.grid[0] != config.grid[1]:
         what = f"it has relative positions of {config.grid[0]}x{config.grid[1]} patches, whose axes transformers swaps"
@@ -101,35 +88,22 @@ def read(fields: Mapping[str, Any], state: State) -> BEiTConfig:
     return config
 
 
-def write(config: BEiTConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """Returns the class, the fields of config.json and notes for a config."""
+def write(config: BEiTConfig) -> tuple[dict[str, Any], list[str]]:
     rows, columns = config.grid
-    scale = 0.0 if config.layer_scale is None else config.layer_scale
+    scale = config.layer_scale
     wrong = {
         f"relative positions of {rows}x{columns} patches": rows != columns and config.relative_bias != "none",
         "a patch that is not square": config.patch_size[0] != config.patch_size[1],
-        f"LayerScale that starts at {scale}": config.layer_scale is not None and scale <= 0,
+        f"LayerScale that starts at {scale}": scale is not None and scale <= 0,
         "padding": any(length % patch for length, patch in zip(config.image_size, config.patch_size)),
     }
     check_expressible("beit", wrong)
     fields = {
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.mlp_width,
-        "hidden_act": act_of(config.gelu),
-        "layer_norm_eps": config.norm_eps,
-        "image_size": side_or_pair(config.image_size),
-        "patch_size": config.patch_size[0],
-        "num_channels": config.in_channels,
-        "use_absolute_position_embeddings": config.positions,
         "use_relative_position_bias": config.relative_bias == "every",
         "use_shared_relative_position_bias": config.relative_bias == "shared",
         "use_mean_pooling": config.pool == "gap",
-        "layer_scale_init_value": scale,
-        "drop_path_rate": config.drop_path,
     }
-    return "BeitForImageClassification" if config.classes else "BeitModel", fields, _notes(config)
+    return fields, _notes(config)
 
 
 def _notes(config: BEiTConfig) -> list[str]:
@@ -159,8 +133,10 @@ BEIT = Family(
         f"{LAYER}.attention.attention.relative_position_bias.relative_position_index",
     ),
     unused_heads=("lm_head",),
-    defaults=DEFAULTS,
+    model="Beit",
     processor="Beit",
+    fields=FIELDS,
+    others={"use_relative_position_bias": False, "use_shared_relative_position_bias": False},
     read=read,
     write=write,
 )

@@ -10,7 +10,7 @@ from vitrail.errors import CheckpointError
 from vitrail.models.config import GROUPS
 from vitrail.models.resnet_config import ResNetConfig, width_fields
 from vitrail.models.standardise import standardise
-from vitrail.weights.huggingface.family import Family, State, check_expressible, count_outputs
+from vitrail.weights.huggingface.family import CHANNELS, Family, Field, State, check_expressible
 
 RULE, EPS = "timm", 1e-5  # of kernel standardisation and group norms
 LAYER = "encoder.stages.{}.layers.{}"
@@ -21,13 +21,8 @@ NAMES = {
     **{f"stages.{{}}.blocks.{{}}.conv{part}": f"{LAYER}.conv{part}" for part in (1, 2, 3)},
     "norm": "norm",
 }
-DEFAULTS = {
-    "num_channels": 3,
-    "embedding_size": 64,
-    "hidden_sizes": [256, 512, 1024, 2048],
-    "depths": [3, 4, 6, 3],
-    "drop_path_rate": 0.0,
-}
+FIELDS = (CHANNELS, Field("depths", "depths", [3, 4, 6, 3], write=list), Field("drop_path", "drop_path_rate", 0.0))
+WIDTHS = {"embedding_size": 64, "hidden_sizes": [256, 512, 1024, 2048]}
 # fields with a single supported value
 FIXED = {
     "layer_type": "preactivation",
@@ -41,46 +36,32 @@ FIXED = {
 MOST_STAGES = 4  # further stages do not downsample in transformers
 
 
-def read(fields: Mapping[str, Any], state: State) -> ResNetConfig:
-    """Returns the config of a model with the tensors ``state`` and the ``fields`` of config.json, which has no image size."""
+def read(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ResNetConfig:
     for name, value in FIXED.items():
         if fields[name] != value:
             raise CheckpointError(f"it has {name} {str(fields[name])[:80]!r}", f"only {name} {value!r} is supported")
     if len(fields["depths"]) > MOST_STAGES:
         raise CheckpointError(f"it has {len(fields['depths'])} stages", f"at most {MOST_STAGES} stages are supported")
-    root, widths, depths = fields["embedding_size"], fields["hidden_sizes"], fields["depths"]
-    if root % GROUPS or widths != [4 * root * 2**stage for stage in range(len(depths))]:
+    root, widths = fields["embedding_size"], fields["hidden_sizes"]
+    if root % GROUPS or widths != _widths(root, len(fields["depths"])):
         what = f"it has widths of {root} and {str(widths)[:80]}"
         raise CheckpointError(what, f"supported: a multiple of {GROUPS}, and 4, 8, 16, ... times that")
-    return ResNetConfig(
-        in_channels=fields["num_channels"],
-        classes=count_outputs(state),
-        depths=depths,
-        **width_fields(root),
-        standardise=RULE,
-        group_norm_eps=EPS,
-        drop_path=fields["drop_path_rate"],
-    )
+    return ResNetConfig(**values, **width_fields(root), standardise=RULE, group_norm_eps=EPS)
 
 
-def write(config: ResNetConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """Returns the class, the fields of config.json and notes for a config."""
+def write(config: ResNetConfig) -> tuple[dict[str, Any], list[str]]:
     wrong = {
         f"the stem {config.stem!r}": config.stem != "paper",
         f"group_norm_eps={config.group_norm_eps:g}": config.group_norm_eps != EPS,
         f"{len(config.depths)} stages that halve the map": len(config.depths) > MOST_STAGES,
     }
     check_expressible("bit", wrong)
-    stages = range(len(config.depths))
-    fields = {
-        "num_channels": config.in_channels,
-        "embedding_size": config.root_width,
-        "hidden_sizes": [4 * config.root_width * 2**stage for stage in stages],
-        "depths": list(config.depths),
-        "drop_path_rate": config.drop_path,
-        **FIXED,
-    }
-    return "BitForImageClassification" if config.classes else "BitModel", fields, []
+    widths = _widths(config.root_width, len(config.depths))
+    return {"embedding_size": config.root_width, "hidden_sizes": widths, **FIXED}, []
+
+
+def _widths(root: int, stages: int) -> list[int]:
+    return [4 * root * 2**stage for stage in range(stages)]
 
 
 def express_config(config: ResNetConfig) -> tuple[ResNetConfig, list[str]]:
@@ -106,8 +87,10 @@ BIT = Family(
     body="bit",
     names=NAMES,
     heads={"head": "classifier.1"},
-    defaults={**DEFAULTS, **FIXED},
+    model="Bit",
     processor="Bit",
+    fields=FIELDS,
+    others={**WIDTHS, **FIXED},
     read=read,
     write=write,
     express=express_config,

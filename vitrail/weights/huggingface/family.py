@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -30,9 +30,18 @@ GELUS = {
 }
 
 State = dict[str, Tensor]
-Names = Mapping[
-    str, str
-]  # vitrail's name of a parameter, or of a module with weight and bias -> transformers'; {} is a number
+# vitrail's name of a parameter, or of a module with weight and bias -> transformers'; {} is a number
+Names = Mapping[str, str]
+
+
+class Field(NamedTuple):
+    """A field of our config, that of config.json, its default in transformers, and the conversions from and to it."""
+
+    ours: str
+    theirs: str
+    default: Any
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +54,14 @@ class Family:
         also: their names -> ours, for tensors that some of their classes store outside of the body.
         unused, unused_heads: their modules and parameters without a counterpart, inside and outside of the body.
         parts: projections that are one tensor in vitrail and several in transformers.
-        defaults: the fields of config.json that are read, with transformers' defaults.
+        model: the first part of the names of their classes.
         processor: their image processor, see `processor.PROCESSORS`.
-        read: converts the fields, and the tensors by our names, to our config. Raises `CheckpointError`, or the errors of
-            invalid values.
-        write: the inverse; returns their class, the fields, and notes on differences. Raises `CheckpointError` for configs
-            that transformers does not support.
+        fields: those of config.json that are fields of our config, too.
+        others: further fields of config.json that are read, with transformers' defaults.
+        read: builds our config from the values of `fields` and the number of outputs, all fields of config.json, and the
+            tensors by our names. Raises `CheckpointError`, or the errors of invalid values.
+        write: returns further fields of config.json, and notes on differences. Raises `CheckpointError` for configs that
+            transformers does not support.
         express, express_state: convert a config and its tensors to an equivalent that transformers supports, with the same
             outputs, and with notes on differences.
         restore_state: the inverse of `express_state`, for the original config.
@@ -64,13 +75,34 @@ class Family:
     unused: tuple[str, ...] = ()
     unused_heads: tuple[str, ...] = ()
     parts: Sequence[str] = QKV
-    defaults: Mapping[str, Any]
+    model: str
     processor: str
-    read: Callable[[Mapping[str, Any], State], Config]
-    write: Callable[[Any], tuple[str, dict[str, Any], list[str]]]
+    fields: Sequence[Field]
+    others: Mapping[str, Any] = field(default_factory=dict)
+    read: Callable[[dict[str, Any], Mapping[str, Any], State], Config]
+    write: Callable[[Any], tuple[dict[str, Any], list[str]]]
     express: Callable[[Any], tuple[Config, list[str]]] = lambda config: (config, [])
     express_state: Callable[[Any, State], State] = lambda config, state: state
     restore_state: Callable[[Any, State], State] = lambda config, state: state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The fields of config.json that are read, with transformers' defaults."""
+        return {**{each.theirs: each.default for each in self.fields}, **self.others}
+
+    def read_config(self, described: Mapping[str, Any], state: State) -> Config:
+        """Returns our config of a model with the tensors ``state``, by our names, and the config.json ``described``."""
+        stated = {name: value for name, value in described.items() if value is not None}
+        fields = {**self.defaults, **stated}
+        values = {each.ours: each.read(fields[each.theirs]) for each in self.fields}
+        return self.read({"classes": count_outputs(state), **values}, fields, state)
+
+    def write_config(self, config: Config) -> tuple[dict[str, Any], list[str]]:
+        """The inverse of `read_config`: returns config.json, and notes on differences. Raises `CheckpointError`."""
+        others, notes = self.write(config)
+        fields = {each.theirs: each.write(getattr(config, each.ours)) for each in self.fields}
+        name = self.model + ("ForImageClassification" if config.classes else "Model")
+        return {"architectures": [name], "model_type": self.model_type, **fields, **others}, notes
 
     @property
     def first_layers(self) -> tuple[str, str]:
@@ -156,3 +188,15 @@ def act_of(gelu: str) -> str:
 def side_or_pair(size: tuple[int, int]) -> int | list[int]:
     """Returns a size as in config.json: one number for a square."""
     return size[0] if size[0] == size[1] else list(size)
+
+
+# fields that most of their configs have; those of dropout are off by default
+IMAGE_SIZE, CHANNELS = (
+    Field("image_size", "image_size", 224, write=side_or_pair),
+    Field("in_channels", "num_channels", 3),
+)
+GELU, QKV_BIAS = Field("gelu", "hidden_act", "gelu", gelu_of, act_of), Field("qkv_bias", "qkv_bias", True)
+DROPOUTS = (
+    Field("dropout", "hidden_dropout_prob", 0.0),
+    Field("attention_dropout", "attention_probs_dropout_prob", 0.0),
+)

@@ -67,10 +67,10 @@ def _apply_description(description: Any, weights: Weights, family: Family, path:
     """Returns ``weights`` as described, or None if transformers would read a different model from it."""
     check_version(description, path)
     config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
-    _, fields, _ = family.write(family.express(config)[0])
+    fields, _ = family.write_config(family.express(config)[0])
     classes = weights.classes or check_classes(description["classes"], outputs=config.classes)
     temperature = float(description["temperature"])
-    read = family.set_size(family.read({**family.defaults, **fields}, weights.tensors), weights.preprocessing)
+    read = family.set_size(family.read_config(fields, weights.tensors), weights.preprocessing)
     if read != weights.config or not 0 < temperature < math.inf:
         return None
     return replace(

@@ -10,13 +10,15 @@ from vitrail.errors import CheckpointError
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.weights.huggingface.family import (
+    CHANNELS,
+    DROPOUTS,
+    GELU,
+    IMAGE_SIZE,
+    QKV_BIAS,
     Family,
+    Field,
     State,
-    act_of,
     check_expressible,
-    count_outputs,
-    gelu_of,
-    side_or_pair,
 )
 from vitrail.weights.qkv import KV
 
@@ -60,76 +62,62 @@ NAMES_V2 = {
     "stages.{}.blocks.{}.mlp.fc2": f"{LAYER}.blocks.{{}}.mlp.dense2",
     "stages.{}.norm": f"{LAYER}.layer_norm",
 }
-DEFAULTS = {
-    "image_size": 224,
-    "num_channels": 3,
-    "depths": [2, 2, 2, 2],
-    "hidden_sizes": [64, 128, 320, 512],
-    "patch_sizes": [4, 2, 2, 2],
-    "strides": [4, 2, 2, 2],
-    "num_attention_heads": [1, 2, 5, 8],
-    "mlp_ratios": [8, 8, 4, 4],
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "drop_path_rate": 0.0,
-    "layer_norm_eps": 1e-6,
-    "qkv_bias": True,
-}
-DEFAULTS_V1 = {**DEFAULTS, "sequence_reduction_ratios": [8, 4, 2, 1]}
-DEFAULTS_V2 = {
-    **DEFAULTS,
-    "image_size": [224, 224],
-    "hidden_sizes": [32, 64, 160, 256],
-    "patch_sizes": [7, 3, 3, 3],
-    "sr_ratios": [8, 4, 2, 1],
-    "linear_attention": False,
-}
+FIELDS = (
+    CHANNELS,
+    Field("depths", "depths", [2, 2, 2, 2], write=list),
+    Field("heads", "num_attention_heads", [1, 2, 5, 8], write=list),
+    Field("mlp_ratios", "mlp_ratios", [8, 8, 4, 4], write=list),
+    GELU,
+    *DROPOUTS,
+    Field("drop_path", "drop_path_rate", 0.0),
+    Field("norm_eps", "layer_norm_eps", 1e-6),
+    QKV_BIAS,
+)
+FIELDS_V1 = (
+    IMAGE_SIZE,
+    *FIELDS,
+    Field("widths", "hidden_sizes", [64, 128, 320, 512], write=list),
+    Field("reductions", "sequence_reduction_ratios", [8, 4, 2, 1], write=list),
+)
+FIELDS_V2 = (
+    IMAGE_SIZE._replace(default=[224, 224]),
+    *FIELDS,
+    Field("widths", "hidden_sizes", [32, 64, 160, 256], write=list),
+    Field("reductions", "sr_ratios", [8, 4, 2, 1], write=list),
+    Field("linear", "linear_attention", False),
+)
+STRIDES = [4, 2, 2, 2]
 
 
-def read(fields: Mapping[str, Any], state: State) -> PVTConfig:
-    """Returns the config of a PVT with the tensors ``state`` and the ``fields`` of config.json."""
-    strides, common = fields["strides"], _read(fields, state)
-    if len(strides) != STAGES or fields["patch_sizes"] != strides:
-        what = f"it has patches of {str(fields['patch_sizes'])[:80]} every {str(strides)[:80]}"
-        raise CheckpointError(what, f"supported: {STAGES} stages without overlap")
-    return PVTConfig(**common, reductions=fields["sequence_reduction_ratios"])
+def read(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> PVTConfig:
+    """Returns the config of a PVT."""
+    values |= _read(fields)
+    if len(fields["strides"]) != STAGES or fields["patch_sizes"] != fields["strides"]:
+        raise _patches_error(fields, f"{STAGES} stages without overlap")
+    return PVTConfig(**values)
 
 
-def read_v2(fields: Mapping[str, Any], state: State) -> PVTv2Config:
+def read_v2(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> PVTv2Config:
     """Returns the config of a PVT v2."""
-    strides, common = fields["strides"], _read(fields, state)
-    if fields["patch_sizes"] != [2 * stride - 1 for stride in strides]:
-        what = f"it has patches of {str(fields['patch_sizes'])[:80]} every {str(strides)[:80]}"
-        raise CheckpointError(what, "supported: patches of 2 * stride - 1")
-    return PVTv2Config(**common, reductions=fields["sr_ratios"], linear=fields["linear_attention"])
+    values |= _read(fields)
+    if fields["patch_sizes"] != [2 * stride - 1 for stride in fields["strides"]]:
+        raise _patches_error(fields, "patches of 2 * stride - 1")
+    return PVTv2Config(**values)
 
 
-def _read(fields: Mapping[str, Any], state: State) -> dict[str, Any]:
+def _read(fields: Mapping[str, Any]) -> dict[str, Any]:
     strides = fields["strides"]
     if not isinstance(strides, Sequence) or not strides or list(strides[1:]) != [2] * len(strides[1:]):
         raise CheckpointError(f"it has the strides {str(strides)[:80]}", "all strides after the first must be 2")
-    return {
-        "image_size": fields["image_size"],
-        "patch_size": strides[0],
-        "in_channels": fields["num_channels"],
-        "classes": count_outputs(state),
-        "widths": fields["hidden_sizes"],
-        "depths": fields["depths"],
-        "heads": fields["num_attention_heads"],
-        "mlp_ratios": fields["mlp_ratios"],
-        "gelu": gelu_of(fields["hidden_act"]),
-        "norm_eps": fields["layer_norm_eps"],
-        "conv_norm_eps": fields["layer_norm_eps"],
-        "qkv_bias": fields["qkv_bias"],
-        "dropout": fields["hidden_dropout_prob"],
-        "attention_dropout": fields["attention_probs_dropout_prob"],
-        "drop_path": fields["drop_path_rate"],
-    }
+    return {"patch_size": strides[0], "conv_norm_eps": fields["layer_norm_eps"]}
 
 
-def write(config: PVTConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """Returns the class, the fields of config.json and notes for a config of a PVT."""
+def _patches_error(fields: Mapping[str, Any], supported: str) -> CheckpointError:
+    what = f"it has patches of {str(fields['patch_sizes'])[:80]} every {str(fields['strides'])[:80]}"
+    return CheckpointError(what, f"supported: {supported}")
+
+
+def write(config: PVTConfig) -> tuple[dict[str, Any], list[str]]:
     whole = [length * 2 ** (STAGES - 1) for length in config.patch_size]
     wrong = {
         f"{len(config.depths)} stages, it has {STAGES},": len(config.depths) != STAGES,
@@ -138,46 +126,21 @@ def write(config: PVTConfig) -> tuple[str, dict[str, Any], list[str]]:
         "padding": any(length % patch for length, patch in zip(config.image_size, whole)),
     }
     check_expressible("pvt", wrong)
-    fields = _write("pvt", config)
+    strides = _strides(config)
     # without num_labels transformers assumes 1,000 classes, independent of their names
-    sizes = {
-        "patch_sizes": fields["strides"],
-        "sequence_reduction_ratios": list(config.reductions),
-        "num_labels": config.classes,
-    }
-    notes = ["transformers does not support other image sizes"]
-    return "PvtForImageClassification" if config.classes else "PvtModel", {**fields, **sizes}, notes
+    fields = {"num_encoder_blocks": STAGES, "strides": strides, "patch_sizes": strides, "num_labels": config.classes}
+    return fields, ["transformers does not support other image sizes"]
 
 
-def write_v2(config: PVTv2Config) -> tuple[str, dict[str, Any], list[str]]:
-    """Returns the class, the fields of config.json and notes for a config of a PVT v2."""
-    fields = _write("pvt_v2", config)
-    sizes = {
-        "patch_sizes": [2 * stride - 1 for stride in fields["strides"]],
-        "sr_ratios": list(config.reductions),
-        "linear_attention": config.linear,
-    }
-    return "PvtV2ForImageClassification" if config.classes else "PvtV2Model", {**fields, **sizes}, []
+def write_v2(config: PVTv2Config) -> tuple[dict[str, Any], list[str]]:
+    check_expressible("pvt_v2", {"a patch that is not square": config.patch_size[0] != config.patch_size[1]})
+    strides = _strides(config)
+    patches = [2 * stride - 1 for stride in strides]
+    return {"num_encoder_blocks": len(strides), "strides": strides, "patch_sizes": patches}, []
 
 
-def _write(model_type: str, config: PVTConfig | PVTv2Config) -> dict[str, Any]:
-    check_expressible(model_type, {"a patch that is not square": config.patch_size[0] != config.patch_size[1]})
-    return {
-        "image_size": side_or_pair(config.image_size),
-        "num_channels": config.in_channels,
-        "num_encoder_blocks": len(config.depths),
-        "depths": list(config.depths),
-        "hidden_sizes": list(config.widths),
-        "strides": [config.patch_size[0], *[2] * (len(config.depths) - 1)],
-        "num_attention_heads": list(config.heads),
-        "mlp_ratios": list(config.mlp_ratios),
-        "hidden_act": act_of(config.gelu),
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "drop_path_rate": config.drop_path,
-        "layer_norm_eps": config.norm_eps,
-        "qkv_bias": config.qkv_bias,
-    }
+def _strides(config: PVTConfig | PVTv2Config) -> list[int]:
+    return [config.patch_size[0], *[2] * (len(config.depths) - 1)]
 
 
 def express_config(config: Any) -> tuple[Any, list[str]]:
@@ -195,5 +158,21 @@ def _family(model_type: str, **fields: Any) -> Family:
     )
 
 
-PVT = _family("pvt", names=NAMES, defaults=DEFAULTS_V1, read=read, write=write)
-PVT_V2 = _family("pvt_v2", names=NAMES_V2, defaults=DEFAULTS_V2, read=read_v2, write=write_v2)
+PVT = _family(
+    "pvt",
+    model="Pvt",
+    names=NAMES,
+    fields=FIELDS_V1,
+    others={"strides": STRIDES, "patch_sizes": STRIDES},
+    read=read,
+    write=write,
+)
+PVT_V2 = _family(
+    "pvt_v2",
+    model="PvtV2",
+    names=NAMES_V2,
+    fields=FIELDS_V2,
+    others={"strides": STRIDES, "patch_sizes": [7, 3, 3, 3]},
+    read=read_v2,
+    write=write_v2,
+)

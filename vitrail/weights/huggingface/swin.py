@@ -9,12 +9,15 @@ from vitrail.errors import CheckpointError
 from vitrail.models.config import grid_of
 from vitrail.models.swin import SwinConfig
 from vitrail.weights.huggingface.family import (
+    CHANNELS,
+    DROPOUTS,
+    GELU,
+    IMAGE_SIZE,
+    QKV_BIAS,
     Family,
+    Field,
     State,
-    act_of,
     check_expressible,
-    count_outputs,
-    gelu_of,
     side_or_pair,
 )
 from vitrail.weights.tensors import printable
@@ -43,53 +46,33 @@ NAMES = {
     },
     "norm": "layernorm",
 }
-DEFAULTS = {
-    "image_size": 224,
-    "patch_size": 4,
-    "num_channels": 3,
-    "embed_dim": 96,
-    "depths": [2, 2, 6, 2],
-    "num_heads": [3, 6, 12, 24],
-    "window_size": 7,
-    "mlp_ratio": 4.0,
-    "qkv_bias": True,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "drop_path_rate": 0.1,
-    "hidden_act": "gelu",
-    "use_absolute_embeddings": False,
-    "layer_norm_eps": EPS,
-}
+FIELDS = (
+    IMAGE_SIZE,
+    Field("patch_size", "patch_size", 4, write=side_or_pair),
+    CHANNELS,
+    Field("width", "embed_dim", 96),
+    Field("depths", "depths", [2, 2, 6, 2], write=list),
+    Field("heads", "num_heads", [3, 6, 12, 24], write=list),
+    Field("window", "window_size", 7),
+    Field("mlp_ratio", "mlp_ratio", 4.0),
+    QKV_BIAS,
+    *DROPOUTS,
+    Field("drop_path", "drop_path_rate", 0.1),
+    GELU,
+    Field("norm_eps", "layer_norm_eps", EPS),
+)
 
 
-def read(fields: Mapping[str, Any], state: State) -> SwinConfig:
-    """Returns the config of a model with the tensors ``state`` and the ``fields`` of config.json."""
+def read(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> SwinConfig:
     if fields["use_absolute_embeddings"]:
         raise CheckpointError("it has learned positions (use_absolute_embeddings)", "they are not supported")
     if fields["layer_norm_eps"] != EPS:
         what = f"it has layer_norm_eps {printable(fields['layer_norm_eps'])} in its blocks and {EPS:g} between them"
         raise CheckpointError(what, "both must be equal")
-    return SwinConfig(
-        image_size=fields["image_size"],
-        patch_size=fields["patch_size"],
-        in_channels=fields["num_channels"],
-        classes=count_outputs(state),
-        width=fields["embed_dim"],
-        depths=fields["depths"],
-        heads=fields["num_heads"],
-        window=fields["window_size"],
-        mlp_ratio=fields["mlp_ratio"],
-        qkv_bias=fields["qkv_bias"],
-        gelu=gelu_of(fields["hidden_act"]),
-        norm_eps=fields["layer_norm_eps"],
-        dropout=fields["hidden_dropout_prob"],
-        attention_dropout=fields["attention_probs_dropout_prob"],
-        drop_path=fields["drop_path_rate"],
-    )
+    return SwinConfig(**values)
 
 
-def write(config: SwinConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """Returns the class, the fields of config.json and notes for a config."""
+def write(config: SwinConfig) -> tuple[dict[str, Any], list[str]]:
     smallest = config.grid
     for _ in config.depths[1:]:
         smallest = grid_of(smallest, (2, 2))
@@ -100,25 +83,8 @@ def write(config: SwinConfig) -> tuple[str, dict[str, Any], list[str]]:
         f"norm_eps={config.norm_eps:g} in all its norms": config.norm_eps != EPS,
     }
     check_expressible("swin", wrong)
-    fields = {
-        "image_size": side_or_pair(config.image_size),
-        "patch_size": side_or_pair(config.patch_size),
-        "num_channels": config.in_channels,
-        "embed_dim": config.width,
-        "depths": list(config.depths),
-        "num_heads": list(config.heads),
-        "window_size": config.window,
-        "mlp_ratio": config.mlp_ratio,
-        "qkv_bias": config.qkv_bias,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "drop_path_rate": config.drop_path,
-        "hidden_act": act_of(config.gelu),
-        "use_absolute_embeddings": False,
-        "layer_norm_eps": EPS,
-    }
     notes = ["transformers does not support image sizes with maps smaller than a window"]
-    return "SwinForImageClassification" if config.classes else "SwinModel", fields, notes
+    return {"use_absolute_embeddings": False}, notes
 
 
 SWIN = Family(
@@ -128,8 +94,10 @@ SWIN = Family(
     heads={"head": "classifier"},
     unused=("embeddings.mask_token", "encoder.layers.{}.blocks.{}.attention.self.relative_position_index"),
     unused_heads=("decoder",),
-    defaults=DEFAULTS,
+    model="Swin",
     processor="ViT",
+    fields=FIELDS,
+    others={"use_absolute_embeddings": False},
     read=read,
     write=write,
 )

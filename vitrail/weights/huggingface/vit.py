@@ -16,12 +16,15 @@ import torch
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, positions
 from vitrail.weights.huggingface.family import (
+    CHANNELS,
+    DROPOUTS,
+    GELU,
+    IMAGE_SIZE,
+    QKV_BIAS,
     Family,
+    Field,
     State,
-    act_of,
     check_expressible,
-    count_outputs,
-    gelu_of,
     side_or_pair,
 )
 
@@ -55,63 +58,48 @@ OF_DINOV2 = {
     "blocks.{}.ls1.gamma": "encoder.layer.{}.layer_scale1.lambda1",
     "blocks.{}.ls2.gamma": "encoder.layer.{}.layer_scale2.lambda1",
 }
-DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "qkv_bias": True,
-}
-DEFAULTS_OF_VIT = {**DEFAULTS, "intermediate_size": 3072, "layer_norm_eps": 1e-12}
-DEFAULTS_OF_DINOV2 = {
-    **DEFAULTS,
-    "mlp_ratio": 4,
-    "layer_norm_eps": 1e-6,
-    "layerscale_value": 1.0,
-    "drop_path_rate": 0.0,
-    "use_swiglu_ffn": False,
-}
+PATCH_SIZE = Field("patch_size", "patch_size", 16, write=side_or_pair)
+FIELDS = (
+    Field("width", "hidden_size", 768),
+    Field("depth", "num_hidden_layers", 12),
+    Field("heads", "num_attention_heads", 12),
+    GELU,
+    *DROPOUTS,
+    IMAGE_SIZE,
+    CHANNELS,
+    QKV_BIAS,
+)
+FIELDS_OF_VIT = (
+    *FIELDS,
+    PATCH_SIZE,
+    Field("mlp_width", "intermediate_size", 3072),
+    Field("norm_eps", "layer_norm_eps", 1e-12),
+)
+FIELDS_OF_DINOV2 = (
+    *FIELDS,
+    Field("norm_eps", "layer_norm_eps", 1e-6),
+    Field("layer_scale", "layerscale_value", 1.0),
+    Field("drop_path", "drop_path_rate", 0.0),
+)
 RULES = {"dinov2_with_registers": "bicubic-antialias"}  # interpolation of positions; the others have no antialiasing
 POOLS = {"vit": ("cls",), "deit": ("cls", "cls-only"), "dinov2": ("cls+gap",), "dinov2_with_registers": ("cls+gap",)}
 
 
-def read(model_type: str, fields: Mapping[str, Any], state: State) -> ViTConfig:
-    """Returns the config of a model with the tensors ``state`` and the ``fields`` of config.json.
-
-    Bare models of transformers have no head and pool the class token, or both tokens in DeiT.
-    """
+def read(model_type: str, values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
+    """Bare models of transformers have no head and pool the class token, or both tokens in DeiT."""
     if fields.get("use_swiglu_ffn"):
         raise CheckpointError(
             "it has SwiGLU layers (use_swiglu_ffn), as DINOv2's giant", "only MLP layers are supported"
         )
-    of_dino = model_type.startswith("dinov2")
-    classes = count_outputs(state)
     pool = "cls-only" if model_type == "deit" and "head.weight" in state else "cls"
+    if model_type.startswith("dinov2"):
+        values["mlp_width"] = int(fields["hidden_size"] * float(fields["mlp_ratio"]))
+        pool = "cls+gap" if values["classes"] else "cls"
     return ViTConfig(
-        image_size=fields["image_size"],
-        patch_size=fields["patch_size"],
-        in_channels=fields["num_channels"],
-        classes=classes,
-        width=fields["hidden_size"],
-        depth=fields["num_hidden_layers"],
-        heads=fields["num_attention_heads"],
-        mlp_width=int(fields["hidden_size"] * float(fields["mlp_ratio"])) if of_dino else fields["intermediate_size"],
+        **values,
         prefix=("cls", "dist") if model_type == "deit" else ("cls",),
-        registers=fields.get("num_register_tokens", 0),
-        pool="cls+gap" if of_dino and classes else pool,
+        pool=pool,
         position_resize=RULES.get(model_type, "bicubic"),
-        gelu=gelu_of(fields["hidden_act"]),
-        norm_eps=fields["layer_norm_eps"],
-        qkv_bias=fields["qkv_bias"],
-        layer_scale=fields["layerscale_value"] if of_dino else None,
-        dropout=fields["hidden_dropout_prob"],
-        attention_dropout=fields["attention_probs_dropout_prob"],
-        drop_path=fields.get("drop_path_rate", 0.0),
     )
 
 
@@ -124,37 +112,14 @@ def model_type_of(config: ViTConfig) -> str:
     return "vit" if config.layer_scale is None else "dinov2"
 
 
-def write(model_type: str, config: ViTConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """Returns the class, the fields of config.json and notes for a config of `express_config`."""
+def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
     _check_writable(model_type, config)
-    fields = {
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "hidden_act": act_of(config.gelu),
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "layer_norm_eps": config.norm_eps,
-        "image_size": side_or_pair(config.image_size),
-        "patch_size": side_or_pair(config.patch_size),
-        "num_channels": config.in_channels,
-        "qkv_bias": config.qkv_bias,
-    }
-    if config.layer_scale is None:
-        fields |= {"intermediate_size": config.mlp_width}
-        name = "ViT" if model_type == "vit" else "DeiT"
-    else:
-        fields |= {
-            "mlp_ratio": config.mlp_width // config.width,
-            "layerscale_value": config.layer_scale,
-            "drop_path_rate": config.drop_path,
-            "use_swiglu_ffn": False,
-        }
-        fields |= {"num_register_tokens": config.registers} if config.registers else {}
-        name = "Dinov2WithRegisters" if config.registers else "Dinov2"
-    end = "ForImageClassification" if config.classes else "Model"
-    end += "WithTeacher" if config.classes and name == "DeiT" and config.pool == "cls" else ""
-    return name + end, fields, _notes(model_type, config)
+    fields: dict[str, Any] = {}
+    if config.layer_scale is not None:
+        fields = {"mlp_ratio": config.mlp_width // config.width, "use_swiglu_ffn": False}
+    if model_type == "deit" and config.classes and config.pool == "cls":
+        fields = {"architectures": ["DeiTForImageClassificationWithTeacher"]}
+    return fields, _notes(model_type, config)
 
 
 def _check_writable(model_type: str, config: ViTConfig) -> None:
@@ -238,6 +203,12 @@ def _family(model_type: str, body: str | None = None, **fields: Any) -> Family:
     )
 
 
+OF_DINO: dict[str, Any] = {
+    "heads": {"head": "classifier"},
+    "unused": ("embeddings.mask_token",),
+    "processor": "Bit",
+    "others": {"mlp_ratio": 4, "use_swiglu_ffn": False},
+}
 FAMILIES = (
     _family(
         "vit",
@@ -245,8 +216,9 @@ FAMILIES = (
         heads={"head": "classifier"},
         unused=("embeddings.mask_token", "pooler"),
         unused_heads=("decoder",),
-        defaults=DEFAULTS_OF_VIT,
+        model="ViT",
         processor="ViT",
+        fields=FIELDS_OF_VIT,
     ),
     _family(
         "deit",
@@ -258,8 +230,9 @@ FAMILIES = (
         },
         unused=("embeddings.mask_token", "pooler"),
         unused_heads=("decoder",),
-        defaults=DEFAULTS_OF_VIT,
+        model="DeiT",
         processor="DeiT",
+        fields=FIELDS_OF_VIT,
     ),
     _family(
         "vit_mae",
@@ -267,23 +240,22 @@ FAMILIES = (
         names=OF_VIT,
         heads={},
         unused_heads=("decoder",),
-        defaults=DEFAULTS_OF_VIT,
+        model="ViTMAE",
         processor="ViT",
+        fields=FIELDS_OF_VIT,
     ),
     _family(
         "dinov2",
         names=OF_DINOV2,
-        heads={"head": "classifier"},
-        unused=("embeddings.mask_token",),
-        defaults={**DEFAULTS_OF_DINOV2, "patch_size": 14},
-        processor="Bit",
+        model="Dinov2",
+        fields=(*FIELDS_OF_DINOV2, PATCH_SIZE._replace(default=14)),
+        **OF_DINO,
     ),
     _family(
         "dinov2_with_registers",
         names={**OF_DINOV2, "reg_token": "embeddings.register_tokens"},
-        heads={"head": "classifier"},
-        unused=("embeddings.mask_token",),
-        defaults={**DEFAULTS_OF_DINOV2, "num_register_tokens": 4},
-        processor="Bit",
+        model="Dinov2WithRegisters",
+        fields=(*FIELDS_OF_DINOV2, PATCH_SIZE, Field("registers", "num_register_tokens", 4)),
+        **OF_DINO,
     ),
 )
