@@ -45,7 +45,7 @@ def main() -> None:
                 more += ("augment.mixup=0.8",) if objective == "supervised" else ()
                 given = on_ranks.settings(*network, *more, f"objective.changes={CHANGES.get(objective, '{}')}")
                 one = folder / f"{name}-{objective}"
-                on_ranks.run_keeping_gradients(on_ranks.ALONE, one, given, objective, folder / "images.npz")
+                on_ranks.run_keeping_gradients(on_ranks.SINGLE, one, given, objective, folder / "images.npz")
                 for strategy in STRATEGIES:
                     for world in (2, 3, 4):
                         out = folder / f"{name}-{objective}-{strategy}-{world}"

@@ -22,7 +22,7 @@ from vitrail.config.schema import ComputeSettings
 from vitrail.models import MODELS
 from vitrail.objectives.supervised import Supervised
 from vitrail.runs.background import BackgroundSaver
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.parallel import spread
 
@@ -33,7 +33,7 @@ def time_saving(ranks: Ranks, folder: Path, parallel: str) -> dict[str, float]:
     """Median seconds for which the training waits, and until the checkpoint is complete."""
     torch.manual_seed(0)
     trained = Supervised(create_classifier(MODELS["vit-b16"], classes=1000))
-    if not ranks.alone:
+    if not ranks.is_single:
         trained = spread(trained, ComputeSettings(parallel=parallel), ranks, torch.device("cpu"))
     state = trained.state_dict()
     moments = {f"{name}/{moment}": tensor.clone() for name, tensor in state.items() for moment in ("mean", "square")}
@@ -53,7 +53,7 @@ def time_saving(ranks: Ranks, folder: Path, parallel: str) -> dict[str, float]:
 def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as place, start_pool(Path(place), most=2) as pool:
-        rows.append({"ranks": 1, **time_saving(ALONE, Path(place) / "one", "")})
+        rows.append({"ranks": 1, **time_saving(SINGLE, Path(place) / "one", "")})
         for parallel in ("replicate", "shard"):
             first, _ = pool(2, time_saving, Path(place) / parallel, parallel)
             rows.append({"ranks": 2, "parallel": parallel, **first})

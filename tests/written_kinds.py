@@ -28,7 +28,7 @@ from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runs import checkpoint
 from vitrail.runs.cells import Cells
 from vitrail.runs.folder import RECORDS, RunFolder
-from vitrail.runtime.distributed import ALONE
+from vitrail.runtime.distributed import SINGLE
 from vitrail.training.binding import STAMPS, _read_stamps
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
@@ -204,7 +204,7 @@ def write_ranks(folder: Path) -> Kind:
     checkpoint.begin(aside)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is")  # a single process writes here
-        write_shards(aside / checkpoint.SHARDS, {"objective/weight": torch.arange(6.0).view(2, 3)}, ALONE)
+        write_shards(aside / checkpoint.SHARDS, {"objective/weight": torch.arange(6.0).view(2, 3)}, SINGLE)
     shards = [path.relative_to(aside).as_posix() for path in list_files(aside)]
     digests = {name: checkpoint.digest_file(aside / name) for name in shards}
     checkpoint.publish(aside, final, {"steps": 1}, digests, checkpoint.SHARDED)

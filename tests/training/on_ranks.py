@@ -29,7 +29,7 @@ from vitrail.inference.outputs import measure
 from vitrail.models import MODELS
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime.distributed import ALONE, Ranks, gather_full
+from vitrail.runtime.distributed import SINGLE, Ranks, gather_full
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.tasks.task import Task
 from vitrail.training import loop, step
@@ -99,7 +99,7 @@ def run_with(ranks: Ranks, fault: str, rank: int, at: int, out: Path, given: Seq
 
 def run_with_slow_disk(ranks: Ranks, out: Path, given: Sequence[str], data: Any) -> str:
     """`run` in which a checkpoint before the last one is written only once the training has made another step."""
-    point = "is_whole" if ranks.alone else "begin"  # the first that the thread comes to
+    point = "is_whole" if ranks.is_single else "begin"  # the first that the thread comes to
     take_step, pass_point = step.take_step, getattr(checkpoint, point)
     made = last = 0
 
@@ -255,7 +255,7 @@ def _largest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 
 def alone(out: Path, given: Sequence[str], **more: Any) -> str:
-    return run(ALONE, out, given, **more)
+    return run(SINGLE, out, given, **more)
 
 
 def run_differently(ranks: Ranks, out: Path, given: Sequence[str]) -> str:

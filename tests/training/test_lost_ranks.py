@@ -18,7 +18,7 @@ from tests.training import on_ranks
 from tests.training.ranks import Process, Starter, command, free_port, start_pool, wait
 from vitrail.runs.checkpoint import list_checkpoints, step_of
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime.distributed import ALONE
+from vitrail.runtime.distributed import SINGLE
 from vitrail.training import step
 
 pytestmark = pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_machine_that_disappears_ends_the_training_on_the_other(tmp_path, star
     assert_gone(left)
     assert RunFolder(out).status()["state"] == "failed"
     newest = step_of(list_checkpoints(out / "checkpoints")[-1])
-    ended = on_ranks.run_with(ALONE, "term", 0, newest + 1, out, settings(ENDLESS), "digits")
+    ended = on_ranks.run_with(SINGLE, "term", 0, newest + 1, out, settings(ENDLESS), "digits")
     assert ended.startswith("Preempted"), ended
     assert f"resuming at step {newest} of" in (out / "log.txt").read_text()
 

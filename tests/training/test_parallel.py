@@ -24,7 +24,7 @@ from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runs.tensor_shards import list_tensors
 from vitrail.runtime import launch
-from vitrail.runtime.distributed import ALONE, Ranks, is_lost_rank, lost_ranks
+from vitrail.runtime.distributed import SINGLE, Ranks, is_lost_rank, lost_ranks
 from vitrail.runtime.launch import CODES, count_devices, is_launched, summarise
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training import step
@@ -155,7 +155,7 @@ def test_ranks_train_in_bf16(pool, data, tmp_path, precision, parallel):
 
 def test_what_the_caller_does_at_the_end_is_done_with_the_whole_model_on_every_rank(pool, data, tmp_path):
     given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=12", "optim.ema=0.5", "data.limit=60")
-    alone = on_ranks.judge_at_the_end(ALONE, tmp_path / "one", given, data)
+    alone = on_ranks.judge_at_the_end(SINGLE, tmp_path / "one", given, data)
     both = pool(2, on_ranks.judge_at_the_end, tmp_path / "two", (*given, "compute.parallel=shard"), data)
     assert both[0] == both[1] == pytest.approx(alone, rel=1e-4)
     assert set(alone) == {"val", "train"}
@@ -198,7 +198,7 @@ def test_checkpoints_are_written_while_the_training_goes_on(pool, data, tmp_path
     given = on_ranks.settings("vit", *EVERYTHING, "save.every=0.000001", "save.keep=9")
     slowly = on_ranks.run_with_slow_disk
     if world == 1:
-        assert slowly(ALONE, tmp_path / "run", given, data) == ""
+        assert slowly(SINGLE, tmp_path / "run", given, data) == ""
     else:
         assert pool(world, slowly, tmp_path / "run", given, data) == [""] * world
     written = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
@@ -259,7 +259,7 @@ def test_ranks_that_have_other_images_are_refused_before_the_first_step(pool, tm
 @pytest.mark.parametrize(("images", "world"), [(97, 2), (15, 3)])
 def test_an_evaluation_has_every_image_once_and_the_figures_of_one_process(pool, images, world):
     """Of ten batches, and of two, so that a rank of three has none."""
-    assert pool(world, on_ranks.evaluate, images) == [on_ranks.evaluate(on_ranks.ALONE, images)] * world
+    assert pool(world, on_ranks.evaluate, images) == [on_ranks.evaluate(on_ranks.SINGLE, images)] * world
 
 
 def test_an_evaluation_that_one_rank_cannot_finish_ends_for_all(pool):
@@ -271,7 +271,7 @@ def test_an_evaluation_that_one_rank_cannot_finish_ends_for_all(pool):
 def test_ranks_collect_the_features_and_the_error_of_one_process(pool, tmp_path, images, on_bad, world):
     """Of four batches and of two, with bad images."""
     folder = on_ranks.write_photographs(tmp_path, images=images, bad={3, 15})
-    alone = on_ranks.collect_keeping(on_ranks.ALONE, folder, on_bad)
+    alone = on_ranks.collect_keeping(on_ranks.SINGLE, folder, on_bad)
     assert isinstance(alone, str) == (on_bad == "stop")
     assert pool(world, on_ranks.collect_keeping, folder, on_bad) == [alone] * world
 

@@ -15,7 +15,7 @@ from tests.training.on_ranks import write_photographs
 from tests.training.ranks import Pool, Starter, command, start_pool
 from tests.workflows.on_ranks import judge
 from vitrail.cli import run
-from vitrail.runtime.distributed import ALONE
+from vitrail.runtime.distributed import SINGLE
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.native import save_model
 
@@ -49,7 +49,7 @@ def twice(pool: Pool, verb: str, model: Path, data: Any, one: dict[str, Any], al
     """The answers of one process and, on a copy of the model, of each of several."""
     copy = model.with_name("copy")
     shutil.copytree(model, copy)
-    return [judge(ALONE, verb, model, data, one), *pool(WORLD, judge, verb, copy, data, all)]
+    return [judge(SINGLE, verb, model, data, one), *pool(WORLD, judge, verb, copy, data, all)]
 
 
 def test_an_evaluation(pool, photographs, model, tmp_path):
@@ -86,7 +86,7 @@ def test_a_probe_and_its_cache(pool, photographs, model, tmp_path):
     (figures, _), *answers = twice(pool, "probe", model, photographs, flags, {**flags, "cache": tmp_path / "cache"})
     assert [found for found, _ in answers] == [figures] * WORLD
     kept = sorted((tmp_path / "cache").rglob("*.safetensors"))
-    assert judge(ALONE, "probe", model, photographs, {**flags, "cache": tmp_path / "cache"})[0] == figures
+    assert judge(SINGLE, "probe", model, photographs, {**flags, "cache": tmp_path / "cache"})[0] == figures
     assert pool(WORLD, judge, "probe", model, photographs, {**flags, "cache": tmp_path / "cache"})[0][0] == figures
     assert sorted((tmp_path / "cache").rglob("*.safetensors")) == kept
 

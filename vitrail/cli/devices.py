@@ -53,6 +53,6 @@ def write_parts_together(write: Callable[..., Any], flags: Mapping[str, Any]) ->
     from vitrail.runtime.distributed import join
     from vitrail.runtime.progress import say_nothing
 
-    with join(flags.get("device")) as ranks, ranks.agreeing():
+    with join(flags.get("device")) as ranks, ranks.share_errors():
         written = write(**flags) if ranks.first else write(**{**flags, "quiet": True, "log": say_nothing})
     return written if ranks.first else None

@@ -23,6 +23,6 @@ def tell_bad(noted: Mapping[str, str], source: Source, bad: Bad, ranks: Ranks) -
     What ``bad`` raises on one rank is raised on all.
     """
     reasons = {key: reason for each in ranks.gather(dict(noted)) for key, reason in each.items()}
-    with ranks.agreeing():
+    with ranks.share_errors():
         for key in filter(reasons.__contains__, source.keys if reasons else ()):
             bad(key, reasons[key])

@@ -24,7 +24,7 @@ from vitrail.inference.outputs import outputs
 from vitrail.inference.tuning import tune
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.task import Task
@@ -66,7 +66,7 @@ def features_of(
     cache: Path | None = None,
     title: str = "features",
     say: Say = to_stderr,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> Features:
     """The features of every good image of ``source``; a bad one is left out, or ends it, by the policy of ``options``.
 
@@ -87,22 +87,22 @@ def features_of(
     kept = None if cache is None or images is None else FeatureCache(cache, _identify(model, options))
     found = Found.nothing()
     if kept is not None and images is not None:
-        found = ranks.lead(lambda: kept.find(images))
-    with ranks.agreeing():
+        found = ranks.run_on_rank0(lambda: kept.find(images))
+    with ranks.share_errors():
         bad.merge({source.keys[row]: reason for row, reason in found.reasons.items()})
     missing = np.setdiff1d(np.arange(len(source)), [*found.rows, *found.reasons])
     if len(missing):
         part = source.subset(missing) if len(missing) < len(source) else source
         options = tune(options, model, say, images=len(missing), ranks=ranks)
         computed = _compute(model, part, options, bad, title, ranks).at(missing)
-        with ranks.agreeing():
+        with ranks.share_errors():
             _check(computed.values, source)
         if kept is not None and images is not None:
-            ranks.lead(lambda: kept.keep(images, computed, say))
+            ranks.run_on_rank0(lambda: kept.keep(images, computed, say))
         found = found.join(computed)
     if not len(found.rows):
         what = "no image could be read: the split is empty or all of it is bad"
-        raise ranks.agreed(DataError(what, "see `vitrail data check`"))
+        raise ranks.collective_error(DataError(what, "see `vitrail data check`"))
     return Features(source, found.rows, found.values)
 
 
@@ -110,13 +110,13 @@ def features_of(
 def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str, ranks: Ranks) -> Found:
     """The features of the images of ``source`` that can be read, and why the others cannot; each rank computes its part."""
     rows = deal_batches(len(source), options.batch, ranks)
-    own = source if ranks.alone else source.subset(rows)
+    own = source if ranks.is_single else source.subset(rows)
     noted: dict[str, str] = {}
     values: list[np.ndarray] = []
     good: list[int] = []
     shown = {"processes": ranks.world, "quiet": options.quiet}
-    with ranks.agreeing(), at_rest(model), ProgressBar(title, len(source), **shown) as progress:
-        told = {"bad": bad if ranks.alone else noted.__setitem__, "progress": progress}
+    with ranks.share_errors(), at_rest(model), ProgressBar(title, len(source), **shown) as progress:
+        told = {"bad": bad if ranks.is_single else noted.__setitem__, "progress": progress}
         for batch, features in outputs(model, own, model.features, options, **told):
             values.append(features.cpu().numpy())
             good.extend(rows[batch.ids[:, 1]].tolist())

@@ -55,7 +55,7 @@ class InferenceOptions:
 
     def of_rank(self, ranks: Ranks) -> InferenceOptions:
         """The options of one of several processes: its part of a machine's ``workers``; the first one alone shows progress."""
-        if ranks.alone:
+        if ranks.is_single:
             return self
         return replace(self, workers=-(-self.workers // ranks.local_world), quiet=self.quiet or not ranks.first)
 

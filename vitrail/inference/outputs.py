@@ -23,7 +23,7 @@ from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.dealing import deal_batches, tell_bad
 from vitrail.inference.options import InferenceOptions
 from vitrail.models.backbone import at_rest, device_of
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks.metric import Metric, Targets
 from vitrail.tasks.task import WINDOWS, Task
@@ -105,7 +105,7 @@ def measure(
     stopped: Callable[[], bool] = lambda: False,
     on_outputs: Callable[[Tensor, Targets], None] | None = None,
     progress: ProgressBar | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> Metric | None:
     """The metric of ``model``'s task over ``source``; None if ``stopped`` said so on the way.
 
@@ -117,9 +117,9 @@ def measure(
     """
     size = options.batch if model.windows(options.zoom) is None else 1
     rows = deal_batches(len(source), size, ranks)
-    own = source if ranks.alone else source.subset(rows)
+    own = source if ranks.is_single else source.subset(rows)
     noted: dict[str, str] = {}
-    given = {"bad": bad if ranks.alone else noted.__setitem__, "corruption": corruption, "progress": progress}
+    given = {"bad": bad if ranks.is_single else noted.__setitem__, "corruption": corruption, "progress": progress}
     parts: list[tuple[int, Metric, tuple[Tensor, Targets] | None]] = []  # of every batch, with its first row
     failure: VitrailError | None = None
     with at_rest(model):
@@ -141,7 +141,7 @@ def measure(
             part.update(found, batch.targets, batch.keys, batch.frames)
             kept = None if on_outputs is None else (found.cpu(), batch.targets)
             parts.append((int(rows[batch.ids[0, 1]]), part, kept))
-    with ranks.agreeing():
+    with ranks.share_errors():
         if failure is not None:
             raise failure
     tell_bad(noted, source, bad, ranks)
@@ -152,7 +152,7 @@ def measure(
             on_outputs(*kept)
     if not metric.keys:
         what = "no image could be judged: the split is empty or all of it is bad"
-        raise ranks.agreed(DataError(what, "see `vitrail data check`"))
+        raise ranks.collective_error(DataError(what, "see `vitrail data check`"))
     return metric
 
 
@@ -168,12 +168,12 @@ def judge(
     among: Tensor | None = None,
     on_outputs: Callable[[Tensor, Targets], None] | None = None,
     progress: ProgressBar | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> Judgement:
     """Every figure of ``model`` on ``source``; see `measure`. Raises `DataError` for an empty or unlabelled source."""
     if not source.labelled:
         what = f"the split {split!r} has no labels"
-        raise ranks.agreed(DataError(what, "use `vitrail predict` for unlabelled images"))
+        raise ranks.collective_error(DataError(what, "use `vitrail predict` for unlabelled images"))
     kept = {"corruption": corruption, "among": among, "on_outputs": on_outputs, "progress": progress}
     metric = measure(model, source, options, bad=bad, ranks=ranks, **kept)
     assert metric is not None

@@ -14,7 +14,7 @@ from torch import nn
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of, sketch
 from vitrail.models.layers import Conv
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.progress import Say
 from vitrail.runtime.tuning import Way, list_threads
 from vitrail.runtime.tuning_cache import recall_way
@@ -24,7 +24,7 @@ from vitrail.weights.onnx import ExportedBackbone
 
 
 def tune(
-    options: InferenceOptions, model: Task, say: Say, *, images: float = math.inf, ranks: Ranks = ALONE
+    options: InferenceOptions, model: Task, say: Say, *, images: float = math.inf, ranks: Ranks = SINGLE
 ) -> InferenceOptions:
     """``options`` with the way that is fastest for ``model`` on this processor, where they let it be measured.
 
@@ -41,16 +41,16 @@ def tune(
     image = (model.config.in_channels, *model.preprocessing.size)
     named = {"config": repr(model.config), "about": model.about}
     how = {"batch": batch, "gradient": False, "images": images / ranks.world}
-    choice = ranks.tell(recall_way(network, image, ways, **how, **named))
+    choice = ranks.broadcast(recall_way(network, image, ways, **how, **named))
     if choice is None:
         return options
     say(f"tuned    {choice}")
     return replace(options, way=choice.way)
 
 
-def list_ways(precision: str, threads: int, *, maps: bool, ranks: Ranks = ALONE) -> list[Way]:
+def list_ways(precision: str, threads: int, *, maps: bool, ranks: Ranks = SINGLE) -> list[Way]:
     """The ways that are timed, in their order; ``maps`` is that of `convolves_maps`."""
-    counts = list_threads(threads) if ranks.alone else [threads]
+    counts = list_threads(threads) if ranks.is_single else [threads]
     layouts = [False, True] if maps else [False]
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     layers = sorted([True, False], key=lambda fused: fused != takes_fused(dtype)) if has_fused(dtype) else [None]

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail.errors import DataError
 from vitrail.models.layers import by_hand
 from vitrail.objectives.objective import Objective
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 
 
 class ContrastiveObjective(Objective):
@@ -57,7 +57,7 @@ def cached_backward(
     *,
     seed: Callable[[int], object],
     scale: Callable[[Tensor], Tensor] = lambda loss: loss,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Add the gradient of the loss of the whole batch to ``.grad``, with the activations of ``micro`` images in memory.
 
@@ -82,7 +82,7 @@ def cached_backward(
         DataError: too few images of this rank's part are good.
     """
     micro_batches = list(zip(*(tensor.split(micro) for tensor in inputs)))
-    if not ranks.alone:
+    if not ranks.is_single:
         (count,) = ranks.largest(len(micro_batches))  # an exchange of one rank needs one of each other
         if len(inputs[0]) < count:
             raise DataError(f"{len(inputs[0])} images are left for {count} micro-steps", "see `vitrail data check`")

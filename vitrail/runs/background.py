@@ -31,7 +31,7 @@ class BackgroundSaver:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.apart = replace(ranks, words=ranks.saving)
+        self.apart = replace(ranks, control_group=ranks.checkpoint_group)
         self._stager: Any = None
         self._thread: Thread | None = None
         self._error: BaseException | None = None
@@ -51,15 +51,15 @@ class BackgroundSaver:
         It waits for the checkpoint before, and raises what `wait` does.
         """
         self.wait()
-        if self.ranks.alone:
+        if self.ranks.is_single:
             copies = {
                 group: {name: tensor.to("cpu", copy=True) for name, tensor in named.items()}
                 for group, named in groups.items()
             }
             self._start(lambda: checkpoint.save(folder, step, copies, state, keep=keep, evaluated=evaluated))
             return
-        final, aside = self.ranks.tell(checkpoint.name_folders(folder, step, evaluated=evaluated))
-        if not self.ranks.lead(lambda: checkpoint.is_whole(final)):
+        final, aside = self.ranks.broadcast(checkpoint.name_folders(folder, step, evaluated=evaluated))
+        if not self.ranks.run_on_rank0(lambda: checkpoint.is_whole(final)):
             parts = self._copy(
                 {f"{group}/{name}": tensor for group in groups for name, tensor in groups[group].items()}
             )
@@ -124,11 +124,11 @@ class BackgroundSaver:
                 checkpoint.publish(aside, final, state, files, checkpoint.SHARDED)
 
         try:
-            ranks.lead(begin)
+            ranks.run_on_rank0(begin)
             write_shards(aside / checkpoint.SHARDS, tensors, ranks)
-            stated = ranks.gather(ranks.together(digest_own_file))
+            stated = ranks.gather(ranks.run_on_all(digest_own_file))
             files = {name: facts for part in stated for name, facts in part.items()}
-            ranks.lead(publish)
+            ranks.run_on_rank0(publish)
         except DiskError:
             if ranks.first:
                 shutil.rmtree(aside, ignore_errors=True)

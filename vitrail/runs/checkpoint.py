@@ -25,7 +25,7 @@ from vitrail.checksums import hash_file, seal, sha256_of
 from vitrail.errors import CheckpointError, DiskError
 from vitrail.files import disk_errors, dump_json, free_bytes, parse_sealed, sync_folder, write_bytes
 from vitrail.runtime import fault_injection
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 
 WHOLE, SHARDED = 1, 2  # versions of the format
 SHARDS = "tensors"
@@ -171,7 +171,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
 
 
-def find_damage(checkpoint: Path, ranks: Ranks = ALONE) -> str:
+def find_damage(checkpoint: Path, ranks: Ranks = SINGLE) -> str:
     """What is wrong with the files of a checkpoint, in words, or nothing: sizes and hashes against the manifest.
 
     Several ranks share the files: each looks at its own part of them.
@@ -200,13 +200,13 @@ def _compare(checkpoint: Path, name: str, stated_bytes: int, stated_sha256: str)
         return f"{name} cannot be read ({error.strerror})"
 
 
-def load_newest(folder: Path, ranks: Ranks = ALONE) -> Checkpoint | None:
+def load_newest(folder: Path, ranks: Ranks = SINGLE) -> Checkpoint | None:
     """The newest whole checkpoint, or None where there is none at all. Every rank calls it.
 
     Damaged ones are passed over and named in ``refused``. Raises `CheckpointError` when all of them are damaged.
     """
     refused: list[str] = []
-    for path in reversed(ranks.tell(list_checkpoints(folder))):
+    for path in reversed(ranks.broadcast(list_checkpoints(folder))):
         found, damage = None, next(filter(None, ranks.gather(find_damage(path, ranks))), "")
         if not damage:
             found, failure = _read(path, ranks)
@@ -216,14 +216,14 @@ def load_newest(folder: Path, ranks: Ranks = ALONE) -> Checkpoint | None:
         refused.append(f"{path}: {damage}")
     if refused:
         what = f"no whole checkpoint is left in {folder}"
-        raise ranks.agreed(CheckpointError(what, "start again with another --out", value="\n".join(refused)))
+        raise ranks.collective_error(CheckpointError(what, "start again with another --out", value="\n".join(refused)))
     return None
 
 
 def _read(path: Path, ranks: Ranks) -> tuple[Checkpoint | None, str]:
     """A checkpoint that was found whole, or why the disk does not give it again."""
     try:
-        tensors = {} if (path / SHARDS).is_dir() and not ranks.alone else _read_groups(path)
+        tensors = {} if (path / SHARDS).is_dir() and not ranks.is_single else _read_groups(path)
         return Checkpoint(step_of(path), tensors, json.loads((path / "state.json").read_text()), path), ""
     except OSError as error:
         return None, f"it cannot be read ({error.strerror})"

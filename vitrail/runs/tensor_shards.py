@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from vitrail.errors import DiskError
 from vitrail.files import disk_errors
-from vitrail.runtime.distributed import ALONE, Ranks, lost_ranks
+from vitrail.runtime.distributed import SINGLE, Ranks, lost_ranks
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
@@ -30,7 +30,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> N
     writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
         with lost_ranks():
-            dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.words)
+            dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.control_group)
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         try:
@@ -38,7 +38,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> N
                 raise cause
         except DiskError as found:
             found.what = f"rank {rank}: {found.what}"
-            raise ranks.agreed(found) from None
+            raise ranks.collective_error(found) from None
 
 
 def read_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
@@ -48,13 +48,13 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
             "ignore", message="torch.distributed is disabled"
         )  # that a single process reads by itself
         reader = dcp.HuggingFaceStorageReader(str(folder))
-        dcp.load(dict(tensors), storage_reader=reader, process_group=ranks.words, no_dist=ranks.alone)
+        dcp.load(dict(tensors), storage_reader=reader, process_group=ranks.control_group, no_dist=ranks.is_single)
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:
     """All tensors by name, whole ones, in a single process."""
     tensors = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in list_tensors(folder).items()}
-    read_shards(folder, tensors, ALONE)
+    read_shards(folder, tensors, SINGLE)
     return tensors
 
 

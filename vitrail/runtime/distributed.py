@@ -1,7 +1,7 @@
-"""The ranks of a training: the processes that compute one training together, and the ways in which they agree.
+"""The process group of a training: collectives for values, errors and files.
 
-torch's launcher starts them and tells each its place in environment variables. The first rank reads the clock, writes the files
-and speaks; what it decides, the others are told.
+torch's launcher starts the processes and gives each its rank in environment variables. Rank 0 reads the clock, writes the files
+and logs; it broadcasts what it decides.
 
 W ranks.
 """
@@ -27,72 +27,74 @@ from vitrail.errors import ConfigError, LostRankError, VitrailError
 from vitrail.runtime.launch import LAUNCHER
 
 Value = TypeVar("Value")
-ROLL = 5  # seconds
-LONGEST = 6 * 3600.0  # seconds that the first rank may work alone, as on a linear classifier of a million features
+HEALTH_TIMEOUT = 5  # seconds
+LONGEST = (
+    6 * 3600.0
+)  # seconds that rank 0 may work while the others wait, as on a linear classifier of a million features
 _ADDED_BY_GLOO = re.compile(r"^\[[^]]*\] |\. This is typically.*")  # its source file, and advice
 _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """The processes that train together, as one of them sees them; by default it is alone.
+    """A process group, as one of its processes sees it; by default a single process.
 
-    Every rank must call the methods that exchange something, in the same order; a process that is alone exchanges nothing.
+    Every rank must call the collective methods in the same order. In a single process they exchange nothing.
 
     Args:
         rank: number of this process, from 0.
         world: number W of processes.
         local_world: how many of them share this machine.
         group: the process group that computes: NCCL for GPUs, gloo for CPUs.
-        words: a gloo group of the same ranks, for what they tell each other.
-        roll: another one, used only to find out who is there once the others have failed.
-        saving: another one, for the thread that writes checkpoints.
+        control_group: a gloo group of the same ranks, for Python objects.
+        health_group: another one, used only to find out which ranks answer after a collective has failed.
+        checkpoint_group: another one, for the thread that writes checkpoints.
     """
 
     rank: int = 0
     world: int = 1
     local_world: int = 1
     group: Any = None
-    words: Any = None
-    roll: Any = None
-    saving: Any = None
+    control_group: Any = None
+    health_group: Any = None
+    checkpoint_group: Any = None
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and speaks."""
+        """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         return self.world == 1
 
     def share(self, count: int) -> slice:
-        """This rank's part of ``count`` rows: the parts follow one another and differ by at most one row."""
+        """Returns this rank's slice of ``count`` rows: slices are contiguous and differ in length by at most one row."""
         least, more = divmod(count, self.world)
         start = self.rank * least + min(self.rank, more)
         return slice(start, start + least + (self.rank < more))
 
-    def tell(self, value: Value) -> Value:
-        """What the first rank gave."""
-        if self.alone:
+    def broadcast(self, value: Value) -> Value:
+        """Returns the value that rank 0 gave."""
+        if self.is_single:
             return value
         box = [value]
         with lost_ranks():
-            dist.broadcast_object_list(box, group=self.words, group_src=0)
+            dist.broadcast_object_list(box, group=self.control_group, group_src=0)
         return box[0]
 
     def gather(self, value: Value) -> list[Value]:
-        """What every rank gave, in their order."""
-        if self.alone:
+        """Returns the values of all ranks, by rank."""
+        if self.is_single:
             return [value]
         values: list[Any] = [None] * self.world
         with lost_ranks():
-            dist.all_gather_object(values, value, group=self.words)
+            dist.all_gather_object(values, value, group=self.control_group)
         return values
 
     def gather_rows(self, rows: Tensor, counts: Sequence[int] | None = None) -> list[Tensor]:
-        """The rows (n, ...) of every rank, without a graph; ``counts`` are their numbers n, where every rank knows them."""
-        if self.alone:
+        """Gathers the rows (n, ...) of every rank, without a graph; ``counts``: their numbers n, if all ranks know them."""
+        if self.is_single:
             return [rows]
         counts = self.gather(len(rows)) if counts is None else counts
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
@@ -103,29 +105,29 @@ class Ranks:
         return [part[:count] for part, count in zip(parts, counts)]
 
     def add(self, values: Tensor) -> Tensor:
-        """The sum over ranks of ``values`` (n,) on the CPU, added in the order of the ranks: the same bits on all of them."""
-        if self.alone:
+        """Sums ``values`` (n,) on the CPU over ranks, in the order of the ranks: the same bits on all of them."""
+        if self.is_single:
             return values
         parts = [torch.empty_like(values) for _ in range(self.world)]
         with lost_ranks():
-            dist.all_gather(parts, values, group=self.words)
+            dist.all_gather(parts, values, group=self.control_group)
         total = parts[0]
         for part in parts[1:]:
             total = total + part
         return total
 
     def largest(self, *numbers: int) -> list[int]:
-        """The largest value on any rank of each number."""
-        if self.alone:
+        """Returns the largest value over ranks of each number."""
+        if self.is_single:
             return list(numbers)
         values = torch.tensor(numbers)
         with lost_ranks():
-            dist.all_reduce(values, dist.ReduceOp.MAX, group=self.words)
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=self.control_group)
         return values.tolist()
 
-    def lead(self, act: Callable[[], Value]) -> Value:
-        """What ``act`` returns on the first rank, which alone calls it. A `VitrailError` of it is raised on every rank."""
-        if self.alone:
+    def run_on_rank0(self, act: Callable[[], Value]) -> Value:
+        """Calls ``act`` on rank 0 and returns its result on every rank. A `VitrailError` of it is raised on every rank."""
+        if self.is_single:
             return act()
         result: Any = None
         error: VitrailError | None = None
@@ -134,20 +136,20 @@ class Ranks:
                 result = act()
             except VitrailError as caught:
                 error = caught
-        result, error = self.tell((result, error))
+        result, error = self.broadcast((result, error))
         if error is not None:
-            raise self.agreed(error)
+            raise self.collective_error(error)
         return result
 
-    def together(self, act: Callable[[], Value]) -> Value:
-        """What ``act`` returns here; see `agreeing`."""
-        with self.agreeing():
+    def run_on_all(self, act: Callable[[], Value]) -> Value:
+        """Calls ``act`` on every rank and returns its own result; see `share_errors`."""
+        with self.share_errors():
             return act()
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
-        """A block that every rank runs, without exchanges: at its end a `VitrailError` of any rank is raised on all of them."""
-        if self.alone:
+    def share_errors(self) -> Iterator[None]:
+        """Runs a block without collectives on every rank; at its end a `VitrailError` of any rank is raised on all of them."""
+        if self.is_single:
             yield
             return
         error: VitrailError | None = None
@@ -160,24 +162,24 @@ class Ranks:
             rank, first = next((rank, found) for rank, found in enumerate(errors) if found is not None)
             if not all(errors):
                 first.what = f"rank {rank}: {first.what}"
-            raise self.agreed(first)
+            raise self.collective_error(first)
 
-    def agreed(self, error: VitrailError) -> VitrailError:
-        """``error``, which every rank raises at this moment: only the first one reports it."""
+    def collective_error(self, error: VitrailError) -> VitrailError:
+        """Returns ``error``, which every rank raises at this moment, marked so that only rank 0 reports it."""
         error.reported = not self.first
         return error
 
-    def leave_together(self) -> None:
+    def wait_for_all(self) -> None:
         """Waits for the other ranks: a launcher stops all of them when the first one has left."""
         with suppress(RuntimeError):
-            dist.barrier(group=self.words)
+            dist.barrier(group=self.control_group)
 
-    def name_lost(self) -> str:
-        """The ranks that do not answer within `ROLL` seconds, in words, on the first rank; empty where that is unknown."""
-        if self.roll is None:
+    def describe_lost_ranks(self) -> str:
+        """Describes on rank 0 the ranks that do not answer within `HEALTH_TIMEOUT` seconds; empty where that is unknown."""
+        if self.health_group is None:
             return ""
         try:
-            dist.monitored_barrier(self.roll, timeout=timedelta(seconds=ROLL), wait_all_ranks=True)
+            dist.monitored_barrier(self.health_group, timeout=timedelta(seconds=HEALTH_TIMEOUT), wait_all_ranks=True)
         except RuntimeError as error:
             lost = re.search(r"Ranks ([\d, ]+) failed to pass", str(error))
             return f"; no answer from rank {lost[1]}" if lost else ""
@@ -191,15 +193,15 @@ class Ranks:
                 what = f"the ranks of this training differ in their {name}"
                 shown = f"rank 0: {values[0]}\nrank {other}: {values[other]}"
                 remedy = "give every rank the same command, files and version of vitrail"
-                raise self.agreed(ConfigError(what, remedy, value=shown))
+                raise self.collective_error(ConfigError(what, remedy, value=shown))
 
 
-ALONE = Ranks()
+SINGLE = Ranks()
 
 
 @contextmanager
 def join(device: str | None, timeout: float = LONGEST) -> Iterator[Ranks]:
-    """The ranks that torch's launcher started, joined until the context ends; `ALONE` where there is no launcher.
+    """Joins the process group that torch's launcher started until the context ends; `SINGLE` without a launcher.
 
     A process group that the program has made is used and left as it is.
 
@@ -212,7 +214,7 @@ def join(device: str | None, timeout: float = LONGEST) -> Iterator[Ranks]:
     """
     given = dist.is_available() and dist.is_initialized()
     if not given and int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield ALONE
+        yield SINGLE
         return
     limit, cuda = timedelta(seconds=timeout), torch.cuda.is_available() and (device or "cuda").startswith("cuda")
     if cuda:
@@ -224,20 +226,20 @@ def join(device: str | None, timeout: float = LONGEST) -> Iterator[Ranks]:
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit, device_id=gpu)
     try:
         with lost_ranks():
-            words, roll, saving = (dist.new_group(backend="gloo", timeout=limit) for _ in range(3))
+            control, health, checkpoints = (dist.new_group(backend="gloo", timeout=limit) for _ in range(3))
         world = dist.get_world_size()
         local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-        ranks = Ranks(dist.get_rank(), world, local_world, dist.group.WORLD, words, roll, saving)
+        ranks = Ranks(dist.get_rank(), world, local_world, dist.group.WORLD, control, health, checkpoints)
         try:
             yield ranks
         except LostRankError as error:
-            error.what += ranks.name_lost()
+            error.what += ranks.describe_lost_ranks()
             raise
         except VitrailError as error:
             if error.reported is not None:
-                ranks.leave_together()
+                ranks.wait_for_all()
             raise
-        ranks.leave_together()
+        ranks.wait_for_all()
     finally:
         if not given:
             dist.destroy_process_group()

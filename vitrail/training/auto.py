@@ -14,7 +14,7 @@ from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.deep_files import find_levels
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.precision import default_precision
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import Say
@@ -29,13 +29,13 @@ NARROW = 64  # width below which a network gains nothing from bf16
 FULL = 0.6  # of the memory of a device, above which parameters are sharded
 
 
-def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, say: Say, ranks: Ranks = ALONE) -> Run:
+def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, say: Say, ranks: Ranks = SINGLE) -> Run:
     """Returns ``run`` with the network of ``plan``, and with all automatic settings chosen but a length given as time."""
     compute, data = run.compute, run.data
     precision = compute.precision or default_precision(device)
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError("fp16 training needs a GPU", "use --precision bf16 or fp32")
-    if not ranks.alone:
+    if not ranks.is_single:
         parallel = compute.parallel or choose_parallel(plan, run, device, ranks)
         check_ranks(run, parallel, precision, ranks)
         compute = replace(compute, parallel=parallel)
@@ -44,7 +44,7 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
         say(f"note     one of {torch.cuda.device_count()} GPUs is used; --devices all uses them all")
     compute = replace(
         compute,
-        device=str(device) if ranks.alone else device.type,
+        device=str(device) if ranks.is_single else device.type,
         precision=precision,
         compile=compute.compile if compute.compile is not None else device.type == "cuda",
         threads=compute.threads or cores(),
@@ -71,7 +71,7 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
     return run
 
 
-def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ranks = ALONE) -> Run:
+def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ranks = SINGLE) -> Run:
     """``run`` with the precision and the threads that are fastest for its network on this processor, where it leaves them open.
 
     All ranks measure at the same time, as they will compute, and take what the first one finds.
@@ -80,7 +80,7 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ran
     if not compute.tune or device.type != "cpu" or plan.network is None or plan.width < NARROW:
         return run
     threads = compute.threads or cores()
-    counts = [threads] if compute.threads or not ranks.alone else list_threads(threads)
+    counts = [threads] if compute.threads or not ranks.is_single else list_threads(threads)
     precisions = [compute.precision] if compute.precision else ["fp32", "bf16"]
     ways = [Way(precision, max(count // ranks.local_world, 1)) for count in counts for precision in precisions]
     if len(ways) == 1:
@@ -89,7 +89,7 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ran
     batch = run.data.micro_batch or default_micro_batch(plan.image_bytes, run.data.batch, device)
     image = (plan.channels, *plan.model.size)
     named = {"config": repr(plan.network.config), "about": plan.model.name or Path(plan.model.init or "").stem}
-    choice = ranks.tell(recall_way(plan.network, image, ways, batch=-(-batch // ranks.world), **named))
+    choice = ranks.broadcast(recall_way(plan.network, image, ways, batch=-(-batch // ranks.world), **named))
     assert choice is not None  # as a training measures for any number of images
     say(f"tuned    {choice}")
     way = choice.way

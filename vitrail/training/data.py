@@ -22,7 +22,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks import find_task
 
 Transform = Callable[[Any], Any]
@@ -159,11 +159,11 @@ class TrainingBatches:
     bad: BadImages
     device: torch.device
     max_pixels: int
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE
 
     @classmethod
     def of(
-        cls, run: Run, data: RunData, device: torch.device, *, views: int, collate: Collate, ranks: Ranks = ALONE
+        cls, run: Run, data: RunData, device: torch.device, *, views: int, collate: Collate, ranks: Ranks = SINGLE
     ) -> TrainingBatches:
         """This rank's part of those of a resolved run, each image in ``views`` views, the targets as ``collate`` makes them."""
         assert run.model.size is not None and run.data.channels is not None, "the run is not resolved"
@@ -197,7 +197,7 @@ class TrainingBatches:
             workers=self.workers,
             repeats=self.repeats,
             views=self.views,
-            share=None if self.ranks.alone else self.ranks.share(self.batch),
+            share=None if self.ranks.is_single else self.ranks.share(self.batch),
             channels=self.channels,
             transform=self.transform,
             collate=self.collate,

@@ -45,7 +45,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
             asked = _evaluate(training, stop, show)
         if asked:
             _save_and_wait(training)
-            raise ranks.agreed(stopped_by(asked, f"run the same command with --out {training.folder.path}"))
+            raise ranks.collective_error(stopped_by(asked, f"run the same command with --out {training.folder.path}"))
         if progress.step >= training.steps:
             break
         with clock.waiting():
@@ -107,7 +107,7 @@ def save(training: Training) -> None:
     """Begins to write a checkpoint of this moment. Raises the `DiskError` of the one before, on every rank."""
     read_steps(training)
     _share_bad(training)
-    training.ranks.lead(training.folder.sync_metrics)
+    training.ranks.run_on_rank0(training.folder.sync_metrics)
     progress, folder = training.progress, training.folder.checkpoints
     kind = {"keep": training.run.save.keep, "evaluated": progress.evaluated == progress.step}
     training.saver.save(folder, progress.step, collect_tensors(training), collect_state(training), **kind)
@@ -121,14 +121,14 @@ def _save_and_wait(training: Training) -> None:
 def _share_bad(training: Training) -> None:
     """Tells every rank the bad images that the others met. Raises `DataError` on all of them if they are too many."""
     ranks = training.ranks
-    if ranks.alone:
+    if ranks.is_single:
         return
     bad = training.batches.bad
     try:
         for reasons in ranks.gather(bad.reasons):
             bad.merge(reasons)
     except DataError as error:
-        raise ranks.agreed(error) from None
+        raise ranks.collective_error(error) from None
 
 
 class _Clock:

@@ -25,7 +25,7 @@ from vitrail.inference.outputs import measure, outputs
 from vitrail.models.backbone import at_rest
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.tokenizer import perplexity, psnr
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks import Task
 
 NEIGHBOURS = 20
@@ -43,7 +43,7 @@ class Monitor(Protocol):
         """The number of images that each rank reads."""
         ...
 
-    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = ALONE) -> dict[str, float] | None: ...
+    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ValidationMonitor:
     def count_images(self, ranks: Ranks) -> float:
         return sum(map(len, self.parts.values())) / ranks.world
 
-    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = ALONE) -> dict[str, float] | None:
+    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None:
         figures: dict[str, float] = {}
         for part, source in self.parts.items():
             metric = measure(self.model, source, read_options(run), bad=self.bad, stopped=stopped, ranks=ranks)
@@ -105,7 +105,7 @@ class FeatureMonitor:
     def count_images(self, ranks: Ranks) -> float:
         return len(self.known) + len(self.queries)
 
-    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = ALONE) -> dict[str, float] | None:
+    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None:
         known, queries = (self._features(part, run, stopped) for part in (self.known, self.queries))
         if known is None or queries is None:
             return None
@@ -149,7 +149,7 @@ class CodeMonitor:
         return len(self.queries)
 
     @torch.inference_mode()
-    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = ALONE) -> dict[str, float] | None:
+    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None:
         patch = self.tokenizer.config.patch_size
         codes, errors, flat = [], [], []
         with at_rest(self.tokenizer) as device:

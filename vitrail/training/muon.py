@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.runtime.distributed import ALONE, Ranks, gather_full, spread_like
+from vitrail.runtime.distributed import SINGLE, Ranks, gather_full, spread_like
 from vitrail.torch_private import lerp, lerp_, multiply_
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: steepest at zero, and bounded after
@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.1,
         kind: torch.dtype = torch.bfloat16,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.kind, self.ranks = kind, ranks
@@ -73,7 +73,7 @@ class Muon(torch.optim.Optimizer):
         return state["momentum_buffer"]
 
 
-def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ranks: Ranks = ALONE) -> list[Tensor]:
+def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ranks: Ranks = SINGLE) -> list[Tensor]:
     """Each matrix, or kernel of a convolution, with its singular vectors and with singular values of about 0.7 to 1.2.
 
     The iteration was designed for bf16; fp32 is for processors where that is slow, up to 40 times for small matrices. Of several

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.models.cost import step_operations
 from vitrail.objectives.gradient_cache import ContrastiveObjective, cached_backward
-from vitrail.runtime.distributed import ALONE
+from vitrail.runtime.distributed import SINGLE
 from vitrail.runtime.process import keep_generators
 from vitrail.training.optimizer import find_head_names
 from vitrail.training.state import Training
@@ -43,7 +43,7 @@ def run_operations(training: Training) -> float | None:
 def _read_inputs(training: Training) -> tuple[Tensor, ...]:
     """The inputs of the objective for a few images."""
     images = min(READ * training.run.data.repeats, training.run.data.batch)
-    few = replace(training.batches, batch=images, workers=0, ranks=ALONE)
+    few = replace(training.batches, batch=images, workers=0, ranks=SINGLE)
     with keep_generators(), closing(few(0, 1)) as batches:
         return training.inputs(next(batches).to(training.device))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config.schema import OptimSettings
-from vitrail.runtime.distributed import ALONE, Ranks, gather_full, is_spread, spread_like
+from vitrail.runtime.distributed import SINGLE, Ranks, gather_full, is_spread, spread_like
 from vitrail.torch_private import lerp_, multiply_
 from vitrail.training.muon import Muon
 
@@ -67,7 +67,7 @@ class Optimiser:
         *,
         exact: bool = False,
         precision: str | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE,
     ) -> None:
         self.settings, self.exact = settings, exact
         self.parameters = dict(parameters)

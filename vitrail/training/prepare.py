@@ -19,7 +19,7 @@ from vitrail.inference.outputs import judge
 from vitrail.objectives.objective import Objective
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
-from vitrail.runtime.distributed import ALONE, Ranks, localise
+from vitrail.runtime.distributed import SINGLE, Ranks, localise
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
@@ -66,7 +66,7 @@ def prepare(
     transform: Transform | None = None,
     say: Say,
     sample: int | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> Prepared:
     """Opens the data, fills every automatic field of ``run``, and builds all that it works with.
 
@@ -96,7 +96,7 @@ def prepare(
             say(f"warning  {words}")
         return start, run_data, goal.plan(run, run_data, start, say), device
 
-    start, run_data, plan, device = ranks.together(open_all)
+    start, run_data, plan, device = ranks.run_on_all(open_all)
     tuned = tune(run, plan, device, say, ranks)
 
     def build() -> tuple[Run, BuiltModel]:
@@ -105,7 +105,7 @@ def prepare(
         built.model.to(device)
         return resolved, built
 
-    resolved, built = ranks.together(build)
+    resolved, built = ranks.run_on_all(build)
     training = assemble(resolved, goal, built, run_data, folder, device, say, ranks)
     return Prepared(goal, training, built, run_data)
 
@@ -118,13 +118,13 @@ def assemble(
     folder: RunFolder,
     device: torch.device,
     say: Say,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> Training:
     """The `Training` of a resolved run; the steps that its length in time buys are measured first."""
     objective, inputs = goal.objective(run, built, data, say)
     objective.to(device)
     select_trainable(objective, head_only=run.model.head_only)
-    trained = objective if ranks.alone else _spread(objective, run, ranks, device)
+    trained = objective if ranks.is_single else _spread(objective, run, ranks, device)
     parameters = localise(select_trainable(trained, head_only=run.model.head_only))
     digests = fingerprint_data(data)
     ranks.check_same(settings=identify(run), images=digests, versions=versions())

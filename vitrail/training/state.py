@@ -16,7 +16,7 @@ from vitrail.config.schema import Run
 from vitrail.objectives.objective import Objective
 from vitrail.runs.background import BackgroundSaver
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime.distributed import ALONE, Ranks, gather_full
+from vitrail.runtime.distributed import SINGLE, Ranks, gather_full
 from vitrail.runtime.precision import in_precision
 from vitrail.torch_private import copy_
 from vitrail.training.data import TrainingBatches
@@ -81,7 +81,7 @@ class Training:
     monitor: Monitor
     folder: RunFolder
     device: torch.device
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE
     evaluate_first: bool = False  # before the first step too
     scaler: torch.amp.GradScaler | None = None
     operations: float | None = None  # floating-point operations of all steps, where they can be counted
@@ -93,9 +93,9 @@ class Training:
     def __post_init__(self) -> None:
         self.saver = BackgroundSaver(self.ranks)
         # the working copy computes in bf16; the optimiser, the average and the checkpoints see the fp32 weights
-        copied = self.run.compute.precision == "bf16-weights" and self.ranks.alone
+        copied = self.run.compute.precision == "bf16-weights" and self.ranks.is_single
         self.working = copy.deepcopy(self.trained).to(torch.bfloat16) if copied else self.trained
-        compiled = self.run.compute.compile and self.ranks.alone  # what is spread is compiled block by block
+        compiled = self.run.compute.compile and self.ranks.is_single  # what is spread is compiled block by block
         self.step_module = torch.compile(self.working) if compiled else self.working
 
     def freeze_backbone(self) -> None:
@@ -121,7 +121,7 @@ class Training:
 
         Ranks exchange the loss of each step anyway, and the scaler of fp16 reads each norm.
         """
-        return self.device.type == "cuda" and self.ranks.alone and self.scaler is None
+        return self.device.type == "cuda" and self.ranks.is_single and self.scaler is None
 
     @property
     def steps_an_epoch(self) -> float:

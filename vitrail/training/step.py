@@ -83,7 +83,7 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
             if not is_out_of_memory(error) or micro == 1:
                 raise
             smaller = largest_divisor(training.run.data.batch, min(micro, len(inputs[0])) // 2)
-            if not training.ranks.alone:  # the others are in the middle of an exchange
+            if not training.ranks.is_single:  # the others are in the middle of an exchange
                 what = f"out of memory with micro-batches of {min(micro, len(inputs[0]))} images on this rank"
                 raise ConfigError(what, f"resume with --set data.micro_batch={smaller}") from error
         micro = smaller
@@ -93,8 +93,8 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
 def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dict[str, Tensor]:
     training.optimiser.zero_grad()
     training.working.zero_grad(set_to_none=True)  # what an attempt that ran out of memory left
-    ranks, images = training.ranks, len(inputs[0]) if training.ranks.alone else training.run.data.batch
-    if isinstance(training.working, ContrastiveObjective) and (micro < images or not ranks.alone):
+    ranks, images = training.ranks, len(inputs[0]) if training.ranks.is_single else training.run.data.batch
+    if isinstance(training.working, ContrastiveObjective) and (micro < images or not ranks.is_single):
         return _backward_contrastive(training, training.working, inputs, micro)
     totals: dict[str, Tensor] = {}
     micro_batches = split_batch(training, inputs, micro)
@@ -118,7 +118,7 @@ def split_batch(training: Training, inputs: tuple[Tensor, ...], micro: int) -> l
     too few for that, an image is repeated, and does not count.
     """
     ranks, images = training.ranks, len(inputs[0])
-    if ranks.alone:
+    if ranks.is_single:
         return [(chunk, len(chunk[0])) for chunk in zip(*(tensor.split(micro) for tensor in inputs))]
     least, more = divmod(training.run.data.batch, ranks.world)
     steps = min(-(-(least + (more > 0)) // micro), least)
@@ -130,7 +130,7 @@ def split_batch(training: Training, inputs: tuple[Tensor, ...], micro: int) -> l
 
 def defer_sums(training: Training, *, last: bool) -> None:
     """Exchanges replicated gradients once an update; those of shards at once, since whole ones would not fit in memory."""
-    if not training.ranks.alone and training.run.compute.parallel == "replicate":
+    if not training.ranks.is_single and training.run.compute.parallel == "replicate":
         training.trained.set_requires_gradient_sync(last)  # type: ignore[attr-defined]
 
 
@@ -141,7 +141,7 @@ def add_over_ranks(training: Training, measured: dict[str, Tensor], images: int)
     The parts are weighted for a whole batch; where images were bad, means and gradients are scaled to those that are left.
     """
     ranks = training.ranks
-    if ranks.alone:
+    if ranks.is_single:
         return measured, images
     parts = torch.stack([value.float().cpu() for value in measured.values()] + [torch.tensor(float(images))])
     *means, total = ranks.add(parts).unbind()
@@ -158,9 +158,9 @@ def _backward_contrastive(
 ) -> dict[str, Tensor]:
     """The same where images are compared with one another: the gradient of the whole batch, in the memory of a micro-step."""
     ranks, batch = training.ranks, training.run.data.batch
-    (total,) = (len(inputs[0]),) if ranks.alone else ranks.add(torch.tensor([len(inputs[0])])).tolist()
+    (total,) = (len(inputs[0]),) if ranks.is_single else ranks.add(torch.tensor([len(inputs[0])])).tolist()
     # `add_over_ranks` weights for a whole batch: this loss is one of all images that are there
-    missing, share = (1.0, 1.0) if ranks.alone else (total / batch, len(inputs[0]) / batch)
+    missing, share = (1.0, 1.0) if ranks.is_single else (total / batch, len(inputs[0]) / batch)
     with training.autocast:
         loss, measured = cached_backward(
             objective,
@@ -195,7 +195,7 @@ def _mix_seed(seed: int, step: int, micro: int) -> int:
 
 def _collect_gradients(training: Training) -> None:
     """Moves the gradients to where the optimiser takes them: from a bf16 copy to the fp32 weights, from `DTensor` to plain."""
-    if not training.ranks.alone:
+    if not training.ranks.is_single:
         collect_gradients(training.optimiser.parameters, training.trained_parameters)
     if training.working is training.trained:
         return
@@ -229,4 +229,4 @@ def _raise_diverged(training: Training, reading: Reading, norm: float) -> None:
         f"lower --lr (now {training.run.optim.lr:g}) or set optim.clip=1; the batch is named in "
         f"{training.folder.path / 'diverged.json'}",
     )
-    raise ranks.agreed(error)
+    raise ranks.collective_error(error)

@@ -146,4 +146,4 @@ def _seconds_since(started: float, training: Training) -> float:
     """By the clock of the first rank, so that all of them take the same number of steps."""
     if training.device.type == "cuda":
         torch.cuda.synchronize()
-    return training.ranks.tell(time.perf_counter() - started)
+    return training.ranks.broadcast(time.perf_counter() - started)

@@ -99,14 +99,14 @@ def train(
     """
     given = nullcontext(ranks) if ranks is not None else join(run.compute.device, run.compute.timeout)
     with given as ranks:
-        begun = ranks.lead(lambda: _begin(run, out, data, transform))
+        begun = ranks.run_on_rank0(lambda: _begin(run, out, data, transform))
         if begun.result is not None:
             for note in begun.notes if ranks.first and not quiet else ():
                 to_stderr(f"warning  {note}")
             return begun.result
         run, path = begun.run, begun.folder
         folder = RunFolder(path) if ranks.first else FollowerFolder(path, ranks.rank)
-        ranks.lead(folder.open)
+        ranks.run_on_rank0(folder.open)
         if not ranks.first:
             folder.open()
         say = _log_and_print(folder, quiet or not ranks.first)
@@ -135,7 +135,7 @@ def train(
                         operations=prepared.training.operations,
                         device_hours=busy_seconds(folder) * ranks.world / 3600,
                     )
-                    outcome = ranks.tell(_finish(prepared, ending, say, end))
+                    outcome = ranks.broadcast(_finish(prepared, ending, say, end))
                 return Result(folder.path, outcome.report, outcome.figures)
         except BaseException as error:
             if folder.path.is_dir() and folder.status().get("state") != "finished":
@@ -211,7 +211,7 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say, *,
     folder, progress = training.folder, training.progress
     saved = checkpoint.load_newest(folder.checkpoints, training.ranks)
     run, data, digests = training.run, prepared.data, training.digests
-    training.ranks.lead(lambda: bind_run(folder, run, data, digests, saved, say, stamped=stamped))
+    training.ranks.run_on_rank0(lambda: bind_run(folder, run, data, digests, saved, say, stamped=stamped))
     if saved is not None:
         resume(training, saved, say)
         progress = training.progress
@@ -221,7 +221,7 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say, *,
     folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
     for damage in folder.find_damage():
         say(f"warning  {damage}")
-    training.operations = training.ranks.lead(lambda: run_operations(training))
+    training.operations = training.ranks.run_on_rank0(lambda: run_operations(training))
     if training.operations is not None:
         images = training.steps * training.run.data.batch
         each = large(training.operations / images, "FLOP")

@@ -58,6 +58,6 @@ def write_parts_on_ranks(write: Callable[..., Any], options: Mapping[str, Any]) 
     from vitrail.runtime.distributed import join
     from vitrail.runtime.progress import say_nothing
 
-    with join(options.get("device")) as ranks, ranks.agreeing():
+    with join(options.get("device")) as ranks, ranks.share_errors():
         written = write(**options) if ranks.first else write(**{**options, "quiet": True, "log": say_nothing})
     return written if ranks.first else None

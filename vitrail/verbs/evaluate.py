@@ -85,17 +85,17 @@ def evaluate(
     from vitrail.inference.inputs import split_to_judge
     from vitrail.inference.outputs import judge
     from vitrail.inference.tuning import tune as choose_way
-    from vitrail.runtime.distributed import ALONE
+    from vitrail.runtime.distributed import SINGLE
     from vitrail.runtime.progress import ProgressBar
     from vitrail.tasks.task import Task
     from vitrail.text import large, plural, sentence
     from vitrail.weights.native import set_temperature
     from vitrail.weights.resolve import check_sha256
 
-    ranks = ranks or ALONE
+    ranks = ranks or SINGLE
     reading, log = reading.of_rank(ranks), log if ranks.first else say_nothing
     folder = options.to_path(out)
-    with ranks.agreeing():
+    with ranks.share_errors():
         if sha256 is not None:
             if isinstance(model, Task):
                 what = "a model in memory has no file to compare with a SHA-256"
@@ -140,7 +140,7 @@ def evaluate(
         logits, targets = (torch.cat(batches) for batches in zip(*kept))
         result, temperature = _calibrate(task, result, logits, targets, log)
         if not isinstance(model, Task):
-            log(f"stored in {ranks.lead(lambda: set_temperature(model, temperature))}")
+            log(f"stored in {ranks.run_on_rank0(lambda: set_temperature(model, temperature))}")
     if corruptions:
 
         def evaluate_corrupted(kind: str, level: int) -> Judgement:
@@ -156,7 +156,7 @@ def evaluate(
             "data": str(data) if isinstance(data, str | Path) else "",
             "notes": [f"{sentence(note)}." for note in notes],
         }
-        ranks.lead(lambda: _write_report(folder, task, source, result, facts))
+        ranks.run_on_rank0(lambda: _write_report(folder, task, source, result, facts))
     return result
 
 

@@ -22,7 +22,7 @@ from vitrail.inference.features import Features, features_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.rows import Scores
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.progress import Say, say_nothing, to_stderr
 from vitrail.tasks import Classifier, Task
 
@@ -131,9 +131,9 @@ def probe(
         DataError: several labels an image, unlabelled images, fewer than two classes, or nothing to judge on.
         CheckpointError: of the weights, or features that are not finite.
     """
-    ranks = ranks or ALONE
+    ranks = ranks or SINGLE
     say = say if ranks.first else say_nothing
-    with ranks.agreeing():
+    with ranks.share_errors():
         settings = ProbeProtocol(protocol=protocol, k=k, shots=tuple(shots), seeds=seeds)
         models = [options.load(model, classes, say)]
         if against is not None:
@@ -148,7 +148,7 @@ def probe(
     both = {"train": train, split: judged}
     how = {"options": options, "cache": cache, "say": say, "ranks": ranks}
     parts = [keep_shared(features) for features in zip(*(compute_features(loaded, both, **how) for loaded in models))]
-    return ranks.lead(lambda: judge_features(settings, split, *parts, say=say))
+    return ranks.run_on_rank0(lambda: judge_features(settings, split, *parts, say=say))
 
 
 def open_to_probe(data: Any, model: Task) -> Splits:
@@ -208,7 +208,7 @@ def compute_features(
     ranks: Ranks,
 ) -> list[Features]:
     """The features of each source, by a model that is fitted to their channels."""
-    with ranks.agreeing():
+    with ranks.share_errors():
         fitting = adapt_channels(model, next(iter(sources.values())), say)
     settings = {"options": options, "cache": cache, "say": say, "ranks": ranks}
     return [features_of(fitting, source, title=f"features of {name}", **settings) for name, source in sources.items()]

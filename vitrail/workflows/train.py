@@ -102,7 +102,7 @@ def _start(
     if not flags.get("tune_lr"):
         return run_training(run, out=folder, quiet=flags["quiet"], command=command, **how)
     with join(run.compute.device, run.compute.timeout) as ranks:
-        place = folder or ranks.lead(lambda: name_folder(run))
+        place = folder or ranks.run_on_rank0(lambda: name_folder(run))
         tuned = tune_rate(
             run, place, say=say_nothing if flags["quiet"] or not ranks.first else to_stderr, ranks=ranks, **how
         )

@@ -30,7 +30,7 @@ from vitrail.inference.outputs import judge
 from vitrail.reports.transfer.documents import write_transfer
 from vitrail.reports.transfer.results import RUN, Cell, Transfer
 from vitrail.runs.cells import Cells
-from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.machine import describe, versions
 from vitrail.runtime.progress import Say, say_nothing, to_stderr
 from vitrail.tasks import Task
@@ -128,9 +128,9 @@ def transfer(
         ConfigError: invalid settings, or settings other than those that ``out`` was begun with.
         CheckpointError, DiskError, Preempted, Interrupted: whatever concerns all data sets.
     """
-    ranks = ranks or ALONE
+    ranks = ranks or SINGLE
     say = say if ranks.first else say_nothing
-    with ranks.agreeing():
+    with ranks.share_errors():
         probes = {
             name: ProbeProtocol(protocol=name, k=k, shots=tuple(shots))
             for name in check_protocols(protocols)
@@ -152,7 +152,7 @@ def transfer(
         make_folder(out)
         cells.begin(collect_settings(task, k, shots, tuning, options))
 
-    ranks.lead(begin)
+    ranks.run_on_rank0(begin)
     rows: dict[str, dict[str, Cell]] = {}
     for name, source in names.items():
         say(f"data     {name}")
@@ -170,7 +170,7 @@ def transfer(
         date=date.today().isoformat(),
         vtab=vtab,
     )
-    ranks.lead(lambda: write_transfer(out, result))
+    ranks.run_on_rank0(lambda: write_transfer(out, result))
     return result
 
 
@@ -256,7 +256,7 @@ class DataSet:
     @cached_property
     def parts(self) -> tuple[Source, str, Source]:
         """What is learnt from, the name of the split that is judged, and that."""
-        with self.ranks.agreeing():
+        with self.ranks.share_errors():
             return choose_parts(self.splits)
 
     @cached_property
@@ -276,7 +276,7 @@ class DataSet:
         """The figures by protocol, None for fine-tuning: those that are kept, and new ones, which are kept then; or what went
         wrong.
         """
-        stored = self.ranks.lead(lambda: {name: self.kept.read(f"{self.slug}.{name}") for name in probes})
+        stored = self.ranks.run_on_rank0(lambda: {name: self.kept.read(f"{self.slug}.{name}") for name in probes})
         kept = {
             name: Cell(content["figures"], notes=tuple(content["notes"]))
             for name, content in stored.items()
@@ -302,16 +302,16 @@ class DataSet:
             return report_failure(error, self.say, name)
         self.say(f"done     {name} {figures['accuracy']:.4f}")
         content = {"data": self.data, "protocol": name, "figures": figures, "notes": self.departures}
-        self.ranks.lead(lambda: self.kept.write(f"{self.slug}.{name}", content))
+        self.ranks.run_on_rank0(lambda: self.kept.write(f"{self.slug}.{name}", content))
         return Cell(figures, notes=tuple(self.departures))
 
     def probe(self, protocol: ProbeProtocol) -> dict[str, float]:
         """The figures of a protocol on frozen features."""
-        with self.ranks.agreeing():
+        with self.ranks.share_errors():
             protocol.check(self.parts[0].labels)
         learnt, judged = self.features
         judge = partial(judge_features, protocol, self.parts[1], [learnt], [judged], say=self.say)
-        return self.ranks.lead(judge).figures
+        return self.ranks.run_on_rank0(judge).figures
 
     def fine_tune(self, tuning: Tuning) -> dict[str, float]:
         """The accuracy after fine-tuning on the images that the probes are judged on: the mean over seeds, and that of each."""
@@ -323,7 +323,7 @@ class DataSet:
             folder = self.kept.folder / FINETUNE / f"{self.slug}-seed{seed}"
             how = {"quiet": self.options.quiet, "command": self.command, "ranks": self.ranks}
             result = train(run, out=folder, data=self.splits, **how)
-            with self.ranks.agreeing():
+            with self.ranks.share_errors():
                 tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
             options, bad = self.options.of_rank(self.ranks), self.options.record_bad(judged)
             samples = judge(tuned, judged, options, split=split, bad=bad, ranks=self.ranks).metric.samples()

@@ -62,7 +62,7 @@ def tune_rate(
         except DivergedError:
             losses[rate] = math.inf
         except (Preempted, Interrupted) as error:
-            raise ranks.agreed(type(error)(error.what, f"run the same command with --out {folder}")) from None
+            raise ranks.collective_error(type(error)(error.what, f"run the same command with --out {folder}")) from None
         say(f"rate     {rate:g}: {losses[rate]:.4f} on val after {LENGTH:g} of the length")
 
     for rate in grid:
@@ -71,10 +71,10 @@ def tune_rate(
         attempt(following)
     if choice.best is None:
         what = f"the training diverges at every learning rate from {max(losses):g} to {min(losses):g}"
-        raise ranks.agreed(DivergedError(what, "lower --lr much further, or set optim.clip=1"))
+        raise ranks.collective_error(DivergedError(what, "lower --lr much further, or set optim.clip=1"))
     edge = ", at the edge of those tried: another --lr may be better" if choice.edge else ""
     say(f"rate     {choice.best:g} is taken{edge}")
-    ranks.lead(lambda: shutil.rmtree(folder / TRIALS))
+    ranks.run_on_rank0(lambda: shutil.rmtree(folder / TRIALS))
     rates = {f"{rate:g}": losses[rate] if math.isfinite(losses[rate]) else None for rate in sorted(losses)}
     return replace(run, optim=replace(run.optim, lr=choice.best, rates=rates))
 
@@ -93,7 +93,9 @@ def _judge_validation(prepared: Prepared) -> dict[str, float]:
     val = prepared.data.splits.val
     if val is None:
         what = "a learning rate is chosen on validation images, and the data have none"
-        raise prepared.training.ranks.agreed(DataError(what, "set data.validation, or train without --tune-lr"))
+        raise prepared.training.ranks.collective_error(
+            DataError(what, "set data.validation, or train without --tune-lr")
+        )
     return {"loss": loss_of(prepared.judge({"val": val})["val"])}
 
 

@@ -27,7 +27,7 @@ from vitrail.reports.pretraining.card import write_pretrain_card
 from vitrail.reports.pretraining.page import write_pretrain_report
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
-from vitrail.runtime.distributed import ALONE
+from vitrail.runtime.distributed import SINGLE
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
 from vitrail.training.data import RunData, Transform, open_run_data
@@ -256,7 +256,7 @@ def draw_panels(training: Training, preprocessing: Preprocessing, data: RunData)
     """Shows the objective's inputs and predictions for a few images; from val, where that has enough."""
     objective, batches, val = training.objective, training.batches, data.splits.val
     source = val if val is not None and len(val) >= SHOWN else data.train
-    few = replace(batches, source=source, batch=min(SHOWN, len(source)), workers=0, ranks=ALONE)
+    few = replace(batches, source=source, batch=min(SHOWN, len(source)), workers=0, ranks=SINGLE)
     with closing(few(0, 1)) as shown:
         tensors = training.inputs(next(shown).to(few.device))
     with at_rest(objective):
