@@ -80,7 +80,7 @@ def _serve(rank: int, most: int, store: str, pipe: Connection) -> None:
     joined = {}
     for world in range(2, most + 1):
         group, words, saving = (dist.new_group(list(range(world)), backend="gloo", timeout=limit) for _ in range(3))
-        joined[world] = Ranks(rank, world, world, group, words, saving=saving)
+        joined[world] = Ranks(rank, world, world, group, words, checkpoint_group=saving)
     while (job := pipe.recv()) is not None:
         world, function, args = job
         try:
