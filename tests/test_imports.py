@@ -58,7 +58,7 @@ LIGHT = {
         **{RUN.format(words=[*verb, "--help"]): HEAVY for verb in ([], *([verb] for verb in VERBS))},
         **{RUN.format(words=words): {"torch"} for words in SHOWS},
         "import vitrail.config.compose": {"torch"},
-        "import vitrail.data.augment.sample": {"torch"},
+        "import vitrail.data.augment.crops": {"torch"},
         "import vitrail.data.sample_order, vitrail.data.workers, vitrail.data.pictures": {"torch"},
         "from vitrail.data.sources.open import open_data; open_data('digits')": {"torch"},
     },

@@ -27,7 +27,7 @@ from vitrail.data.sources.contents import UserDataset
 from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.shards import fetch_ahead, fetched
 from vitrail.data.sources.source import Source
-from vitrail.data.transfer import send
+from vitrail.data.to_device import to_device
 from vitrail.data.windows import Windows
 from vitrail.data.workers import Made, Make, Workers, in_order, make_all
 from vitrail.errors import DataError
@@ -69,8 +69,10 @@ class Batch:
         device = torch.device(device)
 
         several = isinstance(self.targets, tuple)
-        targets = tuple(send(part, device) for part in self.targets) if several else send(self.targets, device)
-        return replace(self, images=send(self.images, device), targets=targets)
+        targets = (
+            tuple(to_device(part, device) for part in self.targets) if several else to_device(self.targets, device)
+        )
+        return replace(self, images=to_device(self.images, device), targets=targets)
 
 
 def collate_labels(rows: np.ndarray) -> Tensor:
@@ -220,7 +222,7 @@ def _read_arrays(
         kept = torch.tensor(images, device=device)  # (n, H, W, C)
     for ids in jobs:
         rows = ids[:, 1]
-        pixels = torch.from_numpy(images[rows]) if kept is None else kept[send(rows, kept.device)]
+        pixels = torch.from_numpy(images[rows]) if kept is None else kept[to_device(rows, kept.device)]
         size = images.shape[1:3]
         annotations = _annotations(source)
         maps = None if annotations is None else [annotations.read_map(row, size) for row in rows.tolist()]

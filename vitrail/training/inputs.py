@@ -15,7 +15,7 @@ from vitrail.data.augment.placement import Placement, place
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transfer import send
+from vitrail.data.to_device import to_device
 from vitrail.objectives.objective import Objective
 from vitrail.tasks.task import Task
 from vitrail.training.frozen import FrozenNetwork, apply_in_chunks
@@ -70,7 +70,7 @@ class TaskInputs:
         images, targets = self.task.mix(images, targets, ids, policy, seed=seed)
         parts = targets if isinstance(targets, tuple) else (targets,)
         # the halo has been mixed into its neighbour; it belongs to another part of the batch
-        images, parts = images[batch.halo :], [send(part[batch.halo :], images.device) for part in parts]
+        images, parts = images[batch.halo :], [to_device(part[batch.halo :], images.device) for part in parts]
         return images, *parts, *([] if self.frozen is None else [apply_in_chunks(self.frozen, images)])
 
 
@@ -89,6 +89,6 @@ class ViewInputs:
         images = self.augmented(batch)  # (B V, C, h, w)
         noise = self.objective.draw(batch.ids[::views], self.augmented.preprocessing.size, self.augmented.seed)
         parts = [images[view::views].contiguous() for view in range(views)]
-        drawn = [send(tensor, images.device) for tensor in noise]
+        drawn = [to_device(tensor, images.device) for tensor in noise]
         targets = [] if self.frozen is None else [apply_in_chunks(self.frozen, parts[0])]
         return *parts, *drawn, *targets

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.augment.geometry import GEOMETRY, resample, visible
-from vitrail.data.augment.operations import PASSES, TABLES, look_up
+from vitrail.data.augment.geometry import resample, visible
+from vitrail.data.augment.operations import GEOMETRY, PASSES, TABLES, look_up
 
 
 def operate(images: Tensor, name: str, values: NDArray[np.float64], *, fill: int = 128) -> Tensor:

@@ -15,8 +15,7 @@ from tests.data.augment.operate import operate
 from vitrail.data.augment.apply import augment
 from vitrail.data.augment.crops import crop_box
 from vitrail.data.augment.erasing import NOISE_DEVIATION, NOISE_MEAN, normal
-from vitrail.data.augment.geometry import GEOMETRY
-from vitrail.data.augment.operations import PART, cut_boxes
+from vitrail.data.augment.operations import GEOMETRY, PART, cut_boxes
 from vitrail.data.augment.policy import POLICIES, Augment
 from vitrail.data.augment.sample import draw_erasing, draw_flips, draw_layers, draw_shifts
 from vitrail.data.rng import keys, words

@@ -13,8 +13,8 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from tests.data.augment.operate import operate
 from vitrail.data.augment import operations
-from vitrail.data.augment.geometry import GEOMETRY, box, flip, resample, rotation, shift, visible
-from vitrail.data.augment.operations import LOOKING, PASSES, TABLES, cut_boxes, inside, look_up, parts, put
+from vitrail.data.augment.geometry import box, flip, resample, rotation, shift, visible
+from vitrail.data.augment.operations import GEOMETRY, LOOKING, PASSES, TABLES, cut_boxes, inside, look_up, parts, put
 
 HEIGHT, WIDTH = 54, 75
 AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR

@@ -30,11 +30,22 @@ from torch import Tensor
 
 from vitrail.data.augment.crops import crop_boxes
 from vitrail.data.augment.erasing import noise_boxes
-from vitrail.data.augment.geometry import GEOMETRY, Numbers, box, flip, resample, shift, visible
-from vitrail.data.augment.operations import LOOKING, PART, PASSES, TABLES, cut_boxes, inside, look_up, parts, put
+from vitrail.data.augment.geometry import Numbers, box, flip, resample, shift, visible
+from vitrail.data.augment.operations import (
+    GEOMETRY,
+    LOOKING,
+    PART,
+    PASSES,
+    TABLES,
+    cut_boxes,
+    inside,
+    look_up,
+    parts,
+    put,
+)
 from vitrail.data.augment.policy import Augment
 from vitrail.data.augment.sample import NOTHING, Layer, draw_erasing, draw_flips, draw_layers, draw_shifts
-from vitrail.data.transfer import send
+from vitrail.data.to_device import to_device
 
 LARGE = 2**14  # numbers of an image, from which on a CPU mirrors faster image by image
 
@@ -92,7 +103,7 @@ def _mirror(images: Tensor, flips: NDArray[np.bool_]) -> Tensor:
 def _flip(levels: Tensor, flips: NDArray[np.bool_]) -> None:
     """Mirrors the images of ``flips`` (B,) in place."""
     if (chosen := np.flatnonzero(flips)).size:
-        for rows, chunk in parts(levels, send(chosen, levels.device)):
+        for rows, chunk in parts(levels, to_device(chosen, levels.device)):
             put(levels, rows, chunk.flip(-1))
 
 
@@ -198,7 +209,7 @@ def _resample(
         matrix = matrices[chosen]
         uncovers = policy.crop == "jitter" or turned[chosen].any()
         regions = [visible(matrix, frames[chosen], size)] if uncovers else []
-        for rows, chunk, *where in parts(levels, send(chosen, levels.device), torch.from_numpy(matrix), *regions):
+        for rows, chunk, *where in parts(levels, to_device(chosen, levels.device), torch.from_numpy(matrix), *regions):
             placed = resample(chunk, *where, size=size, fill=policy.fill, border=border, step=2**times)
             put(made, rows, placed)
     return matrices
@@ -214,19 +225,19 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
 
     def settle(chosen: NDArray[np.bool_]) -> None:
         if (due := np.flatnonzero(chosen & waiting)).size:
-            all_rows = send(due, levels.device)
+            all_rows = to_device(due, levels.device)
             for rows, chunk, table in parts(levels, all_rows, tables[all_rows]):
                 put(levels, rows, look_up(chunk, table))
             tables[all_rows] = identity
             waiting[due] = False
 
     for layer in layers:
-        settle(~np.isin(layer.names, [NOTHING, *(TABLES.keys() - LOOKING)]))
+        settle(~np.isin(layer.names, [NOTHING, *(TABLES.keys() - set(LOOKING))]))
         for name, chosen in _list_groups(layer):
             values = torch.from_numpy(layer.values[chosen].astype(np.float32))
-            for rows, chunk, value in parts(levels, send(chosen, levels.device), values):
+            for rows, chunk, value in parts(levels, to_device(chosen, levels.device), values):
                 if name in TABLES:
-                    table = TABLES[name](chunk, send(value, levels.device)).expand(len(rows), *tables.shape[1:])
+                    table = TABLES[name](chunk, to_device(value, levels.device)).expand(len(rows), *tables.shape[1:])
                     tables[rows] = table.gather(-1, tables[rows].long())
                 elif name in PASSES:
                     put(levels, rows, PASSES[name](chunk, value))
@@ -238,7 +249,7 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
 
 
 def _fill(levels: Tensor, chosen: NDArray[np.intp], boxes: NDArray[np.int64], fill: int) -> None:
-    for rows, chunk, corners in parts(levels, send(chosen, levels.device), send(boxes, levels.device)):
+    for rows, chunk, corners in parts(levels, to_device(chosen, levels.device), to_device(boxes, levels.device)):
         put(levels, rows, chunk.masked_fill(inside(corners, *levels.shape[-2:]), fill))
 
 
@@ -247,6 +258,6 @@ def _erase(levels: Tensor, ids: NDArray[np.int64], policy: Augment, seed: int) -
     if not chosen.size:
         return
     if policy.erase_fill == "noise":
-        noise_boxes(levels, send(chosen, levels.device), boxes, states)
+        noise_boxes(levels, to_device(chosen, levels.device), boxes, states)
     else:
         _fill(levels, chosen, boxes, policy.fill)

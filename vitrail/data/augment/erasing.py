@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.data.augment.geometry import store_like
 from vitrail.data.rng import FIRST, GOLDEN, SECOND
-from vitrail.data.transfer import send
+from vitrail.data.to_device import to_device
 
 # becomes unit noise after the usual normalisation of photographs
 NOISE_MEAN, NOISE_DEVIATION = 0.45 * 255, 0.225 * 255
@@ -28,8 +28,8 @@ def noise_boxes(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], states: 
     areas = boxes[:, 2] * boxes[:, 3]
     total = int(areas.sum())
     table = np.column_stack([boxes[:, :3], np.cumsum(areas) - areas, states.view(np.int64)])
-    owner = torch.repeat_interleave(send(areas, images.device), output_size=total)  # (P,)
-    left, top, wide, before, state = send(table, images.device)[owner].unbind(1)  # each (P,)
+    owner = torch.repeat_interleave(to_device(areas, images.device), output_size=total)  # (P,)
+    left, top, wide, before, state = to_device(table, images.device)[owner].unbind(1)  # each (P,)
     pixel = torch.arange(total, device=images.device) - before
     channels = torch.arange(images.shape[1], device=images.device)
     noise = normal(state[:, None], pixel[:, None] * len(channels) + channels)  # (P, C)

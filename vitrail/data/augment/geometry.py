@@ -7,7 +7,6 @@ is the matrix A @ B.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.transfer import send
+from vitrail.data.to_device import to_device
 
 Numbers = NDArray[np.float64]
 Border = Literal["edge", "reflect", "zero"]
@@ -51,14 +50,9 @@ def shift(pixels: NDArray[np.int64]) -> Numbers:
     return _rows(1, 0, -pixels[:, 0], 0, 1, -pixels[:, 1])
 
 
-# the coefficients of Pillow's Image.transform; translations are relative to the side
-GEOMETRY: dict[str, Callable[[Numbers, int, int], Numbers]] = {
-    "rotate": rotation,
-    "shear_x": lambda ratio, height, width: _rows(1, ratio, 0, 0, 1, 0),
-    "shear_y": lambda ratio, height, width: _rows(1, 0, 0, ratio, 1, 0),
-    "translate_x": lambda part, height, width: _rows(1, 0, part * width, 0, 1, 0),
-    "translate_y": lambda part, height, width: _rows(1, 0, 0, 0, 1, part * height),
-}
+def affine(x_of_y: ArrayLike = 0, y_of_x: ArrayLike = 0, *, right: ArrayLike = 0, down: ArrayLike = 0) -> Numbers:
+    """A shear and a shift in pixels, with the coefficients of Pillow's Image.transform.  # (B,) -> (B, 3, 3)"""
+    return _rows(1, x_of_y, right, y_of_x, 1, down)
 
 
 def resample(
@@ -92,7 +86,7 @@ def resample(
     unit = torch.tensor(
         [[scales[0], 0, -1 - step / 2 * scales[0]], [0, scales[1], -1 - step / 2 * scales[1]]], dtype=torch.float64
     )
-    terms = send((unit @ matrices).float(), images.device)  # (B, x or y, 3)
+    terms = to_device((unit @ matrices).float(), images.device)  # (B, x or y, 3)
     x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
     x = torch.arange(size[1], device=images.device) + 0.5
     y = torch.arange(size[0], device=images.device)[:, None] + 0.5
@@ -122,7 +116,7 @@ def resample_nearest(maps: Tensor, matrices: Numbers, *, size: tuple[int, int], 
     """
     # in double precision where there is one: a centre on the edge of a pixel must not depend on the rounding
     dtype = torch.float32 if maps.device.type == "mps" else torch.float64
-    terms = send(torch.from_numpy(matrices[:, :2]).to(dtype), maps.device)  # (B, x or y, 3)
+    terms = to_device(torch.from_numpy(matrices[:, :2]).to(dtype), maps.device)  # (B, x or y, 3)
     x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
     x = torch.arange(size[1], device=maps.device, dtype=dtype) + 0.5
     y = torch.arange(size[0], device=maps.device, dtype=dtype)[:, None] + 0.5
@@ -158,7 +152,7 @@ def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> Tensor
 
 
 def _cover(made: Tensor, seen: Tensor, level: int) -> None:
-    first, last = send(seen, made.device)[:, :, None, :, None].unbind(1)  # each (B, 1, h, 1)
+    first, last = to_device(seen, made.device)[:, :, None, :, None].unbind(1)  # each (B, 1, h, 1)
     column = torch.arange(made.shape[-1], dtype=torch.int16, device=made.device)
     inside = ((column >= first) & (column < last)).to(made.dtype)  # (B, 1, h, w)
     # a masked fill would take longer than everything else in this function

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.data.augment.operations import inside
 from vitrail.data.augment.policy import Augment
 from vitrail.data.rng import betas, uniforms
-from vitrail.data.transfer import send
+from vitrail.data.to_device import to_device
 
 
 def smooth(targets: Tensor, amount: float) -> Tensor:
@@ -40,10 +40,10 @@ def mix(
     boxes, weights, cut = draw_mixing(policy, ids, seed, (images.shape[-2], images.shape[-1]))
     if not weights.any():
         return images, targets
-    weight = send(torch.from_numpy(weights).to(images.dtype), images.device)  # (M,)
+    weight = to_device(torch.from_numpy(weights).to(images.dtype), images.device)  # (M,)
     shares = torch.where(
-        send(cut, images.device)[:, None, None, None],
-        inside(send(boxes, images.device), *images.shape[-2:]).to(images.dtype),
+        to_device(cut, images.device)[:, None, None, None],
+        inside(to_device(boxes, images.device), *images.shape[-2:]).to(images.dtype),
         weight[:, None, None, None],
     )  # (M, 1, H, W)
     mixed = torch.lerp(images, images.roll(1, 0), shares)

@@ -12,6 +12,7 @@ deviation in pixels; translations and cut-outs are relative to the side, hue shi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.augment.geometry import store_like
-from vitrail.data.transfer import send
+from vitrail.data.augment.geometry import Numbers, affine, rotation, store_like
+from vitrail.data.augment.policy import Augment
+from vitrail.data.to_device import to_device
 
+Strength = Callable[[Numbers, Numbers], Numbers]
 LUMA = (0.299, 0.587, 0.114)
+HALF = 128.0  # Pillow's threshold of solarise
 PART = 2**18  # numbers that a CPU processes at a time, so that they and the results fit in the cache of a core
 
 
@@ -84,20 +88,6 @@ def _equalise(images: Tensor, _: Tensor) -> Tensor:
     return _as_table(torch.where(step > 0, (step // 2 + below) // step.clamp(min=1), levels))
 
 
-# (images (B, C, H, W), values (B,)) -> tables that broadcast to (B, C, V)
-TABLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "brightness": _brightness,
-    "contrast": _contrast,
-    "posterise": _posterise,
-    "solarise": _solarise,
-    "solarise_add": _solarise_add,
-    "invert": _invert,
-    "auto_contrast": _auto_contrast,
-    "equalise": _equalise,
-}
-LOOKING = ("contrast", "auto_contrast", "equalise")  # those whose table depends on the image
-
-
 def _grey(images: Tensor) -> Tensor:
     """(B, C, H, W) -> (B, 1, H, W), floats."""
     if images.shape[1] != 3:
@@ -111,7 +101,7 @@ def _to_grey(images: Tensor, _: Tensor) -> Tensor:
 
 
 def _colour(images: Tensor, factor: Tensor) -> Tensor:
-    factor = send(factor, images.device)[:, None, None, None]
+    factor = to_device(factor, images.device)[:, None, None, None]
     return store_like(images.to(torch.float32, copy=True).mul_(factor).add_(_grey(images) * (1 - factor)), images)
 
 
@@ -126,7 +116,7 @@ def _hue(images: Tensor, turn: Tensor) -> Tensor:
     is_red, is_green = (value == red).float(), (value == green).float()
     hue = torch.lerp(red - green, blue - red, is_green).lerp_(green - blue, is_red).div_(chroma.clamp(min=1e-6))
     # in sixths of the circle: red is at 0, green at 2, blue at 4
-    hue += is_green.mul_(-2).add_(4).mul_(is_red.neg_().add_(1)).add_(6 * send(turn, images.device)[:, None, None])
+    hue += is_green.mul_(-2).add_(4).mul_(is_red.neg_().add_(1)).add_(6 * to_device(turn, images.device)[:, None, None])
     made = torch.stack([hue + 5, hue + 3, hue + 1], 1)  # (B, 3, H, W): the phase of each channel
     made.sub_((made / 6).floor_(), alpha=6).sub_(2).abs_().neg_().add_(2).clamp_(0, 1).mul_(chroma[:, None])
     return store_like(made.neg_().add_(value[:, None]), images)
@@ -138,7 +128,7 @@ def _sharpness(images: Tensor, factor: Tensor) -> Tensor:
     wide = images.to(torch.int16) if images.dtype == torch.uint8 else images
     rows = wide[..., :-2, :] + wide[..., 1:-1, :] + wide[..., 2:, :]
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    share = ((1 - send(factor, images.device)) / 13)[:, None, None, None]  # weight of each neighbour
+    share = ((1 - to_device(factor, images.device)) / 13)[:, None, None, None]  # weight of each neighbour
     sharper = around.float().mul_(share).addcmul_(wide[..., 1:-1, 1:-1].float(), 1 - 9 * share)
     made = images.clone()
     made[..., 1:-1, 1:-1] = store_like(sharper, images)
@@ -153,7 +143,7 @@ def _blur(images: Tensor, deviation: Tensor) -> Tensor:
     reach = int(whole.max()) + 1
     distances = torch.arange(reach + 1)[:, None]
     weights = (whole + part + 1 - distances).clamp(0, 1) / (2 * (whole + part) + 1)  # (reach + 1, B)
-    weights = send(weights[..., None, None, None], images.device)
+    weights = to_device(weights[..., None, None, None], images.device)
     blurred = images.float()
     for _ in range(2):  # along the rows of the image (columns of its transpose), then along the columns
         blurred = blurred.mT.contiguous()
@@ -169,14 +159,78 @@ def _blur(images: Tensor, deviation: Tensor) -> Tensor:
     return store_like(blurred, images)
 
 
-# (images (B, C, H, W), values (B,) on the CPU) -> (B, C, H, W) of the same kind
-PASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "grey": _to_grey,
-    "colour": _colour,
-    "hue": _hue,
-    "sharpness": _sharpness,
-    "blur": _blur,
+def _enhance(m: Numbers, sign: Numbers) -> Numbers:
+    """The factor of ImageEnhance by RandAugment's original code."""
+    return 0.1 + 1.8 * m
+
+
+def _enhance_more(m: Numbers, sign: Numbers) -> Numbers:
+    return np.maximum(0.1, 1 + 0.9 * m * sign)
+
+
+class Operation(NamedTuple):
+    """An operation on images: a matrix, a table or a pass, how RandAugment chooses its value, and the setting that draws it.
+
+    Args:
+        matrix: of a geometric operation, (values (B,), height, width) -> (B, 3, 3).
+        table: of a tone operation, (images (B, C, H, W), values (B,)) -> tables that broadcast to (B, C, V).
+        looks: whether the table depends on the image.
+        run: of any other, (images (B, C, H, W), values (B,) on the CPU) -> (B, C, H, W) of the same kind.
+        strength: (magnitude / 10, sign) -> value, by the code of Cubuk et al. 2020. Lengths are relative to the side (in their
+            code pixels: 100 and 40 of 224).
+        increasing: the same of timm's ``inc1``, where it differs.
+        sometimes: the probability of the operation in a policy, of all views or of even and odd ones, and the range of its value.
+    """
+
+    matrix: Callable[[Numbers, int, int], Numbers] | None = None
+    table: Callable[[Tensor, Tensor], Tensor] | None = None
+    looks: bool = False
+    run: Callable[[Tensor, Tensor], Tensor] | None = None
+    strength: Strength | None = None
+    increasing: Strength | None = None
+    sometimes: Callable[[Augment], tuple[float | tuple[float, float], tuple[float, float]]] | None = None
+
+
+# a new operation is a row here, and its name in `policy.OPERATIONS` or the setting that ``sometimes`` reads
+IMAGE_OPERATIONS: dict[str, Operation] = {
+    "rotate": Operation(matrix=rotation, strength=lambda m, sign: 30 * m * sign),
+    "shear_x": Operation(matrix=lambda ratio, *_: affine(ratio), strength=lambda m, sign: 0.3 * m * sign),
+    "shear_y": Operation(matrix=lambda ratio, *_: affine(0, ratio), strength=lambda m, sign: 0.3 * m * sign),
+    "translate_x": Operation(
+        matrix=lambda share, height, width: affine(right=share * width), strength=lambda m, sign: 0.45 * m * sign
+    ),
+    "translate_y": Operation(
+        matrix=lambda share, height, width: affine(down=share * height), strength=lambda m, sign: 0.45 * m * sign
+    ),
+    "cutout": Operation(strength=lambda m, sign: 40 / 224 * m),
+    "brightness": Operation(table=_brightness, strength=_enhance, increasing=_enhance_more),
+    "contrast": Operation(table=_contrast, looks=True, strength=_enhance, increasing=_enhance_more),
+    "colour": Operation(run=_colour, strength=_enhance, increasing=_enhance_more),
+    "sharpness": Operation(run=_sharpness, strength=_enhance, increasing=_enhance_more),
+    "posterise": Operation(
+        table=_posterise,
+        strength=lambda m, sign: np.clip(np.floor(4 * m), 1, 8),
+        increasing=lambda m, sign: np.clip(4 - np.floor(4 * m), 1, 8),
+    ),
+    "solarise_add": Operation(table=_solarise_add, strength=lambda m, sign: np.floor(110 * m)),
+    "invert": Operation(table=_invert),
+    "auto_contrast": Operation(table=_auto_contrast, looks=True),
+    "equalise": Operation(table=_equalise, looks=True),
+    "hue": Operation(run=_hue),
+    # those that settings draw, in the order in which they are applied
+    "grey": Operation(run=_to_grey, sometimes=lambda policy: (policy.grey, (0.0, 0.0))),
+    "blur": Operation(run=_blur, sometimes=lambda policy: (policy.blur_views, policy.blur)),
+    "solarise": Operation(
+        table=_solarise,
+        strength=lambda m, sign: np.floor(256 * m),
+        increasing=lambda m, sign: 256 - np.minimum(256, np.floor(256 * m)),
+        sometimes=lambda policy: (policy.solarise_views, (HALF, HALF)),
+    ),
 }
+GEOMETRY = {name: each.matrix for name, each in IMAGE_OPERATIONS.items() if each.matrix}
+TABLES = {name: each.table for name, each in IMAGE_OPERATIONS.items() if each.table}
+PASSES = {name: each.run for name, each in IMAGE_OPERATIONS.items() if each.run}
+LOOKING = [name for name, each in IMAGE_OPERATIONS.items() if each.looks]
 
 
 def count_levels(images: Tensor) -> Tensor:

@@ -1,58 +1,23 @@
-"""Sampling of augmentations: layers of named operations with strengths for each image. Uses numpy only.
+"""Sampling of augmentations: layers of named operations with strengths for each image. Draws use numpy only.
 
 Axes: B images. Everything is a function of (seed, epoch, sample, view), never of the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.augment.geometry import Numbers
+from vitrail.data.augment.operations import HALF, IMAGE_OPERATIONS
 from vitrail.data.augment.policy import Augment
 from vitrail.data.rng import keys, normals, uniforms
-
-Numbers = NDArray[np.float64]
-Strength = Callable[[Numbers, Numbers], Numbers]  # magnitude / 10, sign -> value of the operation
-
-# the code of Cubuk et al. 2020. Lengths are relative to the side (in their code pixels: 100 and 40 of 224).
-STRENGTHS: dict[str, Strength] = {
-    "rotate": lambda m, sign: 30 * m * sign,
-    "shear_x": lambda m, sign: 0.3 * m * sign,
-    "shear_y": lambda m, sign: 0.3 * m * sign,
-    "translate_x": lambda m, sign: 0.45 * m * sign,
-    "translate_y": lambda m, sign: 0.45 * m * sign,
-    "cutout": lambda m, sign: 40 / 224 * m,
-    "posterise": lambda m, sign: np.clip(np.floor(4 * m), 1, 8),
-    "solarise": lambda m, sign: np.floor(256 * m),
-    "solarise_add": lambda m, sign: np.floor(110 * m),
-    "colour": lambda m, sign: 0.1 + 1.8 * m,
-    "contrast": lambda m, sign: 0.1 + 1.8 * m,
-    "brightness": lambda m, sign: 0.1 + 1.8 * m,
-    "sharpness": lambda m, sign: 0.1 + 1.8 * m,
-}
-
-
-def _enhance(m: Numbers, sign: Numbers) -> Numbers:
-    return np.maximum(0.1, 1 + 0.9 * m * sign)
-
-
-# the differences of timm's ``inc1``
-INCREASING: dict[str, Strength] = {
-    "posterise": lambda m, sign: np.clip(4 - np.floor(4 * m), 1, 8),
-    "solarise": lambda m, sign: 256 - np.minimum(256, np.floor(256 * m)),
-    "colour": _enhance,
-    "contrast": _enhance,
-    "brightness": _enhance,
-    "sharpness": _enhance,
-}
 
 JITTER = np.array(["brightness", "contrast", "colour", "hue"])
 THREE = np.array(["grey", "solarise", "blur"])
 NOTHING = ""
-HALF = 128.0  # Pillow's threshold of solarise
 
 
 @dataclass(frozen=True)
@@ -81,9 +46,9 @@ def draw_layers(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Laye
         layers.append(_draw_three_augment(policy, ids, seed))
     if any(policy.jitter) or policy.hue:
         layers += _draw_jitter(policy, ids, seed)
-    layers += _draw_sometimes(policy.grey, "grey", (0.0, 0.0), ids, seed)
-    layers += _draw_sometimes(policy.blur_views, "blur", policy.blur, ids, seed)
-    layers += _draw_sometimes(policy.solarise_views, "solarise", (HALF, HALF), ids, seed)
+    for name, operation in IMAGE_OPERATIONS.items():
+        if operation.sometimes:
+            layers += _draw_sometimes(*operation.sometimes(policy), name, ids, seed)
     return layers + [_draw_randaugment(policy, ids, seed, depth) for depth in range(policy.layers)]
 
 
@@ -146,7 +111,7 @@ def _draw_jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Lay
 
 
 def _draw_sometimes(
-    probability: float | tuple[float, float], name: str, values: tuple[float, float], ids: NDArray[np.int64], seed: int
+    probability: float | tuple[float, float], values: tuple[float, float], name: str, ids: NDArray[np.int64], seed: int
 ) -> list[Layer]:
     """A layer of one operation with a ``probability`` for all views, or for even and odd ones; empty if it is 0."""
     of_views = np.broadcast_to(np.array(probability), 2)
@@ -165,8 +130,10 @@ def _draw_randaugment(policy: Augment, ids: NDArray[np.int64], seed: int, depth:
         magnitude += policy.magnitude_std * normals(seed, f"magnitude {depth}", *ids.T, count=1)[:, 0]
         magnitude = magnitude.clip(0, max(10.0, policy.magnitude))
     names = np.array(policy.operations)[(choice * len(policy.operations)).astype(np.int64)]
-    strengths = STRENGTHS | INCREASING if policy.increasing else STRENGTHS
-    values = np.zeros(len(ids))
-    for name in set(names.tolist()) & strengths.keys():
-        values = np.where(names == name, strengths[name](magnitude / 10, np.where(sign < 0.5, -1.0, 1.0)), values)
+    values, signs = np.zeros(len(ids)), np.where(sign < 0.5, -1.0, 1.0)
+    for name in set(names.tolist()):
+        operation = IMAGE_OPERATIONS[name]
+        strength = (policy.increasing and operation.increasing) or operation.strength
+        if strength:
+            values = np.where(names == name, strength(magnitude / 10, signs), values)
     return Layer(np.where(chance < policy.probability, names, NOTHING), values, np.stack(places, -1))

@@ -20,7 +20,7 @@ from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.source import Source
-from vitrail.data.transfer import send
+from vitrail.data.to_device import to_device
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
@@ -163,7 +163,7 @@ class Segmenter(DenseTask):
 
     def _weigh(self, device: torch.device) -> Tensor:
         """The weight of a pixel of each class, (K,) in fp32."""
-        return send(torch.tensor(self.class_weights or [1.0] * len(self.classes)), device)
+        return to_device(torch.tensor(self.class_weights or [1.0] * len(self.classes)), device)
 
     def loss(self, outputs: Tensor, targets: tuple[Tensor, Tensor], **options: Any) -> Tensor:
         """Cross-entropy, the weighted mean over all pixels of the batch that have a class."""
