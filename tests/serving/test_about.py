@@ -7,7 +7,7 @@ import re
 import time
 
 from tests.looked_at import shaken
-from tests.serving.test_gate import SHOWN, TOKEN
+from tests.serving.test_admission import SHOWN, TOKEN
 from vitrail.errors import CheckpointError
 from vitrail.inference.options import InferenceOptions
 from vitrail.serving.batcher import HUNG, Current

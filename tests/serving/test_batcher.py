@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from vitrail.serving.batch_timing import BatchTiming
 from vitrail.serving.batcher import RECEIVING, Batcher, name_work
-from vitrail.serving.pace import Pace
 from vitrail.serving.refusals import Refused
 
 
@@ -40,12 +40,12 @@ class Gate:
         return [2 * item for item in items]
 
 
-def run(scenario, *, batch: int = 4, room: int = 64):
+def run(scenario, *, batch: int = 4, capacity: int = 64):
     """What ``scenario(batcher, gate)`` returns in a loop of its own; and the batches that there were."""
     told, gate = Told(), Gate()
 
     async def whole():
-        batcher = Batcher(batch=batch, room=room, watcher=told)
+        batcher = Batcher(batch=batch, capacity=capacity, watcher=told)
         try:
             return await scenario(batcher, gate)
         finally:
@@ -140,25 +140,25 @@ def test_what_nobody_waits_for_any_more_is_dropped_before_the_network_sees_it():
 
 def test_places_are_bounded_and_given_back_whatever_happens():
     async def scenario(batcher, gate):
-        with batcher.places(3, gate, soon()):
+        with batcher.reserve(3, gate, soon()):
             batcher.forget(batcher.expect(time.monotonic(), soon()))
-            with pytest.raises(Refused) as refused, batcher.places(2, gate, soon()):
+            with pytest.raises(Refused) as refused, batcher.reserve(2, gate, soon()):
                 pass
             assert refused.value.status == 503 and int(refused.value.headers["Retry-After"]) >= 1
-            with pytest.raises(ZeroDivisionError), batcher.places(1, gate, soon()):
+            with pytest.raises(ZeroDivisionError), batcher.reserve(1, gate, soon()):
                 1 / 0
-            with batcher.places(1, gate, soon()), pytest.raises(Refused):
+            with batcher.reserve(1, gate, soon()), pytest.raises(Refused):
                 batcher.expect(time.monotonic(), soon())
-            assert batcher.taken == 3
-        return batcher.taken, batcher.backlog
+            assert batcher.reserved == 3
+        return batcher.reserved, batcher.backlog
 
-    assert run(scenario, room=4)[0] == (0, 0)
+    assert run(scenario, capacity=4)[0] == (0, 0)
 
 
 def learned(batcher: Batcher, work, seconds: float) -> None:
     """Lets the batcher know what a batch of this work takes: 0.1 s and ``seconds`` for each item."""
     for size in (1, 2, 4, 2, 1):
-        batcher._paces[name_work(work)].add(size, 0.1 + seconds * size)
+        batcher._timings[name_work(work)].add(size, 0.1 + seconds * size)
 
 
 def test_only_what_can_be_answered_in_time_is_admitted(clock):
@@ -166,11 +166,11 @@ def test_only_what_can_be_answered_in_time_is_admitted(clock):
         learned(batcher, gate, 1.0)  # 4.1 s for a batch of four, so at least 1.025 s an item
         now = clock.now
         with pytest.raises(Refused, match=r"about 1\.1 s, longer than the deadline") as too_short:
-            batcher.places(1, gate, now + 0.5).__enter__()
-        with batcher.places(3, gate, now + 4):  # 3.1 s
+            batcher.reserve(1, gate, now + 0.5).__enter__()
+        with batcher.reserve(3, gate, now + 4):  # 3.1 s
             with pytest.raises(Refused) as full:
-                batcher.places(1, gate, now + 4).__enter__()
-            with batcher.places(1, gate, now + 5):  # 3.1 and 1.1 s
+                batcher.reserve(1, gate, now + 4).__enter__()
+            with batcher.reserve(1, gate, now + 5):  # 3.1 and 1.1 s
                 with pytest.raises(Refused):
                     batcher.expect(now, now + 5.2)
                 batcher.expect(now, now + 5.5)  # and another 1.1 s
@@ -185,7 +185,7 @@ def test_requests_that_are_being_received_have_places_for_a_moment(clock):
     async def scenario(batcher, gate):
         learned(batcher, gate, 1.0)
         now = clock.now
-        with batcher.places(2, gate, now + 10):  # 2.1 s
+        with batcher.reserve(2, gate, now + 10):  # 2.1 s
             first = batcher.expect(now, now + 4)  # 2.1 and 1.1 s
             batcher.expect(now, now + 5)  # 2.1 and 2.1 s
             with pytest.raises(Refused):
@@ -205,7 +205,7 @@ def test_slow_clients_count_as_a_batch_and_as_many_as_are_queued(clock):
         now = clock.now
         for _ in range(100):  # slow clients, on an idle server
             batcher.expect(now, now + 6)  # 4.1 s for a batch of them, and 1.0 s
-        with batcher.places(1, gate, now + 10):  # 1.1 s
+        with batcher.reserve(1, gate, now + 10):  # 1.1 s
             batcher.expect(now, now + 8)  # and 5.1 s, and 1.0 s
             with pytest.raises(Refused):
                 batcher.expect(now, now + 7)
@@ -238,7 +238,7 @@ def test_received_requests_count_in_full_until_they_have_places(clock):
         clock.now += 2 * RECEIVING
         with pytest.raises(Refused):
             batcher.expect(clock.now, clock.now + 5.5)  # 6.1 s
-        with batcher.places(1, gate, deadline, kept.pop()), pytest.raises(Refused):
+        with batcher.reserve(1, gate, deadline, kept.pop()), pytest.raises(Refused):
             batcher.expect(clock.now, clock.now + 5.5)
         batcher.expect(clock.now, clock.now + 5.5)  # 5.1 s
         for each in kept:
@@ -254,7 +254,7 @@ def test_a_body_that_comes_too_late_is_refused(clock):
         start, deadline = clock.now, clock.now + 10
         slow, slower = batcher.expect(start, deadline), batcher.expect(start, deadline)
         clock.now += 8
-        with batcher.places(1, gate, clock.now + 10), pytest.raises(Refused) as full:
+        with batcher.reserve(1, gate, clock.now + 10), pytest.raises(Refused) as full:
             batcher.hold(start, deadline, slow)  # 2.2 s, of 2 s
         clock.now += 3
         with pytest.raises(Refused) as late:
@@ -268,7 +268,7 @@ def test_preparing_an_item_counts_as_time(clock):
     async def scenario(batcher, gate):
         learned(batcher, gate, 1.0)
         batcher.preparation.add(1, 2.0)
-        with batcher.places(1, gate, clock.now + 10):  # 3.1 s
+        with batcher.reserve(1, gate, clock.now + 10):  # 3.1 s
             with pytest.raises(Refused):
                 batcher.expect(clock.now, clock.now + 6)  # and 3.1 s
             batcher.expect(clock.now, clock.now + 6.5)
@@ -291,9 +291,9 @@ def test_an_estimate_from_a_busy_machine_is_tried_again_when_nothing_waits():
     async def scenario(batcher, gate):
         learned(batcher, gate, 0.01)
         for _ in range(10):
-            batcher._paces[name_work(gate)].add(1, 10_000.0)
+            batcher._timings[name_work(gate)].add(1, 10_000.0)
         gate.open.set()
-        with batcher.places(1, gate, soon()):
+        with batcher.reserve(1, gate, soon()):
             return await batcher.run(gate, 21, soon())
 
     assert run(scenario)[0] == 42
@@ -318,20 +318,20 @@ def test_a_batch_is_no_larger_than_the_earliest_deadline_allows(clock):
 
 
 def test_the_time_of_a_batch_is_learned_as_a_line_through_recent_batches():
-    pace = Pace(guess=0.5)
-    assert pace.predict(4) == 2.0
-    pace.add(4, 1.0)
-    assert pace.predict(8) == pytest.approx(2.0), "one size says nothing of a fixed part"
+    timing = BatchTiming(guess=0.5)
+    assert timing.predict(4) == 2.0
+    timing.add(4, 1.0)
+    assert timing.predict(8) == pytest.approx(2.0), "one size says nothing of a fixed part"
     for size in (1, 2, 4, 8, 16) * 4:
-        pace.add(size, 0.2 + 0.05 * size)
-    assert pace.predict(1) == pytest.approx(0.25, abs=0.03)
-    assert pace.predict(16) == pytest.approx(1.0, abs=0.03)
+        timing.add(size, 0.2 + 0.05 * size)
+    assert timing.predict(1) == pytest.approx(0.25, abs=0.03)
+    assert timing.predict(16) == pytest.approx(1.0, abs=0.03)
     for size in (1, 2, 4, 8, 16) * 10:
-        pace.add(size, 2 * (0.2 + 0.05 * size))
-    assert pace.predict(16) == pytest.approx(2.0, rel=0.02), "the machine is slower now"
+        timing.add(size, 2 * (0.2 + 0.05 * size))
+    assert timing.predict(16) == pytest.approx(2.0, rel=0.02), "the machine is slower now"
     for size in (1, 16) * 20:
-        pace.add(size, 1.0 if size == 1 else 0.5)
-    assert 0 < pace.predict(16) <= pace.predict(32), "a batch of more items is never predicted to be shorter"
+        timing.add(size, 1.0 if size == 1 else 0.5)
+    assert 0 < timing.predict(16) <= timing.predict(32), "a batch of more items is never predicted to be shorter"
 
 
 def test_closing_works_off_what_waits():

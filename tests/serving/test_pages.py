@@ -1,4 +1,4 @@
-"""The page's files: only those that are listed, each as what it is, and nothing that a strict policy would refuse."""
+"""The page's files: only those of the folder, each as what it is, and nothing that a strict policy would refuse."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from starlette.testclient import TestClient
 
 from vitrail.analysis import pictures
 from vitrail.analysis.palette import ANCHORS, DARK, LIGHT
-from vitrail.serving.pages import PACKAGED, load_files, pages_routes
+from vitrail.serving.pages import load_files, pages_routes
 from vitrail.serving.refusals import Refused
 
 FOLDER = files("vitrail.serving") / "page"
-SCRIPTS = sorted(name for name in PACKAGED if name.endswith(".js"))
+PACKAGED = sorted(file.name for file in FOLDER.iterdir())
+SCRIPTS = [name for name in PACKAGED if name.endswith(".js")]
 DOCUMENTS = ("index.html", "docs.html")
 
 
@@ -36,8 +37,8 @@ def text(name: str) -> str:
     return (FOLDER / name).read_text("utf-8")
 
 
-def test_the_list_names_every_file_of_the_folder_and_no_other():
-    assert sorted(PACKAGED) == sorted(each.name for each in FOLDER.iterdir())
+def test_every_file_of_the_folder_is_served():
+    assert {*PACKAGED, "palette.css", "icon.svg"} == load_files().keys()
 
 
 MEDIA = {
@@ -71,7 +72,7 @@ UNLISTED = [
 ]  # fmt: skip
 
 
-def test_what_is_not_on_the_list_is_not_there(client):
+def test_no_other_file_is_served(client):
     replies = {name: client.get(f"/page/{name}") for name in UNLISTED}
     assert {name: reply.status_code for name, reply in replies.items()} == dict.fromkeys(UNLISTED, 404)
     assert [name for name, reply in replies.items() if b"import" in reply.content] == []

@@ -7,8 +7,8 @@ import json
 
 from tests.serving.written_runs import client_of, train
 from vitrail.serving import run_files
-from vitrail.serving import runs as serving
-from vitrail.serving.runs import follow_run
+from vitrail.serving import run_routes as serving
+from vitrail.serving.run_routes import follow_run
 
 
 def test_the_events_of_a_finished_run_are_all_its_rows_and_its_state_and_end(tmp_path):

@@ -21,9 +21,9 @@ from vitrail.files import write_sealed
 from vitrail.reports.metric_names import curve_of
 from vitrail.runs.folder import RunFolder
 from vitrail.serving import run_files
-from vitrail.serving import runs as serving
+from vitrail.serving import run_routes as serving
 from vitrail.serving.run_files import find_runs, parse_rows
-from vitrail.serving.runs import thin_rows
+from vitrail.serving.run_routes import thin_rows
 
 
 def test_settings_whose_aliases_expand_without_limit_are_not_read(tmp_path):

@@ -24,7 +24,7 @@ SERVE = """
 import sys
 from vitrail.inference.options import InferenceOptions
 from vitrail.serving.limits import ServerLimits
-from vitrail.serving.start import start
+from vitrail.serving.server import start
 
 limits = ServerLimits(header=5, receive=5, write=5, deadline=600)
 more = dict.fromkeys(("classes", "name", "token_file", "runs"))

@@ -17,8 +17,7 @@ from vitrail.errors import ConfigError
 from vitrail.serving import server as module
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import ServerLimits
-from vitrail.serving.server import TICKS, Server, bind, check_reach
-from vitrail.serving.start import read_token
+from vitrail.serving.server import TICKS, Server, bind, check_reach, read_token
 
 
 def test_a_token_is_read_from_a_file_or_the_environment(tmp_path, monkeypatch):
@@ -147,7 +146,7 @@ def test_a_model_is_tuned_for_the_largest_batch_unless_that_is_switched_off(monk
         asked.append((options.batch, options.tune))
         raise ConfigError("this is enough", "end here")
 
-    monkeypatch.setattr("vitrail.serving.start.load_model", load)
+    monkeypatch.setattr("vitrail.serving.server.load_model", load)
     for words in ([], ["--max-batch", "5", "--no-tune"]):
         assert run(["serve", "model", "--port", "0", *words]) == 2
     assert asked == [(16, True), (5, False)]

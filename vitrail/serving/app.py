@@ -1,25 +1,32 @@
-"""The ASGI application: the routes behind `gate.Admission`."""
+"""The ASGI application: its routes behind `admission.Admission`, its error replies, and the routes about the server itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from vitrail.errors import ConfigError
-from vitrail.serving import about, kserve, predicting
-from vitrail.serving.gate import Admission
+from vitrail.serving import image_routes, kserve, schemas
+from vitrail.serving.admission import Admission
 from vitrail.serving.pages import pages_routes
 from vitrail.serving.refusals import STATUS, Refused
-from vitrail.serving.runs import runs_routes
-from vitrail.serving.service import Service
+from vitrail.serving.run_routes import runs_routes
+from vitrail.serving.schemas import MODEL_ERRORS, errors
+from vitrail.serving.service import CurrentService, Service
+from vitrail.tasks import Task
+from vitrail.tasks.dense.class_colours import class_colours, to_hex
+from vitrail.weights.description import describe
 
 CODES = {status: code for code, status in reversed(STATUS.items())}
+router = APIRouter(tags=["server"])
 
 
 def create_app(
@@ -41,52 +48,141 @@ def create_app(
         redoc_url=None,
     )
     app.state.service, app.state.token = service, token
-    app.include_router(predicting.router)
-    app.include_router(about.router)
+    app.include_router(image_routes.router)
+    app.include_router(router)
     app.include_router(kserve.router)
     app.include_router(pages_routes())
     if runs is not None:
         app.include_router(runs_routes(runs, lambda: service.draining))
-    app.add_exception_handler(Refused, _handle_refused)
-    app.add_exception_handler(ConfigError, _handle_config_error)
-    app.add_exception_handler(RequestValidationError, _handle_validation_error)
-    app.add_exception_handler(HTTPException, _handle_http_exception)
-    app.add_exception_handler(Exception, _handle_exception)
+    for kind in (Refused, ConfigError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _reply_to_error)
     return Admission(app, service, token=token, hosts=hosts)
 
 
-def _reply(request: Request, refused: Refused) -> Response:
+async def _reply_to_error(request: Request, error: Exception) -> Response:
+    """Returns the reply to an error in a route. `Admission` logs those that are internal, with the request id."""
+    refused = error if isinstance(error, Refused) else _to_refused(error)
     body = refused.body(request.url.path, request.state.request_id)
-    return Response(body, refused.status, refused.headers, "application/json")
-
-
-async def _handle_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return _reply(request, error)
-
-
-async def _handle_config_error(request: Request, error: Exception) -> Response:
-    """Handles a request that the model does not support."""
-    assert isinstance(error, ConfigError)
-    return _reply(request, Refused("cannot_explain", error.what, error.remedy))
-
-
-async def _handle_validation_error(request: Request, error: Exception) -> Response:
-    """Reports the first invalid parameter. The value itself is not repeated."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:])
-    return _reply(request, Refused("invalid", f"{where}: {first['msg']}", "see /docs"))
-
-
-async def _handle_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = CODES.get(error.status_code, "bad_request")
-    response = _reply(request, Refused(code, str(error.detail), "see /docs for the routes"))
-    response.headers.update(error.headers or {})
+    response = Response(body, refused.status, refused.headers, "application/json")
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})
     return response
 
 
-async def _handle_exception(request: Request, error: Exception) -> Response:
-    """Handles any other exception; `gate.Admission` logs it with the request id."""
-    return _reply(request, Refused("internal", "internal server error", "see the server log"))
+def _to_refused(error: Exception) -> Refused:
+    match error:
+        case ConfigError():  # the model does not support the request
+            return Refused("cannot_explain", error.what, error.remedy)
+        case RequestValidationError():  # the first invalid parameter; its value is not repeated
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"][1:])
+            return Refused("invalid", f"{where}: {first['msg']}", "see /docs")
+        case HTTPException():
+            code = CODES.get(error.status_code, "bad_request")
+            return Refused(code, str(error.detail), "see /docs for the routes")
+    return Refused("internal", "internal server error", "see the server log")
+
+
+def replies(model: type[schemas.Schema]) -> dict[int | str, dict[str, Any]]:
+    """Returns the responses of a health route, which has the same schema for 200 and 503."""
+    return {200: {"model": model}, 503: {"model": model}, **errors("forbidden")}
+
+
+@router.get(
+    "/v1/model", summary="Get the model", responses={200: {"model": schemas.AboutModel}, **errors(*MODEL_ERRORS)}
+)
+async def model(service: CurrentService) -> Response:
+    """Returns classes, preprocessing, metrics, model card, explanation methods and limits."""
+    return JSONResponse(describe_model(service))
+
+
+def describe_model(service: Service) -> dict[str, Any]:
+    served, limits = service.served, service.limits
+    model = served.model
+    description = describe(model)
+    return {
+        "name": served.name,
+        "version": served.version,
+        "source": served.about.get("source", ""),
+        "sha256": served.about.get("sha256"),
+        "task": model.name,
+        "architecture": description["architecture"],
+        "image_size": list(model.preprocessing.size),
+        "channels": model.preprocessing.channels,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "numerics": description["config"],
+        **{name: description[name] for name in ("classes", "preprocessing")},
+        **{name: getattr(model, name) for name in ("multi_label", "temperature")},
+        "threshold": getattr(model, "threshold", None),
+        "colours": list_colours(model),
+        "provenance": strip_folders(description["provenance"]),
+        "metrics": served.about.get("metrics", {}),
+        "card": served.about.get("card"),
+        "parity": served.about.get("parity"),
+        "attention": {"layers": served.attention} if served.attention else None,
+        "methods": served.methods,
+        "limits": {
+            "body_bytes": limits.body,
+            "pixels": limits.pixels,
+            "images": limits.images,
+            "deadline_seconds": limits.deadline,
+        },
+    }
+
+
+def list_colours(model: Task) -> list[str] | None:
+    """Returns the colour of each class in drawings; None for a model whose answers are not drawn."""
+    if not model.draws_answers:
+        return None
+    colours = class_colours(model.classes)
+    return [to_hex(colours[name]) for name in model.classes]
+
+
+def strip_folders(value: Any) -> Any:
+    """Reduces each path in nested values to its last part, so that no folder of this machine is sent."""
+    match value:
+        case dict():
+            return {name: strip_folders(item) for name, item in value.items()}
+        case list() | tuple():
+            return [strip_folders(item) for item in value]
+        case str() if not value.startswith("hf:"):
+            return PurePath(value.replace("\\", "/")).name or value
+    return value
+
+
+@router.post(
+    "/v1/reload",
+    summary="Reload the model",
+    responses={200: {"model": schemas.ReloadReply}, **errors("unauthorised", "forbidden", "not_found", "conflict")},
+)
+async def reload(request: Request, service: CurrentService) -> Response:
+    """Loads the model again from its source and serves it from then on. An invalid model is refused."""
+    if request.app.state.token is None:
+        raise Refused("forbidden", "a reload requires a server with a token", "start the server with --token-file")
+    new, previous = await service.reload()
+    return JSONResponse({"model": new.identity, "previous": previous})
+
+
+@router.head("/livez", include_in_schema=False)
+@router.get("/livez", summary="Check liveness", responses=replies(schemas.Liveness))
+async def live(service: CurrentService) -> Response:
+    alive = service.batcher.alive
+    return JSONResponse({"alive": alive}, 200 if alive else 503)
+
+
+@router.head("/readyz", include_in_schema=False)
+@router.get("/readyz", summary="Check readiness", responses=replies(schemas.Readiness))
+async def ready(service: CurrentService) -> Response:
+    reason = service.unready
+    headers = {"Retry-After": "1"} if reason else {}
+    return JSONResponse({"ready": not reason, "reason": reason}, 503 if reason else 200, headers)
+
+
+@router.get(
+    "/metrics",
+    summary="Get Prometheus metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, **errors("unauthorised", "forbidden")},
+)
+async def metrics(service: CurrentService) -> Response:
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

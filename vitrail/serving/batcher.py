@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from vitrail.serving.pace import Pace
+from vitrail.serving.batch_timing import BatchTiming
 from vitrail.serving.refusals import Refused
 
 Work = Callable[[list[Any]], Sequence[Any]]  # maps the items of a batch to one answer each, in order
 LAST = 1.0  # seconds to wait for the last batch when closing; its clients already have a reply
-RECEIVING = 0.5  # seconds for which a place is kept for a request that is still being received
+RECEIVING = 0.5  # seconds for which a request counts that is still being received
 HUNG = 120.0  # seconds in one batch after which the thread counts as dead
 
 
@@ -59,19 +59,19 @@ class Batcher:
 
     Args:
         batch: maximum number of items per batch; a batch contains items of the same work only.
-        room: maximum number of items that are queued or in progress.
+        capacity: maximum number of items that are queued or in progress.
         watcher: called in the thread after every batch.
     """
 
-    def __init__(self, *, batch: int, room: int, watcher: Watcher) -> None:
-        self.batch, self.room, self.watcher = batch, room, watcher
-        self.taken = 0  # reserved places; only changed in the event loop
-        self._reserved = 0.0  # predicted seconds of all of them
+    def __init__(self, *, batch: int, capacity: int, watcher: Watcher) -> None:
+        self.batch, self.capacity, self.watcher = batch, capacity, watcher
+        self.reserved = 0  # reserved items; only changed in the event loop
+        self._reserved_seconds = 0.0  # predicted seconds of all of them
         self.guess = 0.05  # seconds per item of a work that was not measured yet
-        self.preparation = Pace(0.0)  # of an item before it is queued, such as decoding an image
-        self._paces: dict[str, Pace] = defaultdict(lambda: Pace(self.guess))  # by the name of the work
+        self.preparation = BatchTiming(0.0)  # of an item before it is queued, such as decoding an image
+        self._timings: dict[str, BatchTiming] = defaultdict(lambda: BatchTiming(self.guess))  # by the name of the work
         self._expected: dict[object, float] = {}  # requests that are being received, and until when they count
-        self._received: set[object] = set()  # requests that were received and have no places yet
+        self._received: set[object] = set()  # requests that were received and have not reserved yet
         self._waiting: list[Job] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -80,8 +80,8 @@ class Batcher:
         self._thread.start()
 
     @contextmanager
-    def places(self, count: int, work: Work | str, deadline: float, expected: object = None) -> Iterator[None]:
-        """Reserves places for ``count`` items within the block.
+    def reserve(self, count: int, work: Work | str, deadline: float, expected: object = None) -> Iterator[None]:
+        """Reserves capacity for ``count`` items within the block.
 
         Args:
             work: what will be done with the items, or its name; its batches were measured.
@@ -91,22 +91,22 @@ class Batcher:
         Raises:
             Refused: the queue is full, or the items could not be answered before the deadline.
         """
-        pace, left = self._paces[name_work(work)], deadline - time.monotonic()
+        timing, left = self._timings[name_work(work)], deadline - time.monotonic()
         self.forget(expected)
-        seconds = self._estimate(pace, count)
-        if self.taken + count > self.room:
+        seconds = self._estimate(timing, count)
+        if self.reserved + count > self.capacity:
             raise self.queue_error()
-        late = self.backlog + seconds + pace.margin - left
-        if late > 0 and self.taken:
+        late = self.backlog + seconds + timing.margin - left
+        if late > 0 and self.reserved:
             raise self.queue_error(late)
-        if pace.bound(count) > left:  # an estimate alone may come from a busy machine: without others it is tried
+        if timing.bound(count) > left:  # an estimate alone may come from a busy machine: without others it is tried
             what = f"the model takes about {seconds:.2g} s, longer than the deadline leaves"
             raise Refused("deadline", what, "set a longer deadline, or send fewer images")
-        self.taken, self._reserved = self.taken + count, self._reserved + seconds
+        self.reserved, self._reserved_seconds = self.reserved + count, self._reserved_seconds + seconds
         try:
             yield
         finally:
-            self.taken, self._reserved = self.taken - count, self._reserved - seconds
+            self.reserved, self._reserved_seconds = self.reserved - count, self._reserved_seconds - seconds
 
     def expect(self, start: float, deadline: float, expected: object = None) -> object:
         """Counts a request that is being received as one item of the work that takes the least time.
@@ -126,16 +126,16 @@ class Batcher:
         if expected in self._expected or expected in self._received:
             return expected
         self._expected = {each: until for each, until in self._expected.items() if until >= now}
-        received = self.taken + len(self._received)
+        received = self.reserved + len(self._received)
         others = min(len(self._expected), received + self.batch)
         late, is_busy = self._lateness(others, deadline), received + others > 0
-        if received + others >= self.room or (late > 0 and (is_busy or late <= now - start)):
+        if received + others >= self.capacity or (late > 0 and (is_busy or late <= now - start)):
             raise self.queue_error(late)
         self._expected[expected := object()] = now + RECEIVING
         return expected
 
     def hold(self, start: float, deadline: float, expected: object) -> object:
-        """Returns the result of `expect` for a request that was received completely; it counts until `places` or `forget`.
+        """Returns the result of `expect` for a request that was received completely; it counts until `reserve` or `forget`.
 
         Raises:
             Refused: as `expect`, or because the request came too late.
@@ -145,8 +145,8 @@ class Batcher:
         if expected not in self._expected:
             expected = self.expect(start, deadline)
         del self._expected[expected]
-        late, received = self._lateness(0, deadline), self.taken + len(self._received)
-        if received >= self.room or (late > 0 and received):
+        late, received = self._lateness(0, deadline), self.reserved + len(self._received)
+        if received >= self.capacity or (late > 0 and received):
             raise self.queue_error(late)
         self._received.add(expected)
         return expected
@@ -159,16 +159,16 @@ class Batcher:
     def _lateness(self, others: int, deadline: float) -> float:
         """Returns the seconds after the deadline at which another item would be answered, after ``others`` and those received.
 
-        Items without places count as those of the work that takes the least time.
+        Items that have not reserved count as those of the work that takes the least time.
         """
-        paces = list(self._paces.values()) or [Pace(self.guess)]
+        timings = list(self._timings.values()) or [BatchTiming(self.guess)]
         count = len(self._received) + others + 1
-        least = min(self._estimate(pace, count) + pace.margin for pace in paces)
+        least = min(self._estimate(timing, count) + timing.margin for timing in timings)
         return self.backlog + least - (deadline - time.monotonic())
 
-    def _estimate(self, pace: Pace, count: int) -> float:
+    def _estimate(self, timing: BatchTiming, count: int) -> float:
         """Returns the seconds to prepare ``count`` items and to compute them, in batches of their own or with others."""
-        computing = max(pace.predict(count), count * pace.predict(self.batch) / self.batch)
+        computing = max(timing.predict(count), count * timing.predict(self.batch) / self.batch)
         return computing + count * self.preparation.predict(1)
 
     @property
@@ -176,7 +176,7 @@ class Batcher:
         """The predicted seconds until all reserved items are answered."""
         current = self._current
         done = 0.0 if current is None else min(time.monotonic() - current.start, current.predicted)
-        return max(self._reserved - done, 0.0)
+        return max(self._reserved_seconds - done, 0.0)
 
     def queue_error(self, wait: float | None = None) -> Refused:
         """Returns the error for a full queue; ``wait`` is the estimated time until the request would be admitted."""
@@ -216,12 +216,12 @@ class Batcher:
 
     def _serve(self) -> None:
         while jobs := self._next():
-            pace = self._paces[name_work(jobs[0].work)]
-            self._current = Current(time.monotonic(), pace.predict(len(jobs)))
+            timing = self._timings[name_work(jobs[0].work)]
+            self._current = Current(time.monotonic(), timing.predict(len(jobs)))
             answers = _run_work(jobs[0].work, [job.item for job in jobs])
             seconds = time.monotonic() - self._current.start
             self._current = None
-            pace.add(len(jobs), seconds)
+            timing.add(len(jobs), seconds)
             self.watcher.batch(len(jobs), seconds)
             _deliver(jobs, answers)
 
@@ -243,13 +243,13 @@ class Batcher:
         A batch has jobs of the same work as the first, and is small enough to meet the deadline of the first.
         """
         first = self._waiting[0]
-        pace = self._paces[name_work(first.work)]
+        timing = self._timings[name_work(first.work)]
         left = first.deadline - now
-        if pace.bound(1) > left:
+        if timing.bound(1) > left:
             _deliver([self._waiting.pop(0)], [deadline_error()])
             return []
         chosen = [job for job in self._waiting if job.work == first.work][: self.batch]
-        while len(chosen) > 1 and pace.predict(len(chosen)) + pace.margin > left:
+        while len(chosen) > 1 and timing.predict(len(chosen)) + timing.margin > left:
             chosen.pop()
         taken = set(map(id, chosen))
         self._waiting = [job for job in self._waiting if id(job) not in taken]

@@ -17,9 +17,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from vitrail.data.pictures import Picture
-from vitrail.serving.documents import PIXEL
-from vitrail.serving.loaded_model import LoadedModel, Output
+from vitrail.serving.loaded_model import LoadedModel
 from vitrail.serving.refusals import Refused
+from vitrail.serving.schemas import PIXEL
 from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import MOST_COMMAS, Upload, decode_base64, parse_json
 
@@ -105,7 +105,11 @@ async def metadata(served: CurrentModel) -> dict[str, Any]:
     """Returns names, types and shapes of the inputs and outputs. A request has exactly one of the inputs."""
     height, width = served.model.preprocessing.size
     channels = served.model.preprocessing.channels
-    outputs = [_describe_output(name, array) for name, array in served.sample.items()]
+    # -1 is the number of images
+    outputs = [
+        {**tensor, "shape": [-1, *tensor["shape"][1:]]}
+        for tensor in (_describe_array(name, array) for name, array in served.sample.items())
+    ]
     return {
         "name": served.name,
         "versions": [served.version],
@@ -151,7 +155,7 @@ async def infer(request: Request, served: CurrentModel, service: CurrentService)
     if count > service.limits.images:
         raise Refused("too_large", f"{count} images in one request", f"send at most {service.limits.images} at a time")
     work = _choose_work(served, tensor)
-    with service.batcher.places(count, work, deadline, request.state.expected):
+    with service.batcher.reserve(count, work, deadline, request.state.expected):
         answers = await _run_model(service, served, tensor, work, deadline)
     outputs = _select_outputs(_encode_outputs(served, answers), inference)
     named = {"id": inference["id"]} if isinstance(inference.get("id"), str) else {}
@@ -230,10 +234,11 @@ def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> l
 
 
 def _encode_outputs(served: LoadedModel, answers: list[Any]) -> list[dict[str, Any]]:
-    if not served.model.classes:
-        return [_encode_tensor("features", np.stack(answers))]
-    outputs: list[Output] = answers
-    return [_encode_output(name, array) for name, array in served.encode(outputs).items()]
+    arrays = served.encode(answers) if served.model.classes else {"features": np.stack(answers)}
+    return [
+        {**_describe_array(name, array), "data": array if isinstance(array, list) else array.ravel().tolist()}
+        for name, array in arrays.items()
+    ]
 
 
 def _select_outputs(outputs: list[dict[str, Any]], inference: dict[str, Any]) -> list[dict[str, Any]]:
@@ -256,18 +261,7 @@ def _describe_tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
     return {"name": name, "datatype": kind, "shape": list(shape)}
 
 
-def _encode_tensor(name: str, values: np.ndarray) -> dict[str, Any]:
-    return {**_describe_tensor(name, DATATYPES[values.dtype.name], *values.shape), "data": values.ravel().tolist()}
-
-
-def _describe_output(name: str, array: np.ndarray | list[str]) -> dict[str, Any]:
-    """Returns the metadata of an output, with -1 for the number of images."""
+def _describe_array(name: str, array: np.ndarray | list[str]) -> dict[str, Any]:
     if isinstance(array, list):
-        return _describe_tensor(name, "BYTES", -1)
-    return _describe_tensor(name, DATATYPES[array.dtype.name], -1, *array.shape[1:])
-
-
-def _encode_output(name: str, array: np.ndarray | list[str]) -> dict[str, Any]:
-    if isinstance(array, list):
-        return {**_describe_tensor(name, "BYTES", len(array)), "data": array}
-    return _encode_tensor(name, array)
+        return _describe_tensor(name, "BYTES", len(array))
+    return _describe_tensor(name, DATATYPES[array.dtype.name], *array.shape)

@@ -1,8 +1,7 @@
-"""The web page, the page of the routes, and their files: a fixed list, cached in memory."""
+"""The web page, the page of the routes, and their files: those of the folder ``page``, cached in memory."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -11,42 +10,11 @@ from typing import NamedTuple
 from fastapi import APIRouter, Request, Response
 
 from vitrail.analysis.palette import ANCHORS, DARK, LIGHT
+from vitrail.checksums import sha256_of
 from vitrail.reports.charts import SANS
 from vitrail.reports.page import ICON
 from vitrail.serving.refusals import Refused
 
-# an allow-list: no other file is served
-PACKAGED = [
-    "index.html",
-    "docs.html",
-    "style.css",
-    "docs.css",
-    "window.svg",
-    "main.js",
-    "looking.js",
-    "stage.js",
-    "painter.js",
-    "picture.js",
-    "controls.js",
-    "sheet.js",
-    "slot.js",
-    "intake.js",
-    "camera.js",
-    "answer.js",
-    "objects.js",
-    "regions.js",
-    "switches.js",
-    "command.js",
-    "model.js",
-    "card.js",
-    "runs.js",
-    "curves.js",
-    "docs.js",
-    "token.js",
-    "api.js",
-    "dom.js",
-    "numbers.js",
-]
 PALETTE, SIGN = "palette.css", "icon.svg"  # generated from the constants of the reports
 TYPES = {
     "html": "text/html; charset=utf-8",
@@ -67,13 +35,16 @@ class File(NamedTuple):
 @cache
 def load_files() -> Mapping[str, File]:
     """Returns all files of the page by name."""
-    folder = files("vitrail.serving") / "page"
-    contents = {name: (folder / name).read_bytes() for name in PACKAGED}
+    folder = (files("vitrail.serving") / "page").iterdir()
+    contents = {file.name: file.read_bytes() for file in folder if _ending(file.name) in TYPES}
     contents |= {PALETTE: palette().encode(), SIGN: ICON.encode()}
     return {
-        name: File(content, TYPES[name.rpartition(".")[2]], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
-        for name, content in contents.items()
+        name: File(content, TYPES[_ending(name)], f'"{sha256_of(content)[:16]}"') for name, content in contents.items()
     }
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def palette() -> str:

@@ -54,36 +54,8 @@ class Refusal:
 Refuse = Callable[[bytes, dict[str, Any]], Refusal | None]
 
 
-class BufferedTransport:
-    """A transport that joins all writes of one iteration of the event loop, such as a head and its body, into one call.
-
-    System calls are the largest part of the cost of a refusal.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._parts: list[bytes] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._parts:
-            self._loop.call_soon(self._flush)
-        self._parts.append(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        content, self._parts = b"".join(self._parts), []
-        if content:
-            self._transport.write(content)
-
-
 class BodyFlowControl(FlowControl):
-    """Never pauses the reading of a body: `gate.Admission` reads it immediately, up to its own limit."""
+    """Never pauses the reading of a body: `admission.Admission` reads it immediately, up to its own limit."""
 
     def __init__(self, transport: Any, connection: h11.Connection) -> None:
         super().__init__(transport)
@@ -101,9 +73,8 @@ class TimedProtocol(H11Protocol):
     refuse: Refuse
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        buffered: Any = BufferedTransport(transport, self.loop)
-        super().connection_made(buffered)
-        self.flow = BodyFlowControl(buffered, self.conn)
+        super().connection_made(transport)  # type: ignore[bad-argument-type]
+        self.flow = BodyFlowControl(transport, self.conn)  # type: ignore[bad-argument-type]
         if len(self.connections) > self.limits.connections:
             transport.abort()
         self._receive_timer: asyncio.TimerHandle | None = None  # timeout of the head or body of a request
@@ -126,7 +97,7 @@ class TimedProtocol(H11Protocol):
         begins = self._refusal is None and self._is_idle()
         age = compute_age(self.transport.get_extra_info("socket")) if begins else 0.0
         self.app_state |= {"start": time.monotonic() - age, "expected": None} if begins else {"start": None}
-        data = self._refuse_early(data)
+        data = self._reject_fast(data)
         if data:
             super().data_received(data)
         if data or self._refusal is not None:
@@ -136,7 +107,7 @@ class TimedProtocol(H11Protocol):
         """Whether the next byte is the first of a request, and no reply is owed."""
         return self.conn.our_state is self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
 
-    def _refuse_early(self, data: bytes) -> bytes:
+    def _reject_fast(self, data: bytes) -> bytes:
         """Refuses the requests at the beginning of ``data`` if their heads are reason enough. Returns what follows."""
         while data:
             if self._refusal is None:
@@ -276,7 +247,7 @@ class TimedProtocol(H11Protocol):
 
 
 def make_protocol(limits: ServerLimits, refuse: Refuse) -> type[TimedProtocol]:
-    """Returns the protocol class with these limits; ``refuse`` is `refuse_early` for the application."""
+    """Returns the protocol class with these limits; ``refuse`` is `reject_fast` for the application."""
     return type("LimitedProtocol", (TimedProtocol,), {"limits": limits, "refuse": staticmethod(refuse)})
 
 

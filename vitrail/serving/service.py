@@ -40,7 +40,7 @@ class Service:
 
     def __init__(self, load: Callable[[], LoadedModel] | None, limits: ServerLimits, *, threads: int = 2) -> None:
         self.load, self.limits, self.metrics = load, limits, Metrics()
-        self.batcher = Batcher(batch=limits.batch, room=limits.queue, watcher=self.metrics)
+        self.batcher = Batcher(batch=limits.batch, capacity=limits.queue, watcher=self.metrics)
         self.threads = threads
         self.decoders = ThreadPoolExecutor(threads, thread_name_prefix="decoder")
         self.held = 0  # bytes of requests in memory
@@ -49,7 +49,7 @@ class Service:
         self._reloading: asyncio.Future[LoadedModel] | None = None
         self._large = threading.Lock()
         self._served: LoadedModel | None = None
-        self.metrics.follow(lambda: self.batcher.taken, lambda: self.held, lambda: not self.unready)
+        self.metrics.follow(lambda: self.batcher.reserved, lambda: self.held, lambda: not self.unready)
         if load is not None:
             self._take(load())
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from vitrail.serving.refusals import Refused
 from vitrail.untrusted import json_documents
@@ -53,68 +53,32 @@ def parse_uploads(body: bytes, content_type: str, *, most: int) -> list[Upload]:
     return uploads
 
 
-@dataclass
-class _MultipartHandler:
-    """Callbacks of the multipart parser. Parts without a file name are discarded."""
-
-    most: int
-    uploads: list[Upload] = field(default_factory=list)
-    count: int = 0
-    whole: bool = False
-    _field: bytes = b""
-    _value: bytes = b""
-    _headers: dict[bytes, bytes] = field(default_factory=dict)
-    _content: list[bytes] = field(default_factory=list)
-    _name: str | None = None
-
-    def on_part_begin(self) -> None:
-        self.count += 1
-        if self.count > MOST_PARTS:
-            raise Refused("too_large", f"more than {MOST_PARTS} parts in one request", "send fewer at a time")
-        self._headers, self._content, self._name = {}, [], None
-
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._field += data[start:end]
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def on_header_end(self) -> None:
-        self._headers[self._field.lower()] = self._value
-        self._field = self._value = b""
-
-    def on_headers_finished(self) -> None:
-        disposition, options = parse_options_header(self._headers.get(b"content-disposition", b""))
-        if disposition == b"form-data" and b"filename" in options:
-            self._name = options[b"filename"].decode("utf-8", "replace")[:MOST_NAME]
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._name is not None:
-            self._content.append(data[start:end])
-
-    def on_part_end(self) -> None:
-        if self._name is None:
-            return
-        self.uploads.append(Upload(self._name, b"".join(self._content)))
-        if len(self.uploads) > self.most:
-            raise Refused("too_large", f"more than {self.most} images in one request", "send fewer at a time")
-
-    def on_end(self) -> None:
-        self.whole = True
-
-
 def _parse_multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
-    parts = _MultipartHandler(most)
-    names = [name for name in dir(parts) if name.startswith("on_")]
+    uploads: list[Upload] = []
+    parts: list[Field | File] = []
+    ends: list[bool] = []
+
+    def add(part: Any) -> None:
+        parts.append(part)
+        if len(parts) > MOST_PARTS:
+            raise Refused("too_large", f"more than {MOST_PARTS} parts in one request", "send fewer at a time")
+        if isinstance(part, File):
+            part.file_object.seek(0)
+            name = (part.file_name or b"").decode("utf-8", "replace")[:MOST_NAME]
+            uploads.append(Upload(name, part.file_object.read()))
+        if len(uploads) > most:
+            raise Refused("too_large", f"more than {most} images in one request", "send fewer at a time")
+
+    in_memory = {"MAX_MEMORY_FILE_SIZE": float("inf")}
     try:
-        parser = MultipartParser(boundary, {name: getattr(parts, name) for name in names})  # type: ignore[arg-type]
+        parser = FormParser("multipart/form-data", add, add, lambda: ends.append(True), boundary, config=in_memory)
         parser.write(body)
         parser.finalize()
     except (FormParserError, ValueError) as error:
         raise Refused("bad_request", "the multipart body is malformed", FORMS) from error
-    if not parts.whole:
+    if not ends:
         raise Refused("bad_request", "the multipart body ends before its last boundary", FORMS)
-    return parts.uploads
+    return uploads
 
 
 def _parse_json_uploads(body: bytes) -> list[Upload]:

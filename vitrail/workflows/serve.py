@@ -40,7 +40,7 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as missing:
         raise ConfigError(f"a server needs the package {missing.name}", "pip install 'vitrail[serve]'") from missing
-    from vitrail.serving.start import start
+    from vitrail.serving.server import start
 
     start(
         None if model is None else str(model),

@@ -2,7 +2,7 @@
 
 import { alarm, announce, byId } from "./dom.js";
 import { Api, Refusal } from "./api.js";
-import { Looking } from "./looking.js";
+import { AttentionView } from "./attention_view.js";
 import { showModel } from "./model.js";
 import { Runs } from "./runs.js";
 import { askToken } from "./token.js";
@@ -41,7 +41,7 @@ async function start() {
     byId("eyebrow").textContent = `vitrail serve · version ${model.version}`;
     byId("title").textContent = model.name;
     document.title = `${model.name} · vitrail`;
-    new Looking(api, model);
+    new AttentionView(api, model);
     showModel(model);
   }
   if (runs) new Runs(api).start(runs.runs);

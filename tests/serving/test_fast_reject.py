@@ -13,8 +13,8 @@ import pytest
 
 from tests.serving.load import request
 from tests.serving.test_protocol import serving, until_free
-from vitrail.serving.early import refuse_early
-from vitrail.serving.gate import Admission
+from vitrail.serving.admission import Admission
+from vitrail.serving.fast_reject import reject_fast
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.protocol import compute_age
 from vitrail.serving.service import Service
@@ -53,13 +53,13 @@ class Counted(Admission):
 def admission(*, full: bool = True, draining: bool = False) -> Counted:
     service = Service(None, ServerLimits(deadline=600))
     service.close()
-    service.batcher.taken, service.draining = service.batcher.room if full else 0, draining
+    service.batcher.reserved, service.draining = service.batcher.capacity if full else 0, draining
     return Counted(App(), service, token=TOKEN, hosts=["127.0.0.1"])
 
 
 async def exchange(door: Counted, parts: list[bytes], *, early: bool = True, **limits: float) -> bytes:
     """All that a client gets that sends these parts one after another and waits."""
-    refuse = functools.partial(refuse_early, door) if early else lambda data, state: None
+    refuse = functools.partial(reject_fast, door) if early else lambda data, state: None
     async with serving(door, refuse=refuse, **limits) as (address, state), asyncio.timeout(120):
         reader, writer = await asyncio.open_connection(*address)
         for part in parts:
@@ -119,10 +119,10 @@ USUAL = {
 
 def test_all_others_go_through_h11():
     taken = {
-        name: refuse_early(admission(full=full), content, {}) is not None for name, (content, full) in USUAL.items()
+        name: reject_fast(admission(full=full), content, {}) is not None for name, (content, full) in USUAL.items()
     }
     assert taken == dict.fromkeys(USUAL, False)
-    assert refuse_early(admission(), PLAIN, {}) is not None
+    assert reject_fast(admission(), PLAIN, {}) is not None
 
 
 def test_a_body_is_discarded_up_to_its_end_however_it_comes():
@@ -141,7 +141,7 @@ def test_a_refused_body_that_stands_still_is_ended():
 def test_a_server_that_shuts_down_waits_for_the_reply():
     async def shut_down() -> bytes:
         door = admission()
-        async with serving(door, refuse=functools.partial(refuse_early, door)) as (address, state):
+        async with serving(door, refuse=functools.partial(reject_fast, door)) as (address, state):
             reader, writer = await asyncio.open_connection(*address)
             writer.write(PLAIN[:300])
             while not any(connection._refusal for connection in state.connections):
@@ -161,7 +161,7 @@ def test_the_deadline_includes_the_time_in_the_queue_of_the_socket():
     async def ask_while_busy(milliseconds: int) -> bytes:
         door = admission(full=False)
         content = request("POST", "/", b"x", **HEADERS, X_Deadline_Ms=str(milliseconds), Connection="close")
-        async with serving(door, refuse=functools.partial(refuse_early, door)) as (address, state):
+        async with serving(door, refuse=functools.partial(reject_fast, door)) as (address, state):
             reader, writer = await asyncio.open_connection(*address)
             while not state.connections:
                 await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ const TOPS = [5, 10, 20];
 const TINT = 0.5;
 const FOUND = { detection: "the objects", segmentation: "the class of every pixel" };
 
-export class Looking {
+export class AttentionView {
   /** @type {Slot[]} */
   #slots = [];
   #waiting = false;

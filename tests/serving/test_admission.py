@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from starlette.testclient import TestClient
 
 from tests.each_row import each_row
+from vitrail.serving.admission import Admission
 from vitrail.serving.app import create_app
-from vitrail.serving.gate import Admission
 from vitrail.serving.refusals import Refused
 
 TOKEN = "a-token-of-some-length"
@@ -142,7 +142,7 @@ def test_the_log_has_a_line_for_each_request_and_a_traceback_with_the_id_of_one_
 
 def test_a_full_queue_says_when_to_come_again_and_the_rest_is_answered(start, served, png):
     client = start(lambda: served, queue=2, images=1)
-    with client.service.batcher.places(2, "answer", time.monotonic() + 600):
+    with client.service.batcher.reserve(2, "answer", time.monotonic() + 600):
         replies = [client.post("/v1/predict", files={"file": png()}) for _ in range(3)]
     assert {reply.status_code for reply in replies} == {503}
     assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies)
@@ -157,7 +157,7 @@ def test_a_body_that_comes_after_its_queue_has_filled_is_refused_before_the_rout
         raise AssertionError("the routes were called")
 
     async def receive():
-        taken.enter_context(service.batcher.places(2, "answer", time.monotonic() + 600))
+        taken.enter_context(service.batcher.reserve(2, "answer", time.monotonic() + 600))
         return {"type": "http.request", "body": png()}
 
     async def send(message):
@@ -166,7 +166,7 @@ def test_a_body_that_comes_after_its_queue_has_filled_is_refused_before_the_rout
     scope = {"type": "http", "method": "POST", "path": "/v1/predict", "raw_path": b"/v1/predict", "query_string": b""}
     with taken:
         asyncio.run(Admission(never, service, token=None, hosts=None)({**scope, "headers": []}, receive, send))
-    assert sent[0]["status"] == 503 and service.batcher.taken == service.held == 0
+    assert sent[0]["status"] == 503 and service.batcher.reserved == service.held == 0
 
 
 def test_admission_learns_how_long_decoding_takes(client, png):
@@ -198,7 +198,9 @@ def test_a_deadline_that_passes_is_a_504(start, served, png):
         assert client.post("/v1/predict", files={"file": png()}).status_code == 200
     assert client.post("/v1/predict", files={"file": png()}, headers={"x-deadline-ms": "soon"}).status_code == 400
     batcher = client.service.batcher
-    with batcher.places(batcher.room, "answer", time.monotonic() + 1000):  # 504 whatever waits: another try cannot help
+    with batcher.reserve(
+        batcher.capacity, "answer", time.monotonic() + 1000
+    ):  # 504 whatever waits: another try cannot help
         assert client.post("/v1/predict", files={"file": png()}, headers={"x-deadline-ms": "0"}).status_code == 504
 
 

@@ -1,6 +1,6 @@
 """Refusing a request by its head, before h11 and ASGI: under a flood, the time of refusals is taken from the model.
 
-Only requests of the usual form are refused here, with the reply that `gate.Admission` would give. All others, and those that
+Only requests of the usual form are refused here, with the reply that `admission.Admission` would give. All others, and those that
 are not refused by their head, take the way through h11 and the application.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES
 
-from vitrail.serving.gate import Admission, Reply
+from vitrail.serving.admission import Admission, Reply
 from vitrail.serving.limits import MOST_HEAD
 from vitrail.serving.protocol import Header, Refusal
 from vitrail.serving.refusals import Refused
@@ -25,7 +25,7 @@ LENGTH = re.compile(rb"[0-9]{1,18}")
 UNUSUAL = {b"expect", b"http2-settings", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 
 
-def refuse_early(admission: Admission, data: bytes, state: dict[str, Any]) -> Refusal | None:
+def reject_fast(admission: Admission, data: bytes, state: dict[str, Any]) -> Refusal | None:
     """Returns the refusal of the request whose head is at the beginning of ``data``.
 
     None if the request is not refused by its head, or is not of the usual form. ``state`` is the ASGI state of the request,

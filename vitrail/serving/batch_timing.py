@@ -6,7 +6,7 @@ FORGETS = 0.9  # weight of an observation after the next one
 RISES = 1.02  # of the fastest time, with each batch: a machine may become slower
 
 
-class Pace:
+class BatchTiming:
     """Predicts the seconds of a batch of n items as a + b n, by least squares in which recent batches weigh more.
 
     ``guess`` are the seconds per item before the first batch.

@@ -17,9 +17,9 @@ from vitrail.analysis.explanation import ExplainOptions, Explanation, PreparedIm
 from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.errors import ConfigError, nearest
 from vitrail.serving import schemas
-from vitrail.serving.documents import IMAGE_ERRORS, errors, image_body
 from vitrail.serving.loaded_model import ExplanationRequest, LayerMaps, LoadedModel, Output
 from vitrail.serving.refusals import Refused
+from vitrail.serving.schemas import IMAGE_ERRORS, errors, image_body
 from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import Upload, parse_uploads
 
@@ -41,7 +41,7 @@ router = APIRouter(tags=["images"], dependencies=[Depends(check_parameters)])
 
 
 def get_uploads(request: Request) -> list[Upload]:
-    """Returns the images of the request body, which `gate.Admission` has read. Raises `Refused`."""
+    """Returns the images of the request body, which `admission.Admission` has read. Raises `Refused`."""
     most = request.app.state.service.limits.images
     return parse_uploads(request.state.body, request.headers.get("content-type", ""), most=most)
 
@@ -96,7 +96,7 @@ async def predict(
     wanted = (
         None if explain is None else served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
     )
-    with service.batcher.places(len(uploads), explain or served.answer, deadline, request.state.expected):
+    with service.batcher.reserve(len(uploads), explain or served.answer, deadline, request.state.expected):
         outputs = await service.run_each(served, served.answer, uploads, deadline)
         decoded = [await _decode(service, served, output, options, deadline) for output in outputs]
         rows = [{"name": upload.name, **row} for upload, row in zip(uploads, decoded)]
@@ -127,7 +127,7 @@ async def _draw_answer(
     if not served.model.draws_answers or len(uploads) > 1:
         what = f"{len(uploads)} images" if len(uploads) > 1 else f"an answer of the task {served.model.name}"
         raise Refused("invalid", f"{what} cannot be drawn on an image", "leave as=png out")
-    with service.batcher.places(1, served.answer, deadline, request.state.expected):
+    with service.batcher.reserve(1, served.answer, deadline, request.state.expected):
         (output,) = await service.run_each(served, served.answer, uploads, deadline)
         content = await service.run_in_thread(served.draw, uploads[0].content, output, options, deadline=deadline)
     return Response(content, media_type="image/png")
@@ -144,7 +144,7 @@ async def embed(
 ) -> Response:
     """Returns the feature vector of each image, the input of the model's head."""
     served = service.served
-    with service.batcher.places(len(uploads), served.features, request.state.deadline, request.state.expected):
+    with service.batcher.reserve(len(uploads), served.features, request.state.deadline, request.state.expected):
         features = await service.run_each(served, served.features, uploads, request.state.deadline)
     rows = [
         {"name": upload.name, **({"error": row.fault} if isinstance(row, Refused) else {"features": row.tolist()})}
@@ -197,7 +197,7 @@ async def explain(
             options=options, every_layer=layer == "all", query=(int(row), int(column)) if query else None
         )
     )
-    with service.batcher.places(1, method, deadline, request.state.expected):
+    with service.batcher.reserve(1, method, deadline, request.state.expected):
         prepared = await service.prepare(served.prepare_explanation, upload, deadline)
         if show == "png":
             verb = served.explain if options.head == "all" else served.maps

@@ -19,7 +19,6 @@ from pydantic import Field
 
 from vitrail.reports.metric_names import SELECTED_BY, curve_of, metric_of
 from vitrail.runs.folder import is_abandoned
-from vitrail.serving.documents import errors
 from vitrail.serving.refusals import Refused
 from vitrail.serving.run_files import (
     MARKS,
@@ -37,7 +36,7 @@ from vitrail.serving.run_files import (
     read_rows,
     stamp,
 )
-from vitrail.serving.schemas import Schema
+from vitrail.serving.schemas import Schema, errors
 
 MOST_ROWS = 2_000  # maximum number of rows of the curves in a reply
 GOING_ON = ("starting", "running")
