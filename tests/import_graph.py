@@ -16,13 +16,15 @@ FLOOR = {
     "shards": 3, "tables": 3,
     "models": 4, "data": 4, "runtime": 4, "work": 4,
     "tasks": 5, "config": 5,
-    "objectives": 6, "evaluation": 6, "analysis": 6, "weights": 6, "exports": 6, "runs": 6,
-    "inference": 7, "reports": 7,
-    "training": 8, "serving": 8,
-    "workflows": 9,
-    "verbs": 10,
-    "cli": 11,
-    "__init__": 12, "__main__": 12,
+    "objectives": 6, "analysis": 6, "weights": 6, "exports": 6, "runs": 6,
+    "inference": 7,
+    "evaluation": 8,
+    "reports": 9,
+    "training": 10, "serving": 10,
+    "workflows": 11,
+    "verbs": 12,
+    "cli": 13,
+    "__init__": 14, "__main__": 14,
 }  # fmt: skip
 
 

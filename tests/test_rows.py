@@ -127,7 +127,7 @@ def test_an_evaluation_is_a_table_of_its_figures_with_intervals(model, photos):
     }
     assert {row["metric"] for row in first} == figures.keys() - {"top1_low", "top1_high"}
     assert judged.to_dict() == {"split": "train", **figures}
-    assert repr(judged).startswith(f"Judgement(split=train, top1={figures['top1']:.4f}, ")
+    assert repr(judged).startswith(f"EvaluationResult(split=train, top1={figures['top1']:.4f}, ")
     assert f"{figures['top1_low']:.4f} to {figures['top1_high']:.4f}" in Elements(judged._repr_html_()).words
 
 

@@ -1,4 +1,4 @@
-"""What a model gives for the images of a source: in the precision that is asked for, and judged only against labels."""
+"""What a model gives for the images of a source: in the precision that is asked for, and evaluated only against labels."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from tests.models.tiny import TINY
 from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
+from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import judge, outputs
+from vitrail.inference.outputs import run_model
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 
@@ -35,14 +36,14 @@ def test_the_verb_runs_in_the_precision_and_its_outputs_are_fp32_in_order(model,
         return sums
 
     options = InferenceOptions(batch=4, precision=precision)
-    given = [(batch.keys, sums) for batch, sums in outputs(model, pictures(), verb, options)]
+    given = [(batch.keys, sums) for batch, sums in run_model(model, pictures(), options, verb=verb)]
     assert set(seen) == {dtype}
     assert [keys for keys, _ in given] == [["0", "1", "2", "3"], ["4", "5"]]
     assert all(sums.dtype == torch.float32 for _, sums in given)
 
 
-def test_what_has_no_labels_is_not_judged(model):
+def test_a_source_without_labels_is_not_evaluated(model):
     with pytest.raises(DataError, match="the split 'val' has no labels"):
-        judge(model, pictures(), InferenceOptions(), split="val")
-    judgement = judge(model, pictures((0, 1, 2, 3, 4, 5)), InferenceOptions(), split="val")
-    assert judgement.figures["images"] == 6
+        evaluate_model(model, pictures(), InferenceOptions(), split="val")
+    result = evaluate_model(model, pictures((0, 1, 2, 3, 4, 5)), InferenceOptions(), split="val")
+    assert result.figures["images"] == 6

@@ -17,8 +17,8 @@ from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
+from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import judge
 from vitrail.reports.dense.samples import draw_samples, mark_wrong
 from vitrail.reports.documents import write_documents
 from vitrail.reports.facts import JudgedRun
@@ -37,7 +37,7 @@ def write_report(folder, task, outputs, targets, names=CLASSES):
     model.compute = lambda images: outputs.expand(len(images), *outputs.shape[1:])
     pictures = np.full((2, *SIZE, 3), 120, np.uint8)
     source = Source(contents=Arrays(pictures, Strings(["a.png", PAYLOAD])), targets=targets, classes=names)
-    judgement = judge(model, source, InferenceOptions(quiet=True), split="val")
+    judgement = evaluate_model(model, source, InferenceOptions(quiet=True), split="val")
     judgement.metric.resamples = 20
     facts = {"title": PAYLOAD, "records": [{"step": 1, "loss": 2.0}, {"step": 1, "val_ap": 0.5}]}
     run = JudgedRun(facts=facts, model=model, splits={"val": source}, source=source, judgement=judgement)

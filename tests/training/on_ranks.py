@@ -23,9 +23,9 @@ from vitrail.config.compose import request
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError, VitrailError
+from vitrail.evaluation.evaluate import compute_metric
 from vitrail.inference.features import features_of
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import measure
 from vitrail.models import MODELS
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
@@ -162,7 +162,7 @@ def run_in_another_torch(ranks: Ranks, out: Path, given: Sequence[str], data: An
 def evaluate(ranks: Ranks, images: int) -> tuple[list[str], dict[str, float]]:
     """The names of the images that a model of random weights is judged on, and its figures."""
     model, source = make_judged(images)
-    metric = measure(model, source, InferenceOptions(batch=10), ranks=ranks)
+    metric = compute_metric(model, source, InferenceOptions(batch=10), ranks=ranks)
     assert metric is not None
     return metric.keys, metric.compute()
 
@@ -184,7 +184,7 @@ def evaluate_failing(ranks: Ranks, images: int) -> tuple[str, int]:
 
     model.backbone.features = fail  # type: ignore[method-assign]
     try:
-        measure(model, source, InferenceOptions(batch=10), stopped=stopped, ranks=ranks)
+        compute_metric(model, source, InferenceOptions(batch=10), stopped=stopped, ranks=ranks)
     except DataError as error:
         return error.what, asked
     return "", asked

@@ -14,9 +14,9 @@ from vitrail.config.compose import request
 from vitrail.config.schema import DataSettings
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
-from vitrail.evaluation.judgement import Judgement
+from vitrail.evaluation.evaluate import evaluate_model
+from vitrail.evaluation.result import EvaluationResult
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import judge
 from vitrail.runs.checkpoint import load_newest
 from vitrail.runs.folder import RunFolder
 from vitrail.training.data import limit_training
@@ -44,7 +44,7 @@ def test_the_caller_gets_the_weights_that_the_report_would_be_of_and_nothing_is_
         held.update({name: value.clone() for name, value in prepared.built.model.backbone.state_dict().items()})
         parts = {"val": prepared.data.splits.val, "train": prepared.data.train.subset(np.arange(40))}
         judged = prepared.judge(parts)
-        assert all(isinstance(part, Judgement) for part in judged.values())
+        assert all(isinstance(part, EvaluationResult) for part in judged.values())
         assert len(judged["train"].keys) == 40
         return {"top1": judged["val"].figures["top1"], "gap": 0.5}
 
@@ -65,7 +65,7 @@ def test_parts_are_judged_as_each_alone(tmp_path):
     def end(prepared):
         source = prepared.data.train.subset(np.arange(50, 90))
         both = prepared.judge({"val": prepared.data.splits.val, "few": source})
-        alone = judge(prepared.built.model, source, InferenceOptions(), split="few")
+        alone = evaluate_model(prepared.built.model, source, InferenceOptions(), split="few")
         assert both["few"].figures == alone.figures
         assert both["few"].metric.samples().tolist() == alone.metric.samples().tolist()
         assert both["val"].figures["images"] == len(prepared.data.splits.val)

@@ -90,7 +90,7 @@ def test_a_temperature_is_not_fitted_to_other_labels(model, best, tmp_path):
 
 
 def test_images_without_any_acceptable_answer_give_no_figure(model, best, tmp_path):
-    with pytest.raises(DataError, match="no image could be judged"):
+    with pytest.raises(DataError, match="no image could be evaluated"):
         figures(model, manifest(tmp_path, [";"] * 6))
 
 

@@ -17,9 +17,9 @@ from tests.looked_at import QUIET, shaken
 from tests.models.tiny import TINY
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DiskError, Interrupted
+from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.inference.features import Features
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import judge
 from vitrail.reports.transfer.page import markdown, page
 from vitrail.reports.transfer.results import Cell, Transfer
 from vitrail.tasks.classification.classifier import create_classifier
@@ -92,7 +92,7 @@ def test_fine_tuning_is_judged_on_the_images_of_the_probes(done: tuple[Path, Tra
     (folder,) = (out / "finetune").glob("photos-*-seed0")
     splits = open_to_probe(place / "photos", shaken())
     assert splits.val is not None
-    figures = judge(load(folder, log=silent), splits.val, InferenceOptions(batch=4), split="val").figures
+    figures = evaluate_model(load(folder, log=silent), splits.val, InferenceOptions(batch=4), split="val").figures
     cell = found.rows["photos"]["finetune"].figures
     assert (cell["accuracy"], cell["accuracy_low"]) == (figures["top1"], figures["top1_low"])
     assert (cell["images"], cell["train_images"]) == (

@@ -1,29 +1,26 @@
-"""Answers and features of images, batch by batch: what `vitrail predict` and `vitrail embed` compute."""
+"""Answers and features of images one by one: what `vitrail predict` and `vitrail embed` compute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from vitrail.analysis.pictures import to_rgb, to_uint8
-from vitrail.data.loader import Batch
+from vitrail.data.loader import Bad
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import make_folder, replace_file
 from vitrail.images.decode import MODES, BadImage, decode
 from vitrail.inference.inputs import name_files
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import Verb, outputs
+from vitrail.inference.outputs import run_model
 from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.dense.answer import PlacedAnswer
@@ -49,33 +46,54 @@ def check_fast(fast: bool, options: InferenceOptions) -> None:
         raise ConfigError(what, "leave one of them out")
 
 
-Decoded = Iterator[tuple[list[str], list[Answer], list[int]]]  # keys, answers, and positions in the source
+def answer_images(
+    task: Task,
+    source: Source,
+    options: InferenceOptions,
+    wanted: Mapping[str, Any],
+    *,
+    bad: Bad,
+    fast: bool = False,
+    spans: Iterable[range] | None = None,
+    draw: Callable[[int, Answer], None] | None = None,
+) -> Generator[tuple[int, Answer]]:
+    """Yields the place in the source and the answer for each image that can be read, in the order of ``source``.
+
+    Args:
+        wanted: what `Task.answer_options` returns.
+        spans: the images to answer for, as `run_model` takes them.
+        draw: called with each place and answer.
+    """
+    with ProgressBar("predicting", len(source), quiet=options.quiet) as progress:
+        for batch, outputs in run_model(task, source, options, bad=bad, fast=fast, progress=progress, spans=spans):
+            # an answer that lies in a picture may have its size, so there is one of these at a time
+            for rows in np.array_split(np.arange(len(batch)), len(batch) if task.draws_answers else 1):
+                answers = task.decode(outputs[rows], batch.frames.take(rows), **wanted)
+                for row, answer in zip(rows, answers):
+                    place = int(batch.ids[row, 1])
+                    answer = replace(answer, key=batch.keys[row])
+                    if draw is not None:
+                        draw(place, answer)
+                    yield place, answer
 
 
-def decode_batches(task: Task, outputs: Iterator[tuple[Batch, Tensor]], wanted: Mapping[str, Any]) -> Decoded:
-    """The answers for each batch; ``wanted`` is what `Task.answer_options` gives."""
-    for batch, raw in outputs:
-        # an answer in the coordinates of a picture may be as large as the picture, so there is one of these at a time
-        for rows in np.array_split(np.arange(len(batch)), len(batch) if task.draws_answers else 1):
-            keys = [batch.keys[row] for row in rows]
-            answers = task.decode(raw[rows], batch.frames.take(rows), **wanted)
-            yield keys, [replace(answer, key=key) for key, answer in zip(keys, answers)], batch.ids[rows, 1].tolist()
-
-
-def draw_batches(batches: Decoded, source: Source, out: Path, preprocessing: Preprocessing, max_pixels: int) -> Decoded:
-    """Passes the answers on, and writes each picture with its answer drawn on it to ``out``, as ``NAME.drawn.jpg``."""
+def prepare_drawing(
+    source: Source, out: Path, preprocessing: Preprocessing, max_pixels: int
+) -> Callable[[int, Answer], None]:
+    """Returns a function that writes the picture of an answer into the folder ``out``."""
     make_folder(out)
     names = name_files(list(map(str, source.keys)))
-    for keys, answers, positions in batches:
-        for key, answer, position in zip(keys, answers, positions):
-            assert isinstance(answer, PlacedAnswer)
-            file = BytesIO()
-            content = source.contents[position]
-            if isinstance(content, bytes):
-                content = _decode_to_draw(key, content, preprocessing, max_pixels)
-            answer.draw(content).save(file, "JPEG", quality=QUALITY, subsampling=0)
-            replace_file(out / f"{names[key]}.drawn.jpg", file.getvalue())
-        yield keys, answers, positions
+
+    def draw(place: int, answer: Answer) -> None:
+        assert isinstance(answer, PlacedAnswer)
+        file = BytesIO()
+        content = source.contents[place]
+        if isinstance(content, bytes):
+            content = _decode_to_draw(answer.key, content, preprocessing, max_pixels)
+        answer.draw(content).save(file, "JPEG", quality=QUALITY, subsampling=0)
+        replace_file(out / f"{names[answer.key]}.drawn.jpg", file.getvalue())
+
+    return draw
 
 
 def _decode_to_draw(key: str, content: bytes, preprocessing: Preprocessing, max_pixels: int) -> Image.Image:
@@ -89,17 +107,11 @@ def _decode_to_draw(key: str, content: bytes, preprocessing: Preprocessing, max_
     return Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(pixels))))
 
 
-@torch.inference_mode()
-def compute_outputs(
-    title: str,
-    task: Task,
-    verb: Verb | None,
-    source: Source,
-    options: InferenceOptions,
-    bad: BadImages,
-    *,
-    fast: bool = False,
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Yields the outputs of each batch of the images that can be read, under a progress bar with ``title``."""
-    with ProgressBar(title, len(source), quiet=options.quiet) as progress:
-        yield from outputs(task, source, verb, options, bad=bad, fast=fast, progress=progress)
+def embed_images(
+    task: Task, source: Source, options: InferenceOptions, *, bad: Bad, spans: Iterable[range] | None = None
+) -> Generator[tuple[int, Embedding]]:
+    """Yields the place in the source and the features of each image that can be read; arguments as of `answer_images`."""
+    with ProgressBar("embedding", len(source), quiet=options.quiet) as progress:
+        how = {"bad": bad, "progress": progress, "spans": spans}
+        for batch, features in run_model(task, source, options, verb=task.features, **how):
+            yield from zip(batch.ids[:, 1].tolist(), map(Embedding, batch.keys, features.cpu().numpy()))

@@ -17,10 +17,9 @@ import torch
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, DataError
-from vitrail.inference.dealing import deal_batches, tell_bad
 from vitrail.inference.feature_cache import FeatureCache, Found, identify_images
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import outputs
+from vitrail.inference.outputs import rows_of_rank, run_model, share_bad_images
 from vitrail.inference.tuning import tune
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
@@ -109,18 +108,18 @@ def features_of(
 @torch.inference_mode()
 def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str, ranks: Ranks) -> Found:
     """The features of the images of ``source`` that can be read, and why the others cannot; each rank computes its part."""
-    rows = deal_batches(len(source), options.batch, ranks)
+    rows = rows_of_rank(len(source), options.batch, ranks)
     own = source if ranks.is_single else source.subset(rows)
     noted: dict[str, str] = {}
     values: list[np.ndarray] = []
     good: list[int] = []
     shown = {"processes": ranks.world, "quiet": options.quiet}
     with ranks.share_errors(), at_rest(model), ProgressBar(title, len(source), **shown) as progress:
-        told = {"bad": bad if ranks.is_single else noted.__setitem__, "progress": progress}
-        for batch, features in outputs(model, own, model.features, options, **told):
+        how = {"bad": bad if ranks.is_single else noted.__setitem__, "progress": progress}
+        for batch, features in run_model(model, own, options, verb=model.features, **how):
             values.append(features.cpu().numpy())
             good.extend(rows[batch.ids[:, 1]].tolist())
-    tell_bad(noted, source, bad, ranks)
+    share_bad_images(noted, source, bad, ranks)
     parts = [
         Found(np.array(rows, np.int64), np.concatenate(found), {})
         for rows, found in ranks.gather((good, values))

@@ -1,4 +1,4 @@
-"""Which images a verb is given: files, folders and tables by name, and the split of data to judge."""
+"""Which images a verb is given: files, folders and tables by name, and the split of data to evaluate on."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def name_files(keys: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def split_to_judge(
+def open_split(
     model: Task,
     data: Any,
     split: str | None,
@@ -136,13 +136,15 @@ def split_to_judge(
     class_map: Path | None = None,
     max_bad: float = MOST_BAD,
 ) -> tuple[str, Source]:
-    """The split to judge, carved as it was for the training where the data have none of their own.
+    """Opens the split to evaluate on, cut off as it was for the training where the data have none of their own.
+
+    Returns the name of the split and its images.
 
     ``class_map`` is a file as `read_class_map` reads it, for data of other classes than the model's; ``max_bad`` as `open_data`
     takes it.
     """
     trained = model.provenance.get("split", {})
-    # data without splits of their own are carved as for the training, or judged whole if they are not those of a training
+    # data without splits of their own are carved as for the training, or evaluated whole if they are not those of a training
     validation = trained.get("validation", 0.0) if trained.get("held_out") else 0.0
     splits = open_data(
         data,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from vitrail.data.sources.bad_images import BadImages
@@ -23,17 +23,17 @@ class Results(Iterator[Result], Rows, Generic[Result]):
     files were skipped, if there are any.
 
     Args:
-        batches: the keys and the results of the images that could be read, batch by batch.
+        results: the place in the source and the result of each image that could be read, in the order of the inputs.
         images: what was given.
         task: the model, whose formats the results can be written in.
-        bad: records the images that could not be read, while ``batches`` is consumed.
+        bad: records the images that could not be read, while ``results`` is consumed.
         done: a verb in the past participle, for the log: ``predicted``.
         say: called with the line at the end.
     """
 
     def __init__(
         self,
-        batches: Iterable[tuple[Sequence[str], Sequence[Result]]],
+        results: Iterable[tuple[int, Result]],
         images: ImageInputs,
         bad: BadImages,
         *,
@@ -46,7 +46,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         self.failed: dict[str, str] = {}  # the images that could not be read so far, and the reason for each
         self._bad = bad
         self._rows: list[dict[str, Any]] | None = None
-        self._pairs = self._pair(batches)
+        self._pairs = self._pair(results)
 
     def __next__(self) -> Result:
         for _, result in self._pairs:
@@ -97,23 +97,22 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         if self.failed and not self.count:
             raise none_readable(len(self.failed), *next(iter(self.failed.items())))
 
-    def _fail(self, key: str) -> str:
+    def _fail(self, place: int) -> str:
+        key = str(self.images.source.keys[place])
         self.failed[key] = self._bad.reasons[key]
         return key
 
-    def _pair(self, batches: Iterable[tuple[Sequence[str], Sequence[Result]]]) -> Generator[tuple[str, Result | None]]:
-        keys = iter(map(str, self.images.source.keys))
-        for names, results in batches:
-            for name, result in zip(names, results, strict=True):
-                # the images before it that are missing from the batches are those that could not be read
-                for key in keys:
-                    if key == name:
-                        break
-                    yield self._fail(key), None
-                self.count += 1
-                yield name, result
-        for key in keys:
-            yield self._fail(key), None
+    def _pair(self, results: Iterable[tuple[int, Result]]) -> Generator[tuple[str, Result | None]]:
+        following = 0
+        for place, result in results:
+            # the images before it that have no result are those that could not be read
+            for missing in range(following, place):
+                yield self._fail(missing), None
+            self.count += 1
+            yield str(self.images.source.keys[place]), result
+            following = place + 1
+        for missing in range(following, len(self.images.source)):
+            yield self._fail(missing), None
         if self.failed or self.images.left_out:
             self.say(f"inputs   {self.summarize()}")
 

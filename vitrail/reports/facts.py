@@ -16,7 +16,7 @@ import yaml
 from vitrail.config.parse import plain
 from vitrail.data.sources.source import Source
 from vitrail.evaluation.feature_health import Health
-from vitrail.evaluation.judgement import Judgement
+from vitrail.evaluation.result import EvaluationResult
 from vitrail.tasks.task import Task
 from vitrail.text import large
 
@@ -114,7 +114,7 @@ class JudgedRun:
     model: Task
     splits: Mapping[str, Source]
     source: Source
-    judgement: Judgement
+    judgement: EvaluationResult
 
 
 @dataclass(frozen=True, kw_only=True)

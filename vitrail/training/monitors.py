@@ -18,10 +18,11 @@ from vitrail.data.loader import Bad, eval_batches
 from vitrail.data.rng import permutation
 from vitrail.data.sources.holdout import take_part
 from vitrail.data.sources.source import Source, Splits
+from vitrail.evaluation.evaluate import compute_metric
 from vitrail.evaluation.feature_health import measure as measure_health
 from vitrail.evaluation.probes import knn
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import measure, outputs
+from vitrail.inference.outputs import run_model
 from vitrail.models.backbone import at_rest
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.tokenizer import perplexity, psnr
@@ -69,7 +70,7 @@ class ValidationMonitor:
     def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None:
         figures: dict[str, float] = {}
         for part, source in self.parts.items():
-            metric = measure(self.model, source, read_options(run), bad=self.bad, stopped=stopped, ranks=ranks)
+            metric = compute_metric(self.model, source, read_options(run), bad=self.bad, stopped=stopped, ranks=ranks)
             if metric is None:
                 return None
             figures |= {f"{part}_{name}": value for name, value in metric.summarize().items()}
@@ -124,7 +125,7 @@ class FeatureMonitor:
         features, targets = [], []
         model = self.model
         with at_rest(model):
-            for batch, output in outputs(model, source, model.features, read_options(run), bad=self.bad):
+            for batch, output in run_model(model, source, read_options(run), verb=model.features, bad=self.bad):
                 if stopped():
                     return None
                 features.append(output.cpu().numpy())

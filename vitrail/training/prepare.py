@@ -13,9 +13,9 @@ from vitrail.config.schema import Run, identify
 from vitrail.data.loader import collate_labels
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.source import Source, describe_data
-from vitrail.evaluation.judgement import Judgement
+from vitrail.evaluation.evaluate import evaluate_model
+from vitrail.evaluation.result import EvaluationResult
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import judge
 from vitrail.objectives.objective import Objective
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
@@ -44,7 +44,7 @@ class Prepared:
     built: BuiltModel
     data: RunData
 
-    def judge(self, parts: Mapping[str, Source]) -> dict[str, Judgement]:
+    def judge(self, parts: Mapping[str, Source]) -> dict[str, EvaluationResult]:
         """Every figure of a supervised run's model, as it is now, on each of several sources; in fp32, over all ranks.
 
         Args:
@@ -55,7 +55,7 @@ class Prepared:
         training, read = self.training, self.training.run.data
         options = InferenceOptions(workers=read.workers or 0, max_pixels=read.max_pixels)
         how = {"seed": training.run.seed, "bad": self.data.bad, "ranks": training.ranks}
-        return {name: judge(self.built.model, part, options, split=name, **how) for name, part in parts.items()}
+        return {name: evaluate_model(self.built.model, part, options, split=name, **how) for name, part in parts.items()}
 
 
 def prepare(

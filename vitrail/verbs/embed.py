@@ -62,7 +62,7 @@ def embed(
     """
     given = locals()
     reading = options.read(given, max_bad=options.ALL)
-    from vitrail.inference.answers import Embedding, compute_outputs
+    from vitrail.inference.answers import embed_images
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.results import Results
     from vitrail.inference.tuning import tune as choose_way
@@ -79,9 +79,8 @@ def embed(
     images = find_inputs(options.list_inputs(inputs))
     reading = choose_way(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(bad_list))
-    outputs = compute_outputs("embedding", task, task.features, images.source, reading, bad)
-    batches = ((batch.keys, list(map(Embedding, batch.keys, features.cpu().numpy()))) for batch, features in outputs)
-    results = Results(batches, images, bad, done="embedded", say=log)
+    features = embed_images(task, images.source, reading, bad=bad)
+    results = Results(features, images, bad, done="embedded", say=log)
     if (file := options.to_path(out)) is None:
         return results
     from vitrail.tables import write_features

@@ -15,10 +15,11 @@ from vitrail.verbs.devices import Devices, join_ranks, launch_again, must_launch
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from vitrail.data.sources.source import Source
-    from vitrail.evaluation.judgement import Judgement
+    from vitrail.evaluation.result import EvaluationResult
     from vitrail.tasks.task import Task
 
 
@@ -64,7 +65,7 @@ def evaluate(
     command: options.Command = "vitrail.evaluate",
     log: options.Log = to_stderr,
     ranks: options.SharedWork = None,
-) -> Judgement:
+) -> EvaluationResult:
     """Evaluates a model on labelled images that it was not trained on.
 
     Data with several labels an image and a model of one class an image give ReaL accuracy: the share of images whose class is
@@ -80,10 +81,10 @@ def evaluate(
     import torch
 
     from vitrail.data.decoded_cache import keep_decoded
-    from vitrail.evaluation.corruptions import CORRUPTIONS
+    from vitrail.evaluation.corruptions import CORRUPTIONS, corrupt
+    from vitrail.evaluation.evaluate import evaluate_model
     from vitrail.files import make_folder
-    from vitrail.inference.inputs import split_to_judge
-    from vitrail.inference.outputs import judge
+    from vitrail.inference.inputs import open_split
     from vitrail.inference.tuning import tune as choose_way
     from vitrail.runtime.distributed import SINGLE
     from vitrail.runtime.progress import ProgressBar
@@ -114,7 +115,7 @@ def evaluate(
         if folder is not None:
             make_folder(folder)
         mapping = {"class_map": options.to_path(class_map), "max_bad": reading.max_bad}
-        name, source = split_to_judge(task, data, split, log, **mapping)
+        name, source = open_split(task, data, split, log, **mapping)
         if calibrate and source.multi_label != task.multi_label:
             what = "the images have several labels each" if source.multi_label else "the images have one label each"
             raise ConfigError(
@@ -130,7 +131,7 @@ def evaluate(
     on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
     with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=reading.quiet) as progress:
         watched = {"on_outputs": on_outputs, "progress": progress, "ranks": ranks}
-        result = judge(task, source, reading, split=name, bad=bad, among=among, **watched)
+        result = evaluate_model(task, source, reading, split=name, bad=bad, among=among, **watched)
     notes = []
     if len(bad):
         listed = f"; see {bad_list}" if bad_list else ""
@@ -143,9 +144,12 @@ def evaluate(
             log(f"stored in {ranks.run_on_rank0(lambda: set_temperature(model, temperature))}")
     if corruptions:
 
-        def evaluate_corrupted(kind: str, level: int) -> Judgement:
-            how = {"bad": bad, "corruption": (kind, level), "among": among, "ranks": ranks}
-            return judge(task, source, reading, split=name, **how)
+        def evaluate_corrupted(kind: str, level: int) -> EvaluationResult:
+            def change(pictures: Tensor, samples: np.ndarray) -> Tensor:
+                return corrupt(pictures, kind, level, samples=samples)
+
+            how = {"bad": bad, "change": change, "among": among, "ranks": ranks}
+            return evaluate_model(task, source, reading, split=name, **how)
 
         result = replace(result, further=_measure_corruptions(evaluate_corrupted, quiet=reading.quiet))
     if folder is not None:
@@ -205,7 +209,7 @@ def _find_present(task: Task, source: Source, calibrate: bool, log: Say) -> Tens
     return present
 
 
-def _calibrate(task: Task, result: Judgement, logits: Tensor, targets: Tensor, log: Say) -> tuple[Judgement, float]:
+def _calibrate(task: Task, result: EvaluationResult, logits: Tensor, targets: Tensor, log: Say) -> tuple[EvaluationResult, float]:
     """Fits the temperature of ``task`` on its logits and targets; returns the result with it, and the temperature."""
     from vitrail.evaluation.calibration import fit_temperature
 
@@ -218,7 +222,7 @@ def _calibrate(task: Task, result: Judgement, logits: Tensor, targets: Tensor, l
     return after, temperature
 
 
-def _measure_corruptions(evaluate_corrupted: Callable[[str, int], Judgement], *, quiet: bool) -> dict[str, float]:
+def _measure_corruptions(evaluate_corrupted: Callable[[str, int], EvaluationResult], *, quiet: bool) -> dict[str, float]:
     """Returns the first figure under every kind of corruption, averaged over its five levels, and the mean over kinds."""
     import numpy as np
 
@@ -239,7 +243,7 @@ def _measure_corruptions(evaluate_corrupted: Callable[[str, int], Judgement], *,
     return figures
 
 
-def _write_report(out: Path, task: Task, source: Source, result: Judgement, facts: dict[str, Any]) -> None:
+def _write_report(out: Path, task: Task, source: Source, result: EvaluationResult, facts: dict[str, Any]) -> None:
     """Writes ``report.html``, its charts and ``figures.json`` into ``out``."""
     from datetime import date
 

@@ -85,7 +85,7 @@ def predict(
     """
     given = locals()
     reading = options.read(given, max_bad=options.ALL)
-    from vitrail.inference.answers import check_fast, compute_outputs, decode_batches, draw_batches
+    from vitrail.inference.answers import answer_images, check_fast, prepare_drawing
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.results import Results
     from vitrail.inference.tuning import tune as choose_way
@@ -106,11 +106,10 @@ def predict(
     images = find_inputs(options.list_inputs(inputs))
     reading = choose_way(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(bad_list))
-    outputs = compute_outputs("predicting", task, None, images.source, reading, bad, fast=fast)
-    batches = decode_batches(task, outputs, wanted)
+    draw = None
     if overlay is not None:
-        batches = draw_batches(batches, images.source, Path(overlay), task.preprocessing, max_pixels)
-    answers = ((keys, answers) for keys, answers, _ in batches)
+        draw = prepare_drawing(images.source, Path(overlay), task.preprocessing, max_pixels)
+    answers = answer_images(task, images.source, reading, wanted, bad=bad, fast=fast, draw=draw)
     results = Results(answers, images, bad, done="predicted", say=log, task=task)
     if out is None:
         return results

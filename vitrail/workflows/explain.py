@@ -22,7 +22,7 @@ from vitrail.analysis.explanation import (
 )
 from vitrail.analysis.pictures import find_light_range, overlay, save_png
 from vitrail.data.sources.bad_images import BadImages
-from vitrail.data.sources.source import Item, Source
+from vitrail.data.sources.source import Source
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import find_inputs, name_files
@@ -60,8 +60,7 @@ def explain(
     make_folder(out)
     bad = inference.record_bad(images.source, out / "bad_images.csv")
     explanations = _explain_each(task, images.source, bad, out, options, inference, say)
-    batches = (([explanation.key], [explanation]) for explanation in explanations)
-    return Results(batches, images, bad, done="explained", say=say)
+    return Results(explanations, images, bad, done="explained", say=say)
 
 
 def _explain_each(
@@ -72,17 +71,18 @@ def _explain_each(
     options: ExplainOptions,
     inference: InferenceOptions,
     say: Say,
-) -> Iterator[Explanation]:
+) -> Iterator[tuple[int, Explanation]]:
     rows: list[dict[str, Any]] = []
     names = name_files(list(map(str, source.keys)))
     with ProgressBar("explaining", len(source), quiet=inference.quiet) as show:
-        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad, inference.max_pixels)):
+        for place, prepared in prepare_inputs(task, source, bad, inference.max_pixels):
+            key = str(source.keys[place])
             with in_precision(inference.precision, prepared.images.device):
-                explanation = explain_image(task, item.key, prepared, options, inference.batch)
-            files = _write(out, names[item.key], explanation, prepared.picture, options)
+                explanation = explain_image(task, key, prepared, options, inference.batch)
+            files = _write(out, names[key], explanation, prepared.picture, options)
             rows.append({**explanation.row(), **files, "box": [round(length, 3) for length in explanation.box]})
-            yield replace(explanation, files=files)
-            show.update(number + 1)
+            yield place, replace(explanation, files=files)
+            show.update(len(rows))
     if not rows:
         return
     facts = {"method": options.method, "layer": options.layer, "head": options.head, "images": rows}
@@ -90,18 +90,15 @@ def _explain_each(
     say(f"written  {out}: {plural(len(rows), 'image')}")
 
 
-def prepare_inputs(
-    model: Task, source: Source, bad: BadImages, max_pixels: int
-) -> Iterator[tuple[Item, PreparedImage]]:
-    """Every image that can be read, one by one: each may have any size up to ``max_pixels``."""
-    for index in range(len(source)):
+def prepare_inputs(model: Task, source: Source, bad: BadImages, max_pixels: int) -> Iterator[tuple[int, PreparedImage]]:
+    """Yields the place of each image that can be read and the image, one by one: each may have any size."""
+    for place in range(len(source)):
         try:
-            item = source.read(index)
-            prepared = prepare_image(model, item.content, max_pixels=max_pixels)
+            prepared = prepare_image(model, source.read(place).content, max_pixels=max_pixels)
         except BadImage as error:
-            bad(str(source.keys[index]), error.reason)
+            bad(str(source.keys[place]), error.reason)
             continue
-        yield item, prepared
+        yield place, prepared
 
 
 def _write(

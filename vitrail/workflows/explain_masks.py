@@ -117,12 +117,13 @@ def judge_by_masks(
     source, rows, trivial = source.subset(have), [], 0
     bad = inference.record_bad(source)
     with ProgressBar("measuring", len(source), quiet=inference.quiet) as show:
-        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad, inference.max_pixels), 1):
+        for number, (place, prepared) in enumerate(prepare_inputs(task, source, bad, inference.max_pixels), 1):
             height, width = prepared.picture.shape[:2]
-            mask = read_mask(found[str(item.key)], (height, width), task.preprocessing)
+            key = str(source.keys[place])
+            mask = read_mask(found[key], (height, width), task.preprocessing)
             if 0 < float(mask.mean()) < 1:
                 with in_precision(inference.precision, prepared.images.device):
-                    rows.append({"path": str(item.key), **measure_shares(task, prepared.images, mask)})
+                    rows.append({"path": key, **measure_shares(task, prepared.images, mask)})
             else:
                 trivial += 1
             show.update(number)

@@ -30,9 +30,9 @@ from vitrail.exports.comparison import (
     scale_pictures,
 )
 from vitrail.images.decode import BadImage
-from vitrail.inference.inputs import find_inputs, split_to_judge
+from vitrail.inference.inputs import find_inputs, open_split
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import inputs
+from vitrail.inference.outputs import read_inputs
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.tasks.metric import Metric, Targets
 from vitrail.tasks.pictures import to_pixels
@@ -173,7 +173,7 @@ class Proof:
             yield from _read_pictures(source, truths, self.task, bad)
             return
         reading = replace(options, batch=max(BATCHES))
-        for batch, images in inputs(self.task, source, reading, bad=bad):
+        for batch, images in read_inputs(self.task, source, reading, bad=bad):
             truths.append((batch.targets, batch.frames))
             yield images
 
@@ -203,7 +203,7 @@ def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
         DataError: data that cannot be used.
     """
     try:
-        _, source = split_to_judge(task, data, None, say, labelled=False)
+        _, source = open_split(task, data, None, say, labelled=False)
     except DataError as error:
         if not (isinstance(data, str | Path) and Path(data).is_dir()):
             raise

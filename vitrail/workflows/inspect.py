@@ -39,7 +39,7 @@ from vitrail.data.sources.source import Source, choose_split, drop_annotations
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import inputs
+from vitrail.inference.outputs import read_inputs
 from vitrail.models import cost_of, device_of
 from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Sample
 from vitrail.reports.inspection.findings import findings
@@ -214,7 +214,7 @@ def _read_batches(
 ) -> Iterator[tuple[Tensor, list[str]]]:
     """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
     few = replace(options, batch=min(options.batch, 32))
-    for batch, images in inputs(model, source, few, bad=bad, **changes):
+    for batch, images in read_inputs(model, source, few, bad=bad, **changes):
         yield images, batch.keys
 
 

@@ -22,11 +22,11 @@ from vitrail.config.schema import Run
 from vitrail.data.sources.arrays import BUILT_IN
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
+from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.evaluation.vtab import TASKS, VtabTask
 from vitrail.files import make_folder
 from vitrail.inference.features import Features, digest_of
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import judge
 from vitrail.reports.transfer.documents import write_transfer
 from vitrail.reports.transfer.results import RUN, Cell, Transfer
 from vitrail.runs.cells import Cells
@@ -326,7 +326,7 @@ class DataSet:
             with self.ranks.share_errors():
                 tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
             options, bad = self.options.of_rank(self.ranks), self.options.record_bad(judged)
-            samples = judge(tuned, judged, options, split=split, bad=bad, ranks=self.ranks).metric.samples()
+            samples = evaluate_model(tuned, judged, options, split=split, bad=bad, ranks=self.ranks).metric.samples()
             assert samples is not None, "a classifier is judged by each image"
             right.append(samples)
         by_seed = (

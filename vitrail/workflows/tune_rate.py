@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.config.schema import Run, ScheduleSettings
 from vitrail.errors import DataError, DivergedError, Interrupted, Preempted
-from vitrail.evaluation.judgement import Judgement
+from vitrail.evaluation.result import EvaluationResult
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.progress import Say
@@ -57,7 +57,7 @@ def tune_rate(
         )
         how = {"data": data, "transform": transform, "quiet": True, "ranks": ranks}
         try:
-            figures = train(trial, out=folder / TRIALS / f"{rate:g}", end=_judge_validation, **how).figures
+            figures = train(trial, out=folder / TRIALS / f"{rate:g}", end=_evaluate_validation, **how).figures
             losses[rate] = figures["loss"]
         except DivergedError:
             losses[rate] = math.inf
@@ -89,7 +89,7 @@ def _shorten(schedule: ScheduleSettings) -> ScheduleSettings:
     return replace(schedule, time=schedule.time * LENGTH)
 
 
-def _judge_validation(prepared: Prepared) -> dict[str, float]:
+def _evaluate_validation(prepared: Prepared) -> dict[str, float]:
     val = prepared.data.splits.val
     if val is None:
         what = "a learning rate is chosen on validation images, and the data have none"
@@ -99,7 +99,7 @@ def _judge_validation(prepared: Prepared) -> dict[str, float]:
     return {"loss": loss_of(prepared.judge({"val": val})["val"])}
 
 
-def loss_of(judgement: Judgement) -> float:
+def loss_of(result: EvaluationResult) -> float:
     """The negative log-likelihood where there is one, else the first figure, negative where higher is better."""
-    first = next(iter(judgement.figures.values()))
-    return judgement.figures.get("nll", -first if judgement.metric.higher_is_better else first)
+    first = next(iter(result.figures.values()))
+    return result.figures.get("nll", -first if result.metric.higher_is_better else first)

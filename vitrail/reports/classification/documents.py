@@ -11,7 +11,7 @@ import torch
 from vitrail.analysis.attention import attention_map, compute_reach
 from vitrail.analysis.pictures import to_thumbnail
 from vitrail.data.sources.source import Source
-from vitrail.evaluation.judgement import Judgement
+from vitrail.evaluation.result import EvaluationResult
 from vitrail.models import device_of
 from vitrail.reports.classification import card, page
 from vitrail.reports.facts import ClassificationFacts, JudgedRun, Mistake
@@ -43,7 +43,7 @@ def describe(run: JudgedRun) -> ClassificationFacts:
     )
 
 
-def find_mistakes(model: Task, source: Source, judgement: Judgement, most: int = 12) -> tuple[Mistake, ...]:
+def find_mistakes(model: Task, source: Source, judgement: EvaluationResult, most: int = 12) -> tuple[Mistake, ...]:
     """Returns the misclassified images with the highest confidence, each with the attention map of the last layer."""
     rows = {key: row for row, key in enumerate(map(str, source.keys))}
     mistakes = []

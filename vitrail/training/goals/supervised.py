@@ -10,9 +10,9 @@ from vitrail import weights
 from vitrail.config.schema import Run
 from vitrail.data.sources.source import Source, choose_split, list_splits
 from vitrail.errors import ConfigError
-from vitrail.evaluation.judgement import Judgement
+from vitrail.evaluation.evaluate import evaluate_model
+from vitrail.evaluation.result import EvaluationResult
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import judge
 from vitrail.models import device_of
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.objective import Objective, configure_objective
@@ -78,30 +78,28 @@ class SupervisedGoal:
         split, source = choose_split(data.splits)
         options = InferenceOptions(workers=run.data.workers or 0, max_pixels=run.data.max_pixels)
 
-        def judge_on(split: str, source: Source) -> Judgement:
+        def evaluate_on(split: str, source: Source) -> EvaluationResult:
             with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
                 how = {"bad": data.bad, "progress": progress, "ranks": training.ranks}
-                return judge(model, source, options, split=split, seed=run.seed, **how)
+                return evaluate_model(model, source, options, split=split, seed=run.seed, **how)
 
-        judgement = judge_on(split, source)
+        result = evaluate_on(split, source)
         val = data.splits.val
         if model.tuned and model.tuned not in run.model.head and val is not None:
-            validated = judgement if split == "val" else judge_on("val", val)
+            validated = result if split == "val" else evaluate_on("val", val)
             best = validated.figures.get(model.tuned, math.nan)
             if math.isfinite(best):  # a model that finds nothing keeps its own
                 setattr(model, model.tuned, best)
-        figures, origin = judgement.figures, provenance(run, training.steps, data.splits, ending)
+        figures, origin = result.figures, provenance(run, training.steps, data.splits, ending)
         if not training.ranks.first:
             return Outcome(folder.report, figures, "")
         save_model(folder.model, model, metrics=figures, provenance=origin)
         fault_injection.hit("run.after_model")
         facts = run_facts(run, training.steps, folder, built, data, ending)
-        judged = JudgedRun(
-            facts=facts, model=model, splits=list_splits(data.splits), source=source, judgement=judgement
-        )
+        judged = JudgedRun(facts=facts, model=model, splits=list_splits(data.splits), source=source, judgement=result)
         report = write_documents(folder.path, judged)
         name, value = next(iter(figures.items()))
-        return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(judgement.keys):,} images)")
+        return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(result.keys):,} images)")
 
 
 def load_teacher(path: str, model: Task, precision: str, say: Say) -> Teacher:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,15 +18,14 @@ import numpy as np
 from vitrail.checksums import sha256_of
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
-from vitrail.inference.answers import Embedding, check_fast, decode_batches
 from vitrail.inference.features import digest_of
 from vitrail.inference.inputs import ImageInputs
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import outputs
 from vitrail.inference.parts import MOST_PARTS, PartFolder, Plan, hash_names
 from vitrail.runtime.progress import Say
 from vitrail.tasks.task import Task
 from vitrail.workflows.parts.files import write_part
+from vitrail.inference.answers import answer_images, check_fast, embed_images
 
 CONTINUE = "the parts that are done stay; the same command computes the others"
 Pairs = Iterator[tuple[str, Any]]  # the key of every image with its result, None if it could not be read
@@ -150,13 +149,10 @@ def _compute(
 ) -> Generator[tuple[int, Any]]:
     """The place in the source and the result of every image of the spans that can be read; others are told to ``failed``."""
     how: dict[str, Any] = {"bad": failed.__setitem__, "spans": spans}
+    options = replace(job.options, quiet=True)
     if job.verb == "predict":
-        raw = outputs(task, source, None, job.options, fast=job.asked["fast"], **how)
-        for _, answers, places in decode_batches(task, raw, job.answer_options(task)):
-            yield from zip(places, answers)
-    else:
-        for batch, features in outputs(task, source, task.features, job.options, **how):
-            yield from zip(batch.ids[:, 1].tolist(), map(Embedding, batch.keys, features.cpu().numpy()))
+        return answer_images(task, source, options, job.answer_options(task), fast=job.asked["fast"], **how)
+    return embed_images(task, source, options, **how)
 
 
 def _watch(pairs: Pairs, on_images: Callable[[int], None], often: int = 32) -> Pairs:

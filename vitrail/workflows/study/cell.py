@@ -19,7 +19,7 @@ from vitrail.config.schema import Run
 from vitrail.data.sources.holdout import take_part
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import DivergedError
-from vitrail.evaluation.judgement import Judgement
+from vitrail.evaluation.result import EvaluationResult
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe, peak_memory
 from vitrail.training.prepare import Prepared
@@ -117,7 +117,7 @@ def choose_sample(source: Source, *, seed: int) -> Source:
     return take_part(source, count=min(SAMPLE, len(source)), seed=seed)
 
 
-def summarise(judgement: Judgement) -> dict[str, float]:
+def summarise(judgement: EvaluationResult) -> dict[str, float]:
     figures = judgement.metric.summarize()
     return {"accuracy": figures["top1"], "nll": figures["nll"]}
 

@@ -23,7 +23,7 @@ from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.source import Source
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import inputs
+from vitrail.inference.outputs import read_inputs
 from vitrail.models import create_backbone
 from vitrail.runtime.process import keep_generators
 
@@ -55,7 +55,7 @@ def measure_findings(measures: Sequence[str], model: Any, source: Source, seed: 
 def _measure_heads(model: Any, source: Source) -> list[HeadFigures]:
     statistics = HeadStatistics(model)
     watched = source.subset(choose_evenly(len(source), WATCHED))
-    for _, images in inputs(model, watched, InferenceOptions(batch=32)):
+    for _, images in read_inputs(model, watched, InferenceOptions(batch=32)):
         statistics.add(images)
     return statistics.figures()
 
@@ -104,7 +104,7 @@ def _measure_shifts(model: Any, source: Source) -> dict[str, float]:
     images, and the share of answers that ``changed``; means over the shifts.
     """
     watched = source.subset(choose_evenly(len(source), WATCHED))
-    images = torch.cat([batch for _, batch in inputs(model, watched, InferenceOptions(batch=WATCHED))])
+    images = torch.cat([batch for _, batch in read_inputs(model, watched, InferenceOptions(batch=WATCHED))])
     room = F.pad(images, (0, max(SHIFTS), 0, max(SHIFTS)), mode="reflect")
     responses = measure_shift_response(model, room, SHIFTS).values()
     return {

@@ -7,7 +7,7 @@ import pytest
 
 from vitrail.errors import ConfigError
 from vitrail.evaluation.intervals import bound_percentiles, draw_weights, estimate_interval, paired_difference
-from vitrail.evaluation.judgement import Judgement
+from vitrail.evaluation.result import EvaluationResult
 from vitrail.tasks import Metric
 
 
@@ -38,8 +38,8 @@ class Mean(Ratio):
         return self.tops
 
 
-def judgement(metric: Metric, seed: int = 0) -> Judgement:
-    return Judgement("test", (), metric, seed)
+def result(metric: Metric, seed: int = 0) -> EvaluationResult:
+    return EvaluationResult("test", (), metric, seed)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def values() -> np.ndarray:
 
 
 def test_a_ratio_has_the_interval_of_its_resamples(values):
-    figures = judgement(Ratio(values, np.ones(200))).figures
+    figures = result(Ratio(values, np.ones(200))).figures
     assert list(figures) == ["ratio", "images_seen", "ratio_low", "ratio_high", "images"]
     assert (figures["ratio_low"], figures["ratio_high"]) == pytest.approx(estimate_interval(values), rel=0.02)
     half = 1.96 * values.std() / 200**0.5
@@ -56,26 +56,26 @@ def test_a_ratio_has_the_interval_of_its_resamples(values):
 
 
 def test_a_mean_over_images_keeps_its_own_interval(values):
-    figures = judgement(Mean(values, np.ones(200))).figures
+    figures = result(Mean(values, np.ones(200))).figures
     assert (figures["ratio_low"], figures["ratio_high"]) == estimate_interval(values)
 
 
 def test_two_models_are_resampled_together(values):
     """Their values differ by little and vary by much, so only paired samples show the difference."""
     better = values + np.random.default_rng(1).normal(0.1, 0.05, 200)
-    one, other = judgement(Ratio(better, np.ones(200))), judgement(Ratio(values, np.ones(200)), seed=5)
+    one, other = result(Ratio(better, np.ones(200))), result(Ratio(values, np.ones(200)), seed=5)
     found = one.difference(other)
     assert list(found) == ["ratio", "ratio_low", "ratio_high"]
     assert 0.08 < found["ratio_low"] < found["ratio"] < found["ratio_high"] < 0.12
     mean, low, high = paired_difference(better, values)
     assert list(found.values()) == pytest.approx([mean, low, high], abs=2e-3)
-    of_means = judgement(Mean(better, np.ones(200))).difference(judgement(Mean(values, np.ones(200))))
+    of_means = result(Mean(better, np.ones(200))).difference(result(Mean(values, np.ones(200))))
     assert list(of_means.values()) == [mean, low, high]
 
 
 def test_models_judged_on_other_images_are_not_compared(values):
-    with pytest.raises(ConfigError, match="not judged on the same images"):
-        judgement(Ratio(values, values)).difference(judgement(Ratio(values[1:], values[1:])))
+    with pytest.raises(ConfigError, match="not evaluated on the same images"):
+        result(Ratio(values, values)).difference(result(Ratio(values[1:], values[1:])))
 
 
 def test_weights_are_samples_with_replacement_in_parts_that_fit(monkeypatch):

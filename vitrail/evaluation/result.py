@@ -1,4 +1,4 @@
-"""What a model answered on a split, and how good that was.
+"""The result of an evaluation: the figures of a model on a split, with their intervals.
 
 N images.
 """
@@ -20,8 +20,8 @@ from vitrail.tasks.metric import Metric
 
 
 @dataclass(frozen=True, repr=False)
-class Judgement(Scores):
-    """A model judged on one split; ``metric`` is what the task kept of its images.
+class EvaluationResult(Scores):
+    """The result of evaluating a model on one split; ``metric`` is what the task kept of its images.
 
     ``seed`` draws the resamples of the interval; ``further`` figures come from elsewhere.
     """
@@ -51,17 +51,17 @@ class Judgement(Scores):
         parts = [self.metric.resample(part) for part in weights]
         return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
 
-    def difference(self, other: Judgement) -> dict[str, float]:
+    def difference(self, other: EvaluationResult) -> dict[str, float]:
         """How much larger the figures with an interval are than those of ``other``, with the 95 % interval of the difference.
 
-        Both are resampled together, as they were judged on the same images. An interval without 0 is a significant
+        Both are resampled together, as they were evaluated on the same images. An interval without 0 is a significant
         difference.
 
         Raises:
-            ConfigError: they were judged on other images, or in another order.
+            ConfigError: they were evaluated on other images, or in another order.
         """
         if self.keys != other.keys:
-            raise ConfigError("the two were not judged on the same images", "evaluate both on the same split")
+            raise ConfigError("the two were not evaluated on the same images", "evaluate both on the same split")
         name = next(iter(self.figures))
         own, theirs = self.metric.samples(), other.metric.samples()
         if own is not None and theirs is not None:

@@ -1,0 +1,120 @@
+"""The loop that evaluates a model on a source: outputs batch by batch, and the metric of its task over all of them.
+
+K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+
+import torch
+from torch import Tensor
+
+from vitrail.data.loader import Bad, stop_at_bad
+from vitrail.data.sources.source import Source
+from vitrail.errors import DataError, VitrailError
+from vitrail.evaluation.result import EvaluationResult
+from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import Change, rows_of_rank, run_model, share_bad_images
+from vitrail.models.backbone import at_rest
+from vitrail.runtime.distributed import SINGLE, Ranks
+from vitrail.runtime.progress import ProgressBar
+from vitrail.tasks.metric import Metric, Targets
+from vitrail.tasks.task import Task
+
+
+def compute_metric(
+    model: Task,
+    source: Source,
+    options: InferenceOptions,
+    *,
+    bad: Bad = stop_at_bad,
+    change: Change | None = None,
+    among: Tensor | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    on_outputs: Callable[[Tensor, Targets], None] | None = None,
+    progress: ProgressBar | None = None,
+    ranks: Ranks = SINGLE,
+) -> Metric | None:
+    """Returns the metric of ``model``'s task over ``source``; None if ``stopped`` returned True on the way.
+
+    Of several ranks each computes some of the batches, and calls ``stopped`` as often as the others; all of them get the
+    metric and the bad images that one process gets, and the error of any.
+
+    Args:
+        bad: called with the key of each bad image and the reason.
+        change: applied to the pictures before they are normalised, such as a corruption.
+        among: (K,) true for the classes that can be predicted; None is all.
+        on_outputs: called with the outputs and targets of every batch.
+
+    Raises:
+        DataError: no image could be evaluated.
+    """
+    size = options.batch if model.windows(options.zoom) is None else 1
+    rows = rows_of_rank(len(source), size, ranks)
+    own = source if ranks.is_single else source.subset(rows)
+    noted: dict[str, str] = {}
+    computed: list[tuple[int, Metric, tuple[Tensor, Targets] | None]] = []  # of every batch, with its first row
+    failure: VitrailError | None = None
+    with at_rest(model):
+        on_bad = bad if ranks.is_single else noted.__setitem__
+        batches = run_model(model, own, options, bad=on_bad, change=change, progress=progress)
+        for _ in range(-(-len(range(0, len(source), size)) // ranks.world)):
+            following = None
+            try:
+                following = next(batches, None)
+            except VitrailError as error:
+                failure = error
+            if stopped():
+                return None
+            if following is None:  # the rest of this rank's batches had no good image
+                continue
+            batch, outputs = following
+            if among is not None:
+                outputs = outputs.masked_fill(~among.to(outputs.device), -torch.inf)
+            metric = model.metric_for(source)
+            metric.update(outputs, batch.targets, batch.keys, batch.frames)
+            kept = None if on_outputs is None else (outputs.cpu(), batch.targets)
+            computed.append((int(rows[batch.ids[0, 1]]), metric, kept))
+    with ranks.share_errors():
+        if failure is not None:
+            raise failure
+    share_bad_images(noted, source, bad, ranks)
+    total = model.metric_for(source)
+    for _, metric, kept in sorted((batch for each in ranks.gather(computed) for batch in each), key=itemgetter(0)):
+        total.merge(metric)
+        if on_outputs is not None and kept is not None:
+            on_outputs(*kept)
+    if not total.keys:
+        what = "no image could be evaluated: the split is empty or all of it is bad"
+        raise ranks.collective_error(DataError(what, "see `vitrail data check`"))
+    return total
+
+
+def evaluate_model(
+    model: Task,
+    source: Source,
+    options: InferenceOptions,
+    *,
+    split: str,
+    seed: int = 0,
+    bad: Bad = stop_at_bad,
+    change: Change | None = None,
+    among: Tensor | None = None,
+    on_outputs: Callable[[Tensor, Targets], None] | None = None,
+    progress: ProgressBar | None = None,
+    ranks: Ranks = SINGLE,
+) -> EvaluationResult:
+    """Returns every figure of ``model`` on ``source``; further arguments are those of `compute_metric`.
+
+    Raises:
+        DataError: an empty or unlabelled source.
+    """
+    if not source.labelled:
+        what = f"the split {split!r} has no labels"
+        raise ranks.collective_error(DataError(what, "use `vitrail predict` for unlabelled images"))
+    how = {"change": change, "among": among, "on_outputs": on_outputs, "progress": progress}
+    metric = compute_metric(model, source, options, bad=bad, ranks=ranks, **how)
+    assert metric is not None
+    return EvaluationResult(split, model.classes, metric, seed)
