@@ -1,4 +1,4 @@
-"""What is chosen by timing a network's blocks, beside whole updates, or whole forward passes, in each way, in turns in one
+"""What is chosen by timing a network's blocks, beside whole updates, or whole forward passes, in each plan, in turns in one
 process.
 
 python benchmarks/tuning.py --threads 2
@@ -19,13 +19,13 @@ import harness
 import torch
 
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.tuning import convolves_maps, list_ways
+from vitrail.inference.tuning import convolves_maps, list_plans
 from vitrail.models import configure, sketch
 from vitrail.models.layers import PatchEmbed
 from vitrail.objectives.supervised import Supervised
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import keep_large_buffers
-from vitrail.runtime.tuning import Way, choose_way
+from vitrail.runtime.tuning import ExecutionPlan, choose_plan
 from vitrail.tasks.classification.classifier import create_classifier
 
 ROUNDS = 5
@@ -49,22 +49,22 @@ NETWORKS = {
 }
 
 
-def time_updates(config, batch: int, ways: list[Way]) -> dict[str, float]:
+def time_updates(config, batch: int, plans: list[ExecutionPlan]) -> dict[str, float]:
     """Median ms of an image, forward, backward and update, by precision."""
     torch.manual_seed(0)
     objective = Supervised(create_classifier(config, classes=10))
     optimiser = torch.optim.AdamW(objective.parameters(), fused=True)
     images, labels = torch.randn(batch, config.in_channels, *config.image_size), torch.randint(10, (batch,))
-    taken: dict[str, list[float]] = {way.precision: [] for way in ways}
+    taken: dict[str, list[float]] = {plan.precision: [] for plan in plans}
     for _ in range(ROUNDS + 1):
-        for way in ways:
+        for plan in plans:
             began = time.perf_counter()
-            with in_precision(way.precision, images.device):
+            with in_precision(plan.precision, images.device):
                 loss, _ = objective(images, labels)
             loss.backward()
             optimiser.step()
             optimiser.zero_grad()
-            taken[way.precision].append(1e3 * (time.perf_counter() - began) / batch)
+            taken[plan.precision].append(1e3 * (time.perf_counter() - began) / batch)
     return {precision: statistics.median(times[1:]) for precision, times in taken.items()}
 
 
@@ -72,27 +72,27 @@ def convolve(embed: PatchEmbed, images: torch.Tensor) -> torch.Tensor:
     return embed.proj(images).flatten(2).mT
 
 
-def time_outputs(config, batch: int, ways: list[Way], clock: Callable[[], float]) -> dict[str, float]:
-    """Median ms of an image, forward only: in each way, and in the first with attention and patches that are not measured.
+def time_outputs(config, batch: int, plans: list[ExecutionPlan], clock: Callable[[], float]) -> dict[str, float]:
+    """Median ms of an image, forward only: in each plan, and in the first with attention and patches that are not measured.
 
     They take turns, every second time in the other direction.
     """
     torch.manual_seed(0)
     model = create_classifier(config, classes=10).eval()
     images = torch.randn(batch, config.in_channels, *config.image_size)
-    contenders = {way.describe(ways): (way, nullcontext) for way in ways}
+    contenders = {plan.describe(plans): (plan, nullcontext) for plan in plans}
     if config.architecture == "vit":
         of_attention = partial(mock.patch, "vitrail.models.attention.attention_path")
         for path in ("plain", "fused"):
-            contenders[f"{path} attention"] = ways[0], partial(of_attention, return_value=path)
-        contenders["convolved patches"] = ways[0], partial(mock.patch.object, PatchEmbed, "forward", convolve)
+            contenders[f"{path} attention"] = plans[0], partial(of_attention, return_value=path)
+        contenders["convolved patches"] = plans[0], partial(mock.patch.object, PatchEmbed, "forward", convolve)
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(FORWARD_ROUNDS + 1):
         for name in list(contenders)[:: 1 if number % 2 else -1]:
-            way, within = contenders[name]
+            plan, within = contenders[name]
             with torch.inference_mode(), within():
                 began = clock()
-                InferenceOptions(way=way).compute(model, images)
+                InferenceOptions(plan=plan).compute(model, images)
                 taken[name].append(1e3 * (clock() - began) / batch)
     return {name: statistics.median(times[1:]) for name, times in taken.items()}
 
@@ -100,41 +100,41 @@ def time_outputs(config, batch: int, ways: list[Way], clock: Callable[[], float]
 def compare_updates(name: str, threads: int) -> dict[str, object]:
     """What is chosen for training, beside whole updates."""
     model, changes, batch = NETWORKS[name]
-    config, ways = configure(model, **changes), [Way("fp32", threads), Way("bf16", threads)]
-    choice = choose_way(sketch(config), (config.in_channels, *config.image_size), ways, batch=batch)
+    config, plans = configure(model, **changes), [ExecutionPlan("fp32", threads), ExecutionPlan("bf16", threads)]
+    choice = choose_plan(sketch(config), (config.in_channels, *config.image_size), plans, batch=batch)
     assert choice is not None
-    whole = time_updates(config, batch, ways)
+    whole = time_updates(config, batch, plans)
     return {
         "network": name,
         "batch": batch,
-        "chosen": choice.way.precision,
+        "chosen": choice.plan.precision,
         "measured_in_s": choice.took,
-        "measured_ms": {way.precision: 1e3 * seconds for way, seconds in choice.seconds.items()},
+        "measured_ms": {plan.precision: 1e3 * seconds for plan, seconds in choice.seconds.items()},
         "update_ms": whole,
-        "over_the_best": whole[choice.way.precision] / min(whole.values()),
+        "over_the_best": whole[choice.plan.precision] / min(whole.values()),
     }
 
 
 def compare_outputs(name: str, threads: int) -> dict[str, object]:
-    """What is chosen for inference in fp32, beside forward passes of the whole network in every way.
+    """What is chosen for inference in fp32, beside forward passes of the whole network in every plan.
 
     Of one thread the time that it was given counts, which other work on the machine takes little of.
     """
     (model, changes, _), batch = NETWORKS[name], FORWARD[name]
     config = configure(model, **changes)
-    ways = list_ways("fp32", threads, maps=convolves_maps(sketch(config)))
+    plans = list_plans("fp32", threads, maps=convolves_maps(sketch(config)))
     image, clock = (config.in_channels, *config.image_size), harness.clock_of("cpu")
-    choice = choose_way(sketch(config), image, ways, batch=batch, gradient=False, clock=clock)
+    choice = choose_plan(sketch(config), image, plans, batch=batch, gradient=False, clock=clock)
     assert choice is not None
-    whole = time_outputs(config, batch, ways, clock)
+    whole = time_outputs(config, batch, plans, clock)
     return {
         "network": name,
         "batch": batch,
-        "chosen": choice.way.describe(ways),
+        "chosen": choice.plan.describe(plans),
         "measured_in_s": choice.took,
-        "measured_ms": {way.describe(ways): 1e3 * seconds for way, seconds in choice.seconds.items()},
+        "measured_ms": {plan.describe(plans): 1e3 * seconds for plan, seconds in choice.seconds.items()},
         "forward_ms": whole,
-        "over_the_best": whole[choice.way.describe(ways)] / min(whole.values()),
+        "over_the_best": whole[choice.plan.describe(plans)] / min(whole.values()),
     }
 
 

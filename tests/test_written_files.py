@@ -33,7 +33,7 @@ KNOWN = {
         data/sources/bad_images.py:_write data/sources/bad_images.py:_continue_file runs/checkpoint.py:save
         runs/checkpoint.py:publish""",
     "checkpoint of ranks": "runs/background.py:_write_parts runs/tensor_shards.py:write_shards",
-    "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning_cache.py:recall_way
+    "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:recall_plan
         data/sources/mask_values.py:measure_masks
         reports/transfer/documents.py:write_transfer""",
     "study": """workflows/study/plan.py:write_plan workflows/study/results.py:write_result

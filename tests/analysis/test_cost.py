@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.models.conftest import shaken
 from tests.models.tiny import QUICK, SHALLOW, SMALL, TINY
+from vitrail.analysis import cost
 from vitrail.analysis.cost import (
     FIGURES,
     CostPoint,
@@ -24,6 +23,7 @@ from vitrail.analysis.cost import (
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, Config, ViTConfig, configure, cost_of, create_backbone
 from vitrail.models.attention import attention_weights
+from vitrail.runtime.timing import Timing
 from vitrail.tasks.classification.classifier import create_classifier
 
 CPU = torch.device("cpu")
@@ -103,13 +103,13 @@ def test_the_matrices_are_counted_before_they_are_made(name):
 
 @pytest.mark.parametrize("name", ["swin", "cait"])
 def test_a_pass_that_makes_all_matrices_takes_at_least_their_bytes(name):
-    [point] = measure_cost(made(TINY[name]), [TINY[name].image_size], batch=2, repeats=1)
+    [point] = measure_cost(made(TINY[name]), [TINY[name].image_size], batch=2)
     assert point.plain_bytes >= max(2 * count_matrix_bytes(TINY[name]), point.bytes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_takes_no_more_than_they_one_layer_twice_and_what_the_plain_pass_takes(dtype):
-    points = measure_cost(made(TINY["vit"]).to(dtype), [64, 96], batch=2, repeats=1)
+    points = measure_cost(made(TINY["vit"]).to(dtype), [64, 96], batch=2)
     for point, side in zip(points, [64, 96]):
         in_fp32 = 2 * 4 * layer_bytes(side)  # of 3 layers, and the logits of the last
         # q and k are turned into fp32 as well, which takes no more than the model's own tensors do
@@ -117,7 +117,7 @@ def test_it_takes_no_more_than_they_one_layer_twice_and_what_the_plain_pass_take
 
 
 def test_without_them_a_vit_grows_with_its_tokens_and_with_them_with_their_square():
-    found = measure_cost(made(TINY["vit"]), [64, 128, 256], repeats=1)
+    found = measure_cost(made(TINY["vit"]), [64, 128, 256])
     assert [point.tokens for point in found] == [65, 257, 1025]
     assert fit_growth(found, "bytes") == pytest.approx(1, abs=0.02)
     assert fit_growth(found, "plain_bytes") == pytest.approx(2, abs=0.1)
@@ -125,19 +125,17 @@ def test_without_them_a_vit_grows_with_its_tokens_and_with_them_with_their_squar
 
 
 def test_without_attention_there_is_nothing_to_make():
-    [point] = measure_cost(made(SHALLOW["bit"]), [48], repeats=1)
+    [point] = measure_cost(made(SHALLOW["bit"]), [48])
     assert point.plain_seconds is None and point.plain_bytes is None and point.bytes > 0
     assert count_matrix_bytes(SHALLOW["bit"]) == 0
 
 
-def test_they_are_not_made_unless_asked_for():
-    [point] = measure_cost(made(), [32], repeats=1, plain=False)
-    assert point.plain_seconds is None and point.plain_bytes is None
-
-
-def test_they_are_not_made_above_the_limit():
-    model, needed = made(), 2 * layer_bytes(64)
-    at, below = (measure_cost(model, [32, 64], batch=2, repeats=1, limit=limit) for limit in (needed, needed - 1))
+def test_they_are_not_made_above_the_limit(monkeypatch):
+    found = []
+    for limit in (2 * layer_bytes(64), 2 * layer_bytes(64) - 1):
+        monkeypatch.setattr(cost, "LIMIT", limit)
+        found.append(measure_cost(made(), [32, 64], batch=2))
+    at, below = found
     assert [point.plain_bytes is None for point in at] == [False, False]
     assert [point.plain_bytes is None for point in below] == [False, True]
     assert below[1].plain_seconds is None and below[1].bytes == at[1].bytes
@@ -148,7 +146,7 @@ def test_they_are_not_made_above_the_limit():
 
 @pytest.mark.parametrize("name", ["vit", "bit"])
 def test_a_point_says_what_was_measured_and_what_is_counted(name):
-    [point] = measure_cost(made(SHALLOW[name]), [(32, 48)], repeats=1, plain=False)
+    [point] = measure_cost(made(SHALLOW[name]), [(32, 48)])
     counted = cost_of(configure(SHALLOW[name], image_size=(32, 48)))
     assert (point.size, point.patch_size) == ((32, 48), SHALLOW[name].patch_size)
     assert (point.tokens, point.multiply_adds) == (counted.tokens, counted.multiply_adds)
@@ -157,23 +155,24 @@ def test_a_point_says_what_was_measured_and_what_is_counted(name):
 def test_one_pass_warms_up_and_one_more_is_watched():
     model, shapes = made(), []
     model.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
-    measure_cost(model, [(24, 40), 32], batch=3, repeats=2, plain=False)
-    assert shapes == [(3, 3, 24, 40)] * 4 + [(3, 3, 32, 32)] * 4
+    measure_cost(model, [(24, 40), 32], batch=3)
+    calls = 1 + cost.REPEATS + 1
+    assert shapes == [(3, 3, 24, 40)] * calls + [(3, 3, 32, 32)] * calls
 
 
-def test_the_seconds_are_the_median_divided_by_the_images(monkeypatch):
-    laps = [100.0, 9.0, 2.0, 4.0]  # the first warms up
-    readings = iter([0.0, *itertools.accumulate(each for lap in laps for each in (lap, 1.0))])
-    clock = SimpleNamespace(thread_time=lambda: next(readings), perf_counter=lambda: next(readings))
-    monkeypatch.setattr("vitrail.analysis.cost.time", clock)
-    [point] = measure_cost(made(), [32], batch=2, plain=False)
-    assert point.seconds == 4.0 / 2
+def test_the_seconds_are_the_median_of_one_thread_s_processor_time_divided_by_the_images(monkeypatch):
+    timing = Timing((90.0, 20.0, 40.0), (9.0, 2.0, 4.0))
+    monkeypatch.setattr(cost, "time_in_turns", lambda functions, **how: dict.fromkeys(functions, timing))
+    for threads, seconds in ((1, 4.0 / 2), (2, 40.0 / 2)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        [point] = measure_cost(made(), [32], batch=2)
+        assert point.seconds == seconds
 
 
 def test_a_classifier_costs_what_its_backbone_does_and_stays_in_training():
     model = shaken(create_classifier(SHALLOW["vit"], classes=7, drop_path=0.5, patch_dropout=0.5)).train()
     of_both = [
-        [(point.bytes, point.plain_bytes) for point in measure_cost(each, [48], repeats=1)]
+        [(point.bytes, point.plain_bytes) for point in measure_cost(each, [48])]
         for each in (model, model.backbone, made())
     ]
     assert of_both[0] == of_both[1] == of_both[2]
@@ -185,8 +184,8 @@ def test_a_classifier_costs_what_its_backbone_does_and_stays_in_training():
 def test_inside_of_inference_mode_nothing_goes_unseen(name):
     model = made(SHALLOW[name])
     with torch.inference_mode():
-        [inside] = measure_cost(model, [(32, 48)], repeats=1)
-    [outside] = measure_cost(model, [(32, 48)], repeats=1)
+        [inside] = measure_cost(model, [(32, 48)])
+    [outside] = measure_cost(model, [(32, 48)])
     assert (inside.bytes, inside.plain_bytes) == (outside.bytes, outside.plain_bytes)
 
 
@@ -198,40 +197,22 @@ def test_a_size_that_does_not_divide_is_refused_before_anything_is_measured():
     assert not calls
 
 
-@pytest.mark.parametrize("given", [{"batch": 0}, {"repeats": 0}, {"batch": 1.5}, {"repeats": True}], ids=str)
-def test_fewer_than_one_image_or_pass_is_refused(given):
-    with pytest.raises(ConfigError, match="a whole number from 1"):
-        measure_cost(made(), [32], **given)
-
-
 # patches
 
 
 def test_other_patches_are_other_models_of_the_same_width_and_depth():
-    found = measure_cost_by_patch(SHALLOW["vit"], [16, 8, (4, 8)], (32, 48), batch=2, repeats=1, plain=False)
+    found = measure_cost_by_patch(configure(SHALLOW["vit"], image_size=(32, 48)), [16, 8, (4, 8)])
     assert [point.patch_size for point in found] == [(16, 16), (8, 8), (4, 8)]
     assert [point.tokens for point in found] == [2 * 3 + 1, 4 * 6 + 1, 8 * 6 + 1]
     for point in found:
         config = configure(SHALLOW["vit"], patch_size=point.patch_size, image_size=(32, 48))
         assert point.size == (32, 48) and point.multiply_adds == cost_of(config).multiply_adds
-    assert found[-1].bytes == measure_cost(made(config), [(32, 48)], batch=2, repeats=1, plain=False)[0].bytes
-
-
-@pytest.mark.slow
-def test_a_name_will_do_and_what_is_asked_is_passed_on():
-    found = measure_cost_by_patch("vit-ti16", [32, 16], 64, repeats=1, limit=12 * 3 * 5**2 * 4)
-    assert [point.tokens for point in found] == [5, 17]
-    assert [point.plain_bytes is None for point in found] == [False, True]
-
-
-def test_patches_that_cannot_be_chosen_are_refused_in_words():
-    with pytest.raises(ConfigError, match="a BiT ResNet has a fixed patch size of 4x4 pixels"):
-        measure_cost_by_patch("bit-r50x1", [8, 16], 224)
+    assert found[-1].bytes == measure_cost(made(config), [(32, 48)])[0].bytes
 
 
 def test_patches_that_do_not_divide_the_image_are_refused():
     with pytest.raises(ConfigError, match="32x32 pixels does not divide into patches of 5x5"):
-        measure_cost_by_patch(SHALLOW["vit"], [8, 5], 32)
+        measure_cost_by_patch(SHALLOW["vit"], [8, 5])
 
 
 # the exponent

@@ -11,6 +11,7 @@ from vitrail.analysis.cost import measure_cost
 from vitrail.analysis.throughput import Memory, bound_bytes, find_largest_batch, measure_memory, measure_speeds
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
+from vitrail.runtime.timing import Timing
 
 
 @pytest.fixture
@@ -87,21 +88,16 @@ def test_memory_is_given_back_after_the_tensors_of_a_failed_pass_are_gone(monkey
     assert order == ["freed", "emptied", "freed", "emptied"]
 
 
-def test_models_take_turns_after_each_was_warmed_up(monkeypatch):
-    order, clock = [], iter([9.0, 9.0, 0.5, 4.0, 0.25, 2.0, 1.0, 1.0])
+def test_speeds_are_those_of_passes_in_turns(monkeypatch):
     models = {name: create_backbone(TINY[name]).eval() for name in ("vit", "bit")}
 
-    def time_once(step, device):
-        order.append(next(name for name, model in models.items() if step.func is model))
-        assert step.args[0].shape == (4 if order[-1] == "vit" else 2, 3, 40, 32)
-        return next(clock)
+    def time_in_turns(functions, **how):
+        assert [function.args[0].shape for function in functions.values()] == [(4, 3, 40, 32), (2, 3, 40, 32)]
+        assert [function.func for function in functions.values()] == list(models.values()) and how["rounds"] == 3
+        return {"vit": Timing((0.5, 0.25, 1.0), (0.0,) * 3), "bit": Timing((4.0, 2.0, 1.0), (0.0,) * 3)}
 
-    monkeypatch.setattr(throughput, "time_once", time_once)
-    passes = []
-    speeds = measure_speeds(models, (40, 32), {"vit": 4, "bit": 2}, repeats=3, on_pass=lambda: passes.append(1))
-    assert order == ["vit", "bit"] * 4
-    assert len(passes) == 8
-    # vit: 0.5, 0.25 and 1 s for 4 images; bit: 4, 2 and 1 s for 2; the warm-up of 9 s does not count
+    monkeypatch.setattr(throughput, "time_in_turns", time_in_turns)
+    speeds = measure_speeds(models, (40, 32), {"vit": 4, "bit": 2}, repeats=3)
     assert speeds == {"vit": (4, 8.0, 4.0, 16.0), "bit": (2, 1.0, 0.5, 2.0)}
 
 
@@ -109,7 +105,7 @@ def test_models_take_turns_after_each_was_warmed_up(monkeypatch):
 def test_memory_grows_by_each_image_as_predicted(name):
     model = create_backbone(TINY[name]).eval()
     memory = measure_memory(model, (64, 48))
-    [point] = measure_cost(model, [(64, 48)], batch=5, repeats=1, plain=False)
+    [point] = measure_cost(model, [(64, 48)], batch=5)
     images = 5 * 3 * 64 * 48 * 4
     assert memory.fixed + 5 * memory.each == pytest.approx(point.bytes + images, rel=0.02)
     assert memory.largest_batch(memory.fixed + 5 * memory.each) == 5

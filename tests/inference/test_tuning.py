@@ -17,17 +17,22 @@ from tests.models.tiny import TINY
 from vitrail import torch_private
 from vitrail.inference import tuning as inference_tuning
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.tuning import list_ways, tune
-from vitrail.runtime import tuning_cache
+from vitrail.inference.tuning import list_plans, tune
+from vitrail.runtime import tuning
 from vitrail.runtime.distributed import Ranks
-from vitrail.runtime.tuning import Choice, Way
+from vitrail.runtime.tuning import Choice, ExecutionPlan
 from vitrail.serving.loaded_model import load_model
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.torch_private import has_fused
 from vitrail.weights.native import save_model
 
-FOUR = [Way("fp32", 4), Way("fp32", 2), Way("fp32", 4, channels_last=True), Way("fp32", 2, channels_last=True)]
-EIGHT = [replace(way, fused=fused) for way in FOUR for fused in (True, False)]
+FOUR = [
+    ExecutionPlan("fp32", 4),
+    ExecutionPlan("fp32", 2),
+    ExecutionPlan("fp32", 4, channels_last=True),
+    ExecutionPlan("fp32", 2, channels_last=True),
+]
+EIGHT = [replace(plan, fused=fused) for plan in FOUR for fused in (True, False)]
 ENOUGH = 40
 
 
@@ -41,15 +46,17 @@ class Lines(list[str]):
 
 @pytest.fixture
 def measured(monkeypatch, tmp_path) -> list[dict[str, Any]]:
-    """What was asked each time; `ENOUGH` images are worth it, and the last way is said to be the fastest."""
+    """What was asked each time; `ENOUGH` images are worth it, and the last plan is said to be the fastest."""
     asked: list[dict[str, Any]] = []
 
-    def choose(network: Any, image: Sequence[int], ways: Sequence[Way], *, images: float, **how: Any) -> Choice | None:
-        asked.append({"image": tuple(image), "ways": list(ways), "images": images, **how})
-        seconds = {way: 0.004 - 0.001 * number for number, way in enumerate(ways)}
-        return Choice(ways[-1], seconds, 0.5, how["gradient"]) if images >= ENOUGH else None
+    def choose(
+        network: Any, image: Sequence[int], plans: Sequence[ExecutionPlan], *, images: float, **how: Any
+    ) -> Choice | None:
+        asked.append({"image": tuple(image), "plans": list(plans), "images": images, **how})
+        seconds = {plan: 0.004 - 0.001 * number for number, plan in enumerate(plans)}
+        return Choice(plans[-1], seconds, 0.5, how["gradient"]) if images >= ENOUGH else None
 
-    monkeypatch.setattr(tuning_cache, "choose_way", choose)
+    monkeypatch.setattr(tuning, "choose_plan", choose)
     monkeypatch.setattr(inference_tuning, "has_fused", lambda dtype: False)  # not measured, but where a test says so
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     torch.set_num_threads(4)  # given back after each test
@@ -89,7 +96,7 @@ def test_a_short_predict_does_not_measure_and_takes_what_a_long_one_has_measured
 
     before = predict(few)
     assert not lines.tuned and seen == {(4, False)}
-    assert [(each["images"], each["ways"]) for each in measured] == [(5, FOUR)]
+    assert [(each["images"], each["plans"]) for each in measured] == [(5, FOUR)]
     seen.clear()
     predict(many)
     assert lines.tuned == [
@@ -111,8 +118,8 @@ def test_answers_are_the_same_numbers_up_to_rounding_whatever_the_way(name):
     images = torch.randn(3, model.config.in_channels, *model.preprocessing.size)
     with torch.inference_mode():
         plain = InferenceOptions().compute(model, images)
-        for way in EIGHT:
-            computed = InferenceOptions(way=way).compute(model, images)
+        for plan in EIGHT:
+            computed = InferenceOptions(plan=plan).compute(model, images)
             assert computed.dtype == torch.float32
             torch.testing.assert_close(computed, plain, rtol=1e-4, atol=1e-5)
 
@@ -136,12 +143,12 @@ def test_the_server_measures_at_its_start_and_takes_it_from_the_cache_the_next_t
     path, lines = save_model(tmp_path / "model", make_model()), Lines()
     how: dict[str, Any] = {"name": None, "classes": None, "say": lines.append}
     served = load_model(str(path), options=InferenceOptions(tune=True, batch=16), **how)
-    assert served.options.way == FOUR[-1] and lines.tuned[0].endswith("(measured in 0.5 s)")
+    assert served.options.plan == FOUR[-1] and lines.tuned[0].endswith("(measured in 0.5 s)")
     again = load_model(str(path), options=InferenceOptions(tune=True, batch=16), **how)
-    assert again.options.way == FOUR[-1] and lines.tuned[1].endswith("(measured before)")
+    assert again.options.plan == FOUR[-1] and lines.tuned[1].endswith("(measured before)")
     assert [(each["images"], each["batch"]) for each in measured] == [(math.inf, 16)]
     fixed = load_model(str(path), options=InferenceOptions(), **how)
-    assert fixed.options.way is None and len(lines.tuned) == 2
+    assert fixed.options.plan is None and len(lines.tuned) == 2
     picture = np.random.default_rng(0).random((3, 32, 32), np.float32)
     (tuned,), (plain,) = (each.answer_normalised([picture]) for each in (again, fixed))
     torch.testing.assert_close(tuned.values, plain.values, rtol=1e-4, atol=1e-5)
@@ -151,19 +158,19 @@ def test_the_server_measures_at_its_start_and_takes_it_from_the_cache_the_next_t
 
 
 def test_ways_differ_in_threads_and_where_maps_are_convolved_in_layout(measured):
-    assert list_ways("fp32", 4, maps=True) == FOUR
-    assert list_ways("bf16", 8, maps=False) == [Way("bf16", 8), Way("bf16", 4)]
-    assert list_ways("fp32", 3, maps=False) == [Way("fp32", 3)]
-    assert list_ways("fp32", 8, maps=False, ranks=Ranks(world=2)) == [Way("fp32", 8)]
+    assert list_plans("fp32", 4, maps=True) == FOUR
+    assert list_plans("bf16", 8, maps=False) == [ExecutionPlan("bf16", 8), ExecutionPlan("bf16", 4)]
+    assert list_plans("fp32", 3, maps=False) == [ExecutionPlan("fp32", 3)]
+    assert list_plans("fp32", 8, maps=False, ranks=Ranks(world=2)) == [ExecutionPlan("fp32", 8)]
 
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_ways_differ_in_layers_where_onednn_has_them_and_begin_with_the_default(monkeypatch, faster):
     monkeypatch.setattr(inference_tuning, "has_fused", lambda dtype: True)
     monkeypatch.setattr(inference_tuning, "takes_fused", lambda dtype: faster)
-    ways = list_ways("fp32", 1, maps=False)
-    assert ways == [Way("fp32", 1, fused=faster), Way("fp32", 1, fused=not faster)]
-    words = [way.describe(ways) for way in ways]
+    plans = list_plans("fp32", 1, maps=False)
+    assert plans == [ExecutionPlan("fp32", 1, fused=faster), ExecutionPlan("fp32", 1, fused=not faster)]
+    words = [plan.describe(plans) for plan in plans]
     assert sorted(words) == ["fp32 oneDNN layers", "fp32 plain layers"]
 
 
@@ -176,7 +183,7 @@ def test_a_way_decides_which_layers_compute(monkeypatch):
     for fused in (True, False):
         calls.clear()
         with torch.inference_mode():
-            InferenceOptions(way=Way("fp32", 1, fused=fused)).compute(model, images)
+            InferenceOptions(plan=ExecutionPlan("fp32", 1, fused=fused)).compute(model, images)
         assert bool(calls) is fused
 
 

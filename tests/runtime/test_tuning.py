@@ -1,4 +1,4 @@
-"""The way that is taken is the one that took least time on the network's own blocks."""
+"""The plan that is chosen is the one that took least time on the network's own blocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from tests.models.tiny import QUICK, SHALLOW, TINY
 from vitrail.models import sketch
 from vitrail.runtime import tuning
-from vitrail.runtime.tuning import Way, choose_way, find_blocks
+from vitrail.runtime.tuning import ExecutionPlan, choose_plan, find_blocks
 
-SLOW, FAST, HALF = Way("fp32", 2), Way("bf16", 2), Way("fp32", 1)
+SLOW, FAST, HALF = ExecutionPlan("fp32", 2), ExecutionPlan("bf16", 2), ExecutionPlan("fp32", 1)
 
 
 class Machine:
-    """A clock, and contexts in which a pass takes as long as is told of each way; counts the passes."""
+    """A clock, and contexts in which a pass takes as long as is stated for each plan; counts the passes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[Way, Sequence[float]]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[ExecutionPlan, Sequence[float]]) -> None:
         self.now, self.costs, self.passes = 0.0, costs, dict.fromkeys(costs, 0)
         monkeypatch.setattr(tuning, "use_threads", self.enter("threads"))
         monkeypatch.setattr(tuning, "in_precision", self.enter("precision"))
@@ -39,19 +39,19 @@ class Machine:
 
         return context
 
-    def compute(self, way: Way) -> None:
-        assert (way.precision, way.threads) == (self.precision, self.threads)
-        costs = self.costs[way]
-        self.now += costs[min(self.passes[way], len(costs) - 1)]
-        self.passes[way] += 1
+    def compute(self, plan: ExecutionPlan) -> None:
+        assert (plan.precision, plan.threads) == (self.precision, self.threads)
+        costs = self.costs[plan]
+        self.now += costs[min(self.passes[plan], len(costs) - 1)]
+        self.passes[plan] += 1
 
-    def ask(self, *ways: Way, config: str = "vit", batch: int = 1, **how: Any) -> tuning.Choice | None:
+    def ask(self, *plans: ExecutionPlan, config: str = "vit", batch: int = 1, **how: Any) -> tuning.Choice | None:
         network = sketch(TINY[config])
         image = (3, *network.config.image_size)
-        return choose_way(network, image, ways, batch=batch, clock=lambda: self.now, **how)
+        return choose_plan(network, image, plans, batch=batch, clock=lambda: self.now, **how)
 
-    def choose(self, *ways: Way, **how: Any) -> tuning.Choice:
-        choice = self.ask(*ways, **how)
+    def choose(self, *plans: ExecutionPlan, **how: Any) -> tuning.Choice:
+        choice = self.ask(*plans, **how)
         assert choice is not None
         return choice
 
@@ -66,10 +66,10 @@ class Machine:
         ({SLOW: [0.2, 0.2, 0.2, 0.2, 0.2, 2.0], FAST: [0.2, 0.2, 0.8, 0.05], HALF: [1.0]}, FAST),  # nor a disturbed one
     ],
 )
-def test_the_fastest_way_is_taken(monkeypatch, costs, taken):
+def test_the_fastest_plan_is_chosen(monkeypatch, costs, taken):
     machine = Machine(monkeypatch, costs)
     choice = machine.choose(*costs)
-    assert choice.way == taken
+    assert choice.plan == taken
     if max(map(len, costs.values())) < 3:
         assert choice.seconds[taken] == pytest.approx(3 * costs[taken][-1])  # three blocks
     assert all(machine.built)
@@ -83,18 +83,18 @@ def test_a_small_network_is_timed_as_a_whole(monkeypatch):
     assert machine.choose(SLOW, FAST, batch=4).seconds == pytest.approx({SLOW: 0.001, FAST: 0.00075})
 
 
-def test_time_is_bounded_and_a_hopeless_way_is_tried_once(monkeypatch):
+def test_time_is_bounded_and_a_slow_plan_is_tried_once(monkeypatch):
     machine = Machine(monkeypatch, {SLOW: [0.4], FAST: [0.7], HALF: [4.0]})
     choice = machine.choose(SLOW, FAST, HALF, config="beit")
     assert machine.passes[HALF] == 2  # one of them to warm up
     assert 1 < choice.took <= 3 + 2 * 4.0 + 2 * 0.4 + 0.7
-    assert choice.way == SLOW
+    assert choice.plan == SLOW
 
 
-def test_the_first_way_is_not_given_up_after_a_disturbed_pass(monkeypatch):
+def test_the_first_plan_is_not_given_up_after_a_disturbed_pass(monkeypatch):
     """Its passes 0 to 7 find out how long two kinds of blocks take, 8 is the first in turns, and 9 the first that counts."""
     machine = Machine(monkeypatch, {SLOW: [*[0.12] * 9, 0.4, 0.12], FAST: [0.15]})
-    assert machine.choose(SLOW, FAST).way == SLOW
+    assert machine.choose(SLOW, FAST).plan == SLOW
 
 
 def test_more_images_are_taken_where_one_is_too_quick(monkeypatch):
@@ -128,12 +128,15 @@ def test_the_blocks_of_every_architecture_run_as_the_network_calls_them(name):
     assert sum(block.count for block in blocks) == sum(map(len, lists)) > 0
     images = torch.zeros(2, *image, device="meta")
     whole = tuning.Block(network, (images,), {})
-    for gradient, ways in ((True, (Way("fp32", 1), Way("bf16", 1))), (False, (Way("fp32", 1, channels_last=True),))):
+    for gradient, plans in (
+        (True, (ExecutionPlan("fp32", 1), ExecutionPlan("bf16", 1))),
+        (False, (ExecutionPlan("fp32", 1, channels_last=True),)),
+    ):
         built = [block.build(gradient=gradient) for block in blocks]
         for run in (*built, whole.build(gradient=gradient, from_images=True)):
-            for way in ways:
-                with way.within():
-                    run(way)
+            for plan in plans:
+                with plan.within():
+                    run(plan)
     assert all(parameter.is_meta for parameter in network.parameters())
 
 
@@ -149,7 +152,7 @@ def test_few_images_are_not_worth_a_measurement(monkeypatch, images, passes):
 def test_as_many_as_are_worth_it_are_timed_forward_only(monkeypatch, images):
     machine = Machine(monkeypatch, {SLOW: [0.15], FAST: [0.11]})
     choice = machine.choose(SLOW, FAST, images=images, gradient=False)
-    assert choice.way == FAST and not any(machine.built)
+    assert choice.plan == FAST and not any(machine.built)
     assert str(choice).startswith("bf16; ms of an image, forward: bf16 330, fp32 450 (measured in ")
 
 
@@ -161,11 +164,11 @@ def test_images_that_are_quick_together_are_not_worth_it_either(monkeypatch):
     assert machine.ask(SLOW, FAST, images=6000, gradient=False, batch=16) is not None
 
 
-def test_a_way_lays_maps_and_images_alike():
+def test_a_plan_gives_maps_and_images_the_same_memory_format():
     maps = torch.randn(2, 3, 4, 5)
-    laid = Way("fp32", 1, channels_last=True).lay(maps)
+    laid = ExecutionPlan("fp32", 1, channels_last=True).to_memory_format(maps)
     assert laid.is_contiguous(memory_format=torch.channels_last) and torch.equal(laid, maps)
-    assert Way("fp32", 1).lay(maps) is maps
+    assert ExecutionPlan("fp32", 1).to_memory_format(maps) is maps
     seen = []
 
     class Note(torch.nn.Module):
@@ -176,5 +179,5 @@ def test_a_way_lays_maps_and_images_alike():
     block = tuning.Block(Note(), (torch.zeros(2, 3, 4, 5, device="meta"), torch.zeros(2, 3, 4, device="meta")), {})
     run = block.build()
     for channels_last in (False, True, False):
-        run(Way("fp32", 1, channels_last))
+        run(ExecutionPlan("fp32", 1, channels_last))
     assert seen == [False, True, False]

@@ -15,28 +15,28 @@ from vitrail.config.compose import request
 from vitrail.config.schema import ComputeSettings
 from vitrail.files import read_sealed, write_sealed
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime import tuning_cache
+from vitrail.runtime import tuning
 from vitrail.runtime.progress import say_nothing
-from vitrail.runtime.tuning import Choice, Way
+from vitrail.runtime.tuning import Choice, ExecutionPlan
 from vitrail.training import auto
 from vitrail.training.prepare import prepare
 
-PRECISIONS = [Way("fp32", 1), Way("bf16", 1)]
+PRECISIONS = [ExecutionPlan("fp32", 1), ExecutionPlan("bf16", 1)]
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path) -> list[Sequence[Way]]:
-    """The ways that were measured each time; the second is said to be the fastest."""
-    asked: list[Sequence[Way]] = []
+def measured(monkeypatch, tmp_path) -> list[Sequence[ExecutionPlan]]:
+    """The plans that were measured each time; the second is said to be the fastest."""
+    asked: list[Sequence[ExecutionPlan]] = []
 
-    def choose(network: Any, image: Sequence[int], ways: Sequence[Way], *, batch: int, **how: Any) -> Choice:
+    def choose(network: Any, image: Sequence[int], plans: Sequence[ExecutionPlan], *, batch: int, **how: Any) -> Choice:
         assert how == {"gradient": True, "images": math.inf}
         assert network.config.width == 16 and all(parameter.is_meta for parameter in network.parameters())
         assert (tuple(image), batch) == ((1, 32, 32), 12)
-        asked.append(ways)
-        return Choice(ways[1], {way: 1.0 + number for number, way in enumerate(ways)}, 0.5)
+        asked.append(plans)
+        return Choice(plans[1], {plan: 1.0 + number for number, plan in enumerate(plans)}, 0.5)
 
-    monkeypatch.setattr(tuning_cache, "choose_way", choose)
+    monkeypatch.setattr(tuning, "choose_plan", choose)
     monkeypatch.setattr(auto, "NARROW", 1)
     monkeypatch.setattr(auto, "cores", lambda: 1)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
@@ -84,16 +84,20 @@ def test_what_is_given_is_not_measured(measured, monkeypatch, tmp_path):
     rows = (
         (("compute.precision=fp32",), 1, None),
         (("compute.tune=false",), 8, None),
-        (("compute.threads=2",), 8, [Way("fp32", 2), Way("bf16", 2)]),
-        (("compute.precision=bf16",), 4, [Way("bf16", 4), Way("bf16", 2)]),
-        ((), 4, [Way("fp32", 4), Way("bf16", 4), Way("fp32", 2), Way("bf16", 2)]),
+        (("compute.threads=2",), 8, [ExecutionPlan("fp32", 2), ExecutionPlan("bf16", 2)]),
+        (("compute.precision=bf16",), 4, [ExecutionPlan("bf16", 4), ExecutionPlan("bf16", 2)]),
+        (
+            (),
+            4,
+            [ExecutionPlan("fp32", 4), ExecutionPlan("bf16", 4), ExecutionPlan("fp32", 2), ExecutionPlan("bf16", 2)],
+        ),
     )
-    for number, (settings, cores, ways) in enumerate(rows):
+    for number, (settings, cores, plans) in enumerate(rows):
         measured.clear()
         monkeypatch.setattr(auto, "cores", lambda cores=cores: cores)
         compute = plan(tmp_path / f"run-{number}", *settings)
-        assert measured == ([] if ways is None else [ways]), settings
-        taken = Way("fp32", cores) if ways is None else ways[1]
+        assert measured == ([] if plans is None else [plans]), settings
+        taken = ExecutionPlan("fp32", cores) if plans is None else plans[1]
         assert (compute.precision, compute.threads) == (taken.precision, taken.threads), settings
 
 
@@ -111,8 +115,8 @@ def test_a_choice_of_before_inference_was_measured_is_still_listed(measured, tmp
     (kept,) = (tmp_path / "cache" / "tuning").iterdir()
     content = read_sealed(kept)
     assert content is not None and content.pop("gradient")
-    for way in (content["way"], *(way for way, _ in content["seconds"])):
-        del way["channels_last"]
+    for kept_plan in (content["way"], *(measured_plan for measured_plan, _ in content["seconds"])):
+        del kept_plan["channels_last"]
     write_sealed(kept, content)
     (words,) = vitrail.doctor(tune="show").values()
     assert words.startswith("bf16; ms of an image, forward and backward: fp32 1e+03, bf16 2e+03")

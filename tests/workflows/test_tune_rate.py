@@ -115,7 +115,7 @@ def test_a_rate_is_judged_on_the_validation_split_alone():
 
     splits = SimpleNamespace(val="validation images", test="test images")
     prepared = SimpleNamespace(data=SimpleNamespace(splits=splits), judge=judge)
-    assert module._judge_validation(prepared) == {"loss": 0.5}
+    assert module._evaluate_validation(prepared) == {"loss": 0.5}
     assert judged == [("val", "validation images")]
 
 

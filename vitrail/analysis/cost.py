@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -25,12 +23,14 @@ from torch import Tensor
 
 from vitrail.analysis.equivariance import Model, Pair
 from vitrail.errors import ConfigError, nearest
-from vitrail.models import Config, configure, cost_of, create_backbone, sketch
+from vitrail.models import Config, cost_of, create_backbone, sketch
 from vitrail.models.backbone import at_rest
-from vitrail.models.config import changed, is_whole
+from vitrail.models.config import changed
+from vitrail.runtime.timing import time_in_turns
 from vitrail.torch_private import TorchDispatchMode
 
-LIMIT = 2 << 30  # default limit of bytes of attention matrices
+LIMIT = 2 << 30  # bytes of attention matrices; a pass with them needs more
+REPEATS = 3  # timed passes
 LARGEST = 1024  # pixels of the longer side of `choose_sizes`
 FACTORS = (1, 1.5, 2, 3)  # of the smallest side; 3 makes nine times the patches
 
@@ -45,7 +45,7 @@ class CostPoint(NamedTuple):
         seconds: per image, the median over the timed passes divided by B.
         bytes: peak memory of the tensors of one pass over all B images, excluding parameters and images.
         plain_seconds: as ``seconds``, for `forward_with_attention`, which computes the attention matrices of all layers and
-            keeps them until the pass ends. None if it was not measured.
+            keeps them until the pass ends. None if they were not measured.
         plain_bytes: as ``bytes``, for `forward_with_attention`.
         multiply_adds: per image, as counted by `vitrail.models.cost_of`.
     """
@@ -63,71 +63,32 @@ class CostPoint(NamedTuple):
 FIGURES = ("seconds", "bytes", "plain_seconds", "plain_bytes", "multiply_adds")
 
 
-def measure_cost(
-    model: Model,
-    sizes: Sequence[int | Pair],
-    *,
-    batch: int = 1,
-    repeats: int = 3,
-    plain: bool = True,
-    limit: int = LIMIT,
-) -> list[CostPoint]:
-    """Measures a forward pass without gradients at each size, on random images, on the device of the model.
+def measure_cost(model: Model, sizes: Sequence[int | Pair], *, batch: int = 1) -> list[CostPoint]:
+    """Measures a forward pass without gradients at each size, on ``batch`` random images, on the device of the model.
 
-    One pass warms up, ``repeats`` are timed, and one more measures memory. A single CPU thread is timed by its CPU time,
+    One pass warms up, `REPEATS` are timed, and one more measures memory. A single CPU thread is timed by its processor time,
     which depends little on other processes; everything else by wall-clock time. On CUDA, bytes are those of the allocator;
     elsewhere those of all tensors that operations return, without the workspace of kernels (fused attention on a CPU uses
-    0.13 MB in a ViT-Ti at any size).
+    0.13 MB in a ViT-Ti at any size). Sizes at which attention matrices take more than `LIMIT` are measured without them.
 
     Args:
         sizes: (height, width) in pixels, or the side of a square.
-        batch: B, images per pass.
-        repeats: number of timed passes.
-        plain: whether to measure with explicit attention matrices too.
-        limit: bytes that the matrices of B images may take; sizes above it are not measured with matrices. The pass itself
-            needs more: the logits of one layer, and the memory of the default mode.
 
     Raises:
-        ConfigError: invalid image size (before any measurement); batch or repeats below 1.
+        ConfigError: invalid image size, before any measurement.
     """
-    for name, value in (("batch", batch), ("repeats", repeats)):
-        if not is_whole(value, 1):
-            raise ConfigError(f"{name} is {value!r}", f"{name} = a whole number from 1")
     configs = [changed(model.config, image_size=size) for size in sizes]
     # inference mode dispatches composite operations whole, so that their inner tensors would not be counted
     with torch.inference_mode(False), at_rest(model):
-        return [_measure_point(model, config, batch, repeats, limit if plain else 0) for config in configs]
+        return [_measure_point(model, config, batch) for config in configs]
 
 
 def measure_cost_by_patch(
-    model: str | Config,
-    patch_sizes: Sequence[int | Pair],
-    image_size: int | Pair,
-    *,
-    batch: int = 1,
-    repeats: int = 3,
-    plain: bool = True,
-    limit: int = LIMIT,
-    device: str | torch.device = "cpu",
+    config: Config, patch_sizes: Sequence[Pair], device: str | torch.device = "cpu"
 ) -> list[CostPoint]:
-    """Calls `measure_cost` at one image size for new models that differ only in patch size.
-
-    Args:
-        model: a name of `vitrail.models.MODELS`, or a config.
-        patch_sizes: (height, width) in pixels, or the side of a square.
-        device: device of the models.
-
-    Raises:
-        ConfigError: also for an unknown model, a model with a fixed patch size, or patches that do not divide the image.
-    """
-    config = configure(model)
-    if "patch_size" not in {field.name for field in fields(config)}:
-        what = f"{config.about} has a fixed patch size of {'x'.join(map(str, config.patch_size))} pixels"
-        raise ConfigError(what, "use an architecture with a configurable patch size, such as vit-b16")
-    configs = [changed(config, image_size=image_size, patch_size=patch_size) for patch_size in patch_sizes]
-    settings: dict[str, Any] = {"batch": batch, "repeats": repeats, "plain": plain, "limit": limit}
-    measured = (measure_cost(create_backbone(config).to(device), [config.image_size], **settings) for config in configs)
-    return [point for points in measured for point in points]
+    """Calls `measure_cost` for new models that differ from ``config`` in patch size only."""
+    models = (create_backbone(changed(config, patch_size=patch_size)).to(device) for patch_size in patch_sizes)
+    return [point for model in models for point in measure_cost(model, [config.image_size])]
 
 
 def fit_growth(points: Sequence[CostPoint], what: str) -> float:
@@ -228,18 +189,21 @@ def _list_storages(tree: Any) -> list[torch.UntypedStorage]:
     return [storage for branch in branches for storage in _list_storages(branch)]
 
 
-def _measure_point(model: Model, config: Config, batch: int, repeats: int, limit: int) -> CostPoint:
+def _measure_point(model: Model, config: Config, batch: int) -> CostPoint:
     cost, like = cost_of(config), next(model.parameters())
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, config.in_channels, *config.image_size, generator=generator, device="cpu").to(like)
 
-    def measured(verb: Callable[[Tensor], object]) -> tuple[float, int]:
+    def measure(verb: Callable[[Tensor], object]) -> tuple[float, int]:
         step = partial(verb, images)
-        return _measure_seconds(step, repeats, like.device) / batch, measure_peak_bytes(step, like.device)
+        timing = time_in_turns({"pass": step}, rounds=REPEATS, device=like.device)["pass"]
+        is_one_thread = like.device.type == "cpu" and torch.get_num_threads() == 1
+        seconds = statistics.median(timing.processor_seconds) if is_one_thread else timing.median
+        return seconds / batch, measure_peak_bytes(step, like.device)
 
-    seconds, most = measured(model)
-    tried = limit > 0 and 0 < batch * count_matrix_bytes(config) <= limit
-    plain_seconds, plain_most = measured(model.forward_with_attention) if tried else (None, None)
+    seconds, most = measure(model)
+    has_matrices = 0 < batch * count_matrix_bytes(config) <= LIMIT
+    plain_seconds, plain_most = measure(model.forward_with_attention) if has_matrices else (None, None)
     return CostPoint(
         config.image_size,
         config.patch_size,
@@ -250,22 +214,3 @@ def _measure_point(model: Model, config: Config, batch: int, repeats: int, limit
         plain_most,
         cost.multiply_adds,
     )
-
-
-def _measure_seconds(step: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Returns the median time of ``repeats`` calls, after one warm-up call."""
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.thread_time if alone else time.perf_counter
-    time_once(step, device, clock)
-    return statistics.median(time_once(step, device, clock) for _ in range(repeats))
-
-
-def time_once(
-    step: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """Returns the seconds of one call, until the device has finished."""
-    started = clock()
-    step()
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return clock() - started

@@ -6,7 +6,6 @@ B images, C channels, H x W pixels.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -14,11 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitrail.analysis.cost import measure_peak_bytes, time_once
+from vitrail.analysis.cost import measure_peak_bytes
 from vitrail.analysis.equivariance import Model, Pair
 from vitrail.models import Config, sketch
 from vitrail.models.backbone import at_rest, device_of
 from vitrail.models.config import changed
+from vitrail.runtime.timing import time_in_turns
 
 MOST = 8192  # images; the search for the largest batch ends here
 NEAR = 32  # the search ends when the largest batch is known to one part in 32
@@ -43,28 +43,30 @@ def measure_speeds(
 ) -> dict[str, Speed]:
     """Measures passes without gradients at one image size, by wall-clock time, on random images.
 
-    Each model has one pass to warm up. Then the models take turns, so that other load on the machine affects all of them.
+    The models take turns (`time_in_turns`), after one pass of each to warm up.
 
     Args:
-        models: by name, each on its device.
+        models: by name, all on one device.
         size: (height, width) in pixels.
         batches: B by model.
         repeats: number of timed passes of each model.
         on_pass: called after each pass, such as for progress.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+    device = device_of(next(iter(models.values())))
     images = {name: _make_images(model, batches[name], size) for name, model in models.items()}
-    for turn in range(repeats + 1):
-        for name, model in models.items():
-            with at_rest(model) as device:
-                taken = time_once(partial(model, images[name]), device)
-            on_pass()
-            if turn:
-                seconds[name].append(taken)
-    return {
-        name: Speed(batch, batch / statistics.median(taken), batch / max(taken), batch / min(taken))
-        for (name, taken), batch in zip(seconds.items(), (batches[name] for name in models))
-    }
+    passes = {name: partial(model, images[name]) for name, model in models.items()}
+    timings = time_in_turns(
+        passes,
+        rounds=repeats,
+        device=device,
+        within=lambda name: at_rest(models[name]),
+        on_call=on_pass,
+    )
+    speeds = {}
+    for name, timing in timings.items():
+        batch = batches[name]
+        speeds[name] = Speed(batch, batch / timing.median, batch / max(timing.seconds), batch / timing.fastest)
+    return speeds
 
 
 def find_largest_batch(step: Callable[[int], object], most: int = MOST) -> int:

@@ -5,9 +5,8 @@ B images, C channels, H x W image size, F features, K classes.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
+from vitrail.runtime.timing import time_in_turns
 
 BATCHES = (1, 3, 8)  # batch sizes
 MOST_ROUNDS, LEAST_ROUNDS, SECONDS = 30, 5, 3.0  # limits of the speed measurement: rounds and time
@@ -80,15 +80,7 @@ def measure_speeds(
     model: Callable[[Tensor], object], graph: Callable[[Tensor], object], images: Tensor
 ) -> tuple[float, float]:
     """Returns median milliseconds per image (B, C, H, W) of the model and of the graph, measured alternately."""
-    verbs = (model, graph)
-    taken: tuple[list[float], list[float]] = ([], [])
-    for verb in verbs:
-        verb(images)
-    started = time.perf_counter()
-    while len(taken[0]) < LEAST_ROUNDS or (len(taken[0]) < MOST_ROUNDS and time.perf_counter() - started < SECONDS):
-        for verb, times in zip(verbs, taken):
-            before = time.perf_counter()
-            verb(images)
-            times.append(time.perf_counter() - before)
-    first, second = (1e3 * statistics.median(times) / len(images) for times in taken)
+    verbs = {"model": partial(model, images), "graph": partial(graph, images)}
+    timings = time_in_turns(verbs, rounds=MOST_ROUNDS, fewest=LEAST_ROUNDS, seconds=SECONDS)
+    first, second = (1e3 * timing.median / len(images) for timing in timings.values())
     return first, second

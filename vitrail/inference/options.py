@@ -17,7 +17,7 @@ from vitrail.runtime.device import find_device
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import Say
-from vitrail.runtime.tuning import Way
+from vitrail.runtime.tuning import ExecutionPlan
 from vitrail.tasks.task import Task
 from vitrail.untrusted.limits import PIXELS
 from vitrail.weights.onnx import ExportedBackbone
@@ -29,7 +29,7 @@ class InferenceOptions:
 
     ``size``, ``grid`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them.
     ``zoom`` is how many times as large pictures are shown in windows, as `Task.predict` takes it. Files of more than
-    ``max_pixels`` are bad. With ``tune`` a verb may time the network's blocks on a CPU for the fastest ``way``
+    ``max_pixels`` are bad. With ``tune`` a verb may time the network's blocks on a CPU for the fastest ``plan``
     (`vitrail.inference.tuning`).
     """
 
@@ -42,7 +42,7 @@ class InferenceOptions:
     device: str | None = None
     precision: str = "fp32"
     tune: bool = False
-    way: Way | None = None
+    plan: ExecutionPlan | None = None
     on_bad: Literal["skip", "stop"] = "skip"
     max_bad: float = MOST_BAD
     max_pixels: int = PIXELS
@@ -77,12 +77,12 @@ class InferenceOptions:
         return model.to(find_device(self.device)).eval()
 
     def compute(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        """What ``verb`` gives for ``images`` (B, C, H, W), in fp32: computed in the precision, and on a CPU in the way."""
-        if self.way is None:
+        """Returns what ``verb`` gives for ``images`` (B, C, H, W), in fp32: computed in the precision, on a CPU by the plan."""
+        if self.plan is None:
             with in_precision(self.precision, images.device):
                 return verb(images).float()
-        with self.way.within():
-            return verb(self.way.lay(images)).float()
+        with self.plan.within():
+            return verb(self.plan.to_memory_format(images)).float()
 
     def record_bad(self, source: Source, path: Path | None = None) -> BadImages:
         """Records the bad images of ``source`` by the policy of these options, in the file ``path`` too.

@@ -1,43 +1,47 @@
 """Chooses how a network computes by timing its own blocks: no choice rests on what a processor says of itself.
 
 An instruction set says that bf16 exists, not that it is fast: on a Xeon with avx512_bf16 and without AMX, matrices were
-multiplied half as fast in bf16 as in fp32.
+multiplied half as fast in bf16 as in fp32. What was measured on a machine is kept, so that the same command takes the same plan
+each time; a measurement that other work disturbed is not.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.errors import DiskError
+from vitrail.files import cache_folder, disk_errors, read_sealed, write_sealed
+from vitrail.runtime.machine import processor
 from vitrail.runtime.precision import in_precision
-from vitrail.runtime.process import use_threads
+from vitrail.runtime.process import cores, use_threads
+from vitrail.runtime.timing import Clock, Timing, time_in_turns
 from vitrail.torch_private import fusing
 
-LONGEST = 3.0  # seconds for all measurements of a choice
-SHORTEST = 0.05  # seconds that the fastest way should take for one pass through a block: less is not measured well
-FEWEST, ROUNDS = 5, 12  # passes in each way that should be timed, and those that are enough
-HOPELESS = 2.0  # a way that takes so many times as long as the best is not measured again
-FEW = (
-    200  # images to come for which it is not even timed how long they take, which itself takes as long as two or three
-)
-WORTH = 0.97  # of the time of a way that comes before it, which another must not exceed to be taken
-
-Clock = Callable[[], float]
+MAX_SECONDS = 3.0  # for all measurements of a choice
+MIN_PASS_SECONDS = 0.05  # that the fastest plan should take for one pass through a block: less is not measured well
+MIN_ROUNDS, MAX_ROUNDS = 5, 12  # passes in each plan that should be timed, and those that are enough
+GIVE_UP_RATIO = 2.0  # a plan that takes so many times as long as the best is not measured again
+# images to come for which it is not even timed how long they take, which itself takes as long as two or three
+MIN_IMAGES = 200
+MIN_GAIN = 0.03  # share of the time of a plan that comes before it, which another must save to be taken
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to compute: the precision, the threads of an operation, the memory format of maps (B, C, H, W), and whether layers
-    without gradients are calls of oneDNN (None: where `torch_private.takes_fused` says so).
+class ExecutionPlan:
+    """How a CPU computes: the precision, the threads of an operation, the memory format of maps (B, C, H, W), and whether layers
+    without gradients are calls of oneDNN (None: where `torch_private.takes_fused` returns True).
 
     Where the precision is the same, the numbers are the same up to rounding.
     """
@@ -54,55 +58,61 @@ class Way:
         with use_threads(self.threads), in_precision(self.precision, torch.device("cpu")), layers:
             yield
 
-    def lay(self, images: Tensor) -> Tensor:
-        """``images`` (B, C, H, W) in this memory format, which convolutions hand on."""
+    def to_memory_format(self, images: Tensor) -> Tensor:
+        """Returns ``images`` (B, C, H, W) in this memory format, which convolutions hand on."""
         return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
 
-    def describe(self, among: Collection[Way]) -> str:
-        """What tells it apart from the others."""
-        several = len({way.threads for way in among}) > 1
+    def describe(self, among: Collection[ExecutionPlan]) -> str:
+        """Returns what distinguishes it from the others."""
+        several = len({plan.threads for plan in among}) > 1
         threads = f" on {self.threads} thread{'s' if self.threads > 1 else ''}" if several else ""
-        layers = f" {'oneDNN' if self.fused else 'plain'} layers" if len({way.fused for way in among}) > 1 else ""
+        layers = f" {'oneDNN' if self.fused else 'plain'} layers" if len({plan.fused for plan in among}) > 1 else ""
         return f"{self.precision}{threads}{' channels last' if self.channels_last else ''}{layers}"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The way that was taken, and what was measured: seconds of an image in all blocks for each way.
+    """The plan that was chosen, and what was measured: seconds of an image in all blocks for each plan.
 
-    That is forward and backward, or forward only without ``gradient``. All of it ``took`` so many seconds, ``before`` or now.
+    Args:
+        gradient: whether that is forward and backward, and not forward only.
+        took: seconds of the whole measurement.
+        before: whether it was measured by an earlier command.
+        disturbed: whether other work had the processor for a part of the measurement.
     """
 
-    way: Way
-    seconds: dict[Way, float]
+    plan: ExecutionPlan
+    seconds: dict[ExecutionPlan, float]
     took: float
     gradient: bool = True
     before: bool = False
+    disturbed: bool = False
 
     def __str__(self) -> str:
         measured = sorted(self.seconds.items(), key=lambda item: item[1])
-        words = (f"{way.describe(self.seconds)} {1e3 * seconds:.3g}" for way, seconds in measured)
+        figures = (f"{plan.describe(self.seconds)} {1e3 * seconds:.3g}" for plan, seconds in measured)
         passes = "forward and backward" if self.gradient else "forward"
         when = "measured before" if self.before else f"measured in {self.took:.1f} s"
-        return f"{self.way.describe(self.seconds)}; ms of an image, {passes}: {', '.join(words)} ({when})"
+        when += ", beside other work" if self.disturbed else ""
+        return f"{self.plan.describe(self.seconds)}; ms of an image, {passes}: {', '.join(figures)} ({when})"
 
 
 def list_threads(most: int) -> list[int]:
-    """The numbers of threads that are tried: ``most``, and half of them if these are several."""
+    """Returns the numbers of threads that are tried: ``most``, and half of them if these are several."""
     return [most, most // 2] if most >= 4 else [most]
 
 
-def choose_way(
+def choose_plan(
     network: nn.Module,
     image: Sequence[int],
-    ways: Sequence[Way],
+    plans: Sequence[ExecutionPlan],
     *,
     batch: int,
     gradient: bool = True,
     images: float = math.inf,
     clock: Clock = time.perf_counter,
 ) -> Choice | None:
-    """Times ``network``, and takes the way that is fastest; None where measuring could take longer than that saves.
+    """Times ``network``, and chooses the fastest plan; None where measuring could take longer than that saves.
 
     A small network is timed as a whole; of a larger one each distinct block, which leaves out what lies between them and how
     their activations crowd the caches.
@@ -110,58 +120,72 @@ def choose_way(
     Args:
         network: on the meta device, called with images; its blocks are the members of lists named ``blocks``.
         image: (C, H, W).
-        ways: in the order in which they are tried; a later one is taken where it is at least 3 % faster.
+        plans: in the order in which they are tried; a later one is taken where it saves `MIN_GAIN` at least.
         batch: images of a micro-batch; fewer are taken where that takes too long.
         gradient: forward and backward, as in training, and not forward only.
-        images: that are to come. A way that is taken saves 3 % of their time at least, which must not be less than `LONGEST`.
+        images: that are to come. A plan that is taken saves `MIN_GAIN` of their time at least, which must not be less than
+            `MAX_SECONDS`.
 
-    All of it takes about `LONGEST` seconds, or one image in each block if that takes longer.
+    All of it takes about `MAX_SECONDS`, or one image in each block if that takes longer.
     """
     began = clock()
-    if images < FEW:
+    if images < MIN_IMAGES:
         return None
     blocks = find_blocks(network, image, 1)
-    most = LONGEST / (max(len(blocks), 1) * FEWEST * len(ways))  # seconds of a pass through a block
-    alone = [_time(block.build(gradient=gradient), ways[:1], 0, clock)[ways[0]] for block in blocks]
+    most = MAX_SECONDS / (max(len(blocks), 1) * MIN_ROUNDS * len(plans))  # seconds of a pass through a block
+
+    def time_pass(block: Block) -> float:
+        return _time(block.build(gradient=gradient), plans[:1], 0, clock)[plans[0]].fastest
+
+    alone = list(map(time_pass, blocks))
     if not _is_worth(images, blocks, alone):
         return None
     counts = [_count_images(seconds, most, batch) for seconds in alone]
     found = {count: find_blocks(network, image, count) for count in set(counts) - {1}} | {1: blocks}
     parts = [found[count][number] for number, count in enumerate(counts)]
-    once = [_time(part.build(gradient=gradient), ways[:1], 0, clock)[ways[0]] / n for part, n in zip(parts, counts)]
+    once = [time_pass(part) / count for part, count in zip(parts, counts)]
     if not _is_worth(images, parts, once):
         return None
     whole = batch * sum(seconds * part.count for seconds, part in zip(once, parts))
-    totals = dict.fromkeys(ways, 0.0)
-    if whole * FEWEST * len(ways) < LONGEST:
-        inputs = torch.zeros(batch, *image, device="meta")
-        run = Block(network, (inputs,), {}).build(gradient=gradient, from_images=True)
-        totals = {way: seconds / batch for way, seconds in _time(run, ways, LONGEST, clock).items()}
+    totals, disturbed = dict.fromkeys(plans, 0.0), False
+    if whole * MIN_ROUNDS * len(plans) < MAX_SECONDS:
+        whole_network = Block(network, (torch.zeros(batch, *image, device="meta"),), {})
+        timed = [(whole_network.build(gradient=gradient, from_images=True), 1 / batch)]
+        ends = clock() + MAX_SECONDS
     else:
-        for number, (part, count) in enumerate(zip(parts, counts)):
-            run = part.build(gradient=gradient)
-            left = began + LONGEST - clock()
-            for way, seconds in _time(run, ways, left / (len(parts) - number), clock).items():
-                totals[way] += seconds / count * part.count
-    best = ways[0]
-    for way in ways[1:]:
-        if totals[way] < WORTH * totals[best]:
-            best = way
-    return Choice(best, totals, clock() - began, gradient)
+        timed = [(part.build(gradient=gradient), part.count / count) for part, count in zip(parts, counts)]
+        ends = began + MAX_SECONDS
+    for number, (run, share) in enumerate(timed):
+        for plan, timing in _time(run, plans, (ends - clock()) / (len(timed) - number), clock).items():
+            totals[plan] += timing.fastest * share
+            disturbed |= timing.is_disturbed
+    best = plans[0]
+    for plan in plans[1:]:
+        if totals[plan] < (1 - MIN_GAIN) * totals[best]:
+            best = plan
+    return Choice(best, totals, clock() - began, gradient, disturbed=disturbed)
+
+
+def _time(
+    run: Callable[[ExecutionPlan], None], plans: Sequence[ExecutionPlan], seconds: float, clock: Clock
+) -> dict[ExecutionPlan, Timing]:
+    functions = {plan: partial(run, plan) for plan in plans}
+    limits = {"rounds": MAX_ROUNDS, "seconds": seconds, "give_up_ratio": GIVE_UP_RATIO}
+    return time_in_turns(functions, **limits, within=ExecutionPlan.within, clock=clock)
 
 
 def _is_worth(images: float, blocks: Sequence[Block], seconds: Sequence[float]) -> bool:
-    """Whether the least gain of so many ``images``, of which each block takes so many ``seconds``, is worth `LONGEST`."""
+    """Whether the least gain of so many ``images``, of which each block takes so many ``seconds``, is worth `MAX_SECONDS`."""
     whole = sum(each * block.count for each, block in zip(seconds, blocks))
-    return images == math.inf or images * whole * (1 - WORTH) >= LONGEST
+    return images == math.inf or images * whole * MIN_GAIN >= MAX_SECONDS
 
 
 def _count_images(alone: float, most: float, batch: int) -> int:
-    """The images with which a pass takes `SHORTEST` seconds, and not longer than ``most``; at least one, at most a batch.
+    """Returns the images with which a pass takes `MIN_PASS_SECONDS`, and not longer than ``most``; at most a batch.
 
     A power of two below a batch, so that few numbers occur: the network runs on the meta device for each.
     """
-    count = max(1, int(min(max(SHORTEST, most / 4), most) / max(alone, 1e-9)))
+    count = max(1, int(min(max(MIN_PASS_SECONDS, most / 4), most) / max(alone, 1e-9)))
     return min(batch, 1 << count.bit_length() - 1)
 
 
@@ -174,8 +198,8 @@ class Block:
     options: dict[str, Any]
     count: int = field(default=1)
 
-    def build(self, *, gradient: bool = True, from_images: bool = False) -> Callable[[Way], None]:
-        """A pass through a copy with weights and inputs at random, backward too with ``gradient``; images need none."""
+    def build(self, *, gradient: bool = True, from_images: bool = False) -> Callable[[ExecutionPlan], None]:
+        """Returns a pass through a copy with random weights and inputs, backward too with ``gradient``; images need none."""
         device = torch.device("cpu")
         module = copy.deepcopy(self.module).to_empty(device=device).train(gradient)
         for parameter in module.parameters():
@@ -184,12 +208,12 @@ class Block:
             buffer.zero_()
 
         @cache
-        def lay(channels_last: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def make_inputs(channels_last: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
             needs = gradient and not from_images
             return _fill((self.arguments, self.options), device, gradient=needs, channels_last=channels_last)
 
-        def run(way: Way) -> None:
-            arguments, options = lay(way.channels_last)
+        def run(plan: ExecutionPlan) -> None:
+            arguments, options = make_inputs(plan.channels_last)
             module.zero_grad(set_to_none=True)
             with torch.inference_mode(not gradient):
                 output = _first_tensor(module(*arguments, **options))
@@ -200,7 +224,7 @@ class Block:
 
 
 def find_blocks(network: nn.Module, image: Sequence[int], images: int) -> list[Block]:
-    """The distinct blocks of ``network`` as a batch of so many images calls them."""
+    """Returns the distinct blocks of ``network`` as a batch of so many images calls them."""
     found: dict[Any, Block] = {}
 
     def note(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -226,28 +250,8 @@ def find_blocks(network: nn.Module, image: Sequence[int], images: int) -> list[B
     return list(found.values())
 
 
-def _time(run: Callable[[Way], None], ways: Sequence[Way], seconds: float, clock: Clock) -> dict[Way, float]:
-    """The shortest time of a pass in each way, in turns for so many ``seconds``; the first way is never given up."""
-    best = dict.fromkeys(ways, math.inf)
-    hopeful, ends = list(ways), clock() + seconds
-    for number in range(ROUNDS):
-        for way in hopeful:
-            with way.within():
-                if number == 0:
-                    run(way)  # the first pass prepares kernels and memory
-                began = clock()
-                run(way)
-                best[way] = min(best[way], clock() - began)
-        least = min(best.values())
-        # the first is what is computed in by default, which one disturbed pass must not exclude
-        hopeful = [way for way in hopeful if way == ways[0] or best[way] <= HOPELESS * least]
-        if len(hopeful) == 1 or clock() > ends:
-            break
-    return best
-
-
 def _fill(value: Any, device: torch.device, **how: bool) -> Any:
-    """``value`` with tensors on ``device`` in place of those on meta: at random, or zeros of whole numbers."""
+    """Returns ``value`` with tensors on ``device`` in place of those on meta: at random, or zeros of whole numbers."""
     if isinstance(value, Tensor) and value.is_meta:
         if not value.is_floating_point():
             return torch.zeros(value.shape, dtype=value.dtype, device=device)
@@ -263,7 +267,7 @@ def _fill(value: Any, device: torch.device, **how: bool) -> Any:
 
 
 def _describe(value: Any) -> Any:
-    """What tells the arguments of two calls apart."""
+    """Returns a key that is the same for arguments of the same shapes and values."""
     if isinstance(value, Tensor):
         return tuple(value.shape)
     if isinstance(value, dict):
@@ -277,3 +281,77 @@ def _first_tensor(output: Any) -> Tensor:
     while not isinstance(output, Tensor):
         output = output[0]
     return output
+
+
+def recall_plan(
+    network: nn.Module,
+    image: Sequence[int],
+    plans: Sequence[ExecutionPlan],
+    *,
+    batch: int,
+    config: str,
+    about: str,
+    gradient: bool = True,
+    images: float = math.inf,
+) -> Choice | None:
+    """Returns what `choose_plan` returned before for the same arguments, processor and version of torch; or calls it now.
+
+    Args:
+        config: all that decides the shapes of ``network``.
+        about: the name of the network, for `list_choices`.
+        images: that are to come. An earlier choice holds for any number of them.
+    """
+    machine = {"processor": processor(), "cores": cores(), "torch": torch.__version__}
+    asked = {
+        **machine,
+        "image": list(image),
+        "batch": batch,
+        "ways": [asdict(plan) for plan in plans],
+        "gradient": gradient,
+    }
+    name = hashlib.sha256(json.dumps([asked, config]).encode()).hexdigest()
+    path = cache_folder("tuning") / f"{name}.json"
+    if (kept := read_sealed(path)) is not None:
+        return replace(_read_choice(kept), before=True)
+    choice = choose_plan(network, image, plans, batch=batch, gradient=gradient, images=images)
+    if choice is None or choice.disturbed:
+        return choice
+    content = {
+        **asked,
+        "network": about,
+        "way": asdict(choice.plan),
+        "seconds": [[asdict(plan), taken] for plan, taken in choice.seconds.items()],
+        "took": choice.took,
+    }
+    with suppress(DiskError):  # then it is measured again
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(path, content)
+    return choice
+
+
+def _read_choice(kept: Mapping[str, Any]) -> Choice:
+    seconds = {ExecutionPlan(**plan): taken for plan, taken in kept["seconds"]}
+    return Choice(ExecutionPlan(**kept["way"]), seconds, kept["took"], kept.get("gradient", True))
+
+
+def list_choices() -> dict[str, str]:
+    """Returns a description of each choice that is kept, by network."""
+    found = {}
+    for path in sorted(cache_folder("tuning").glob("*.json")):
+        if (kept := read_sealed(path)) is None:
+            continue
+        channels, height, width = kept["image"]
+        choice = _read_choice(kept)
+        size = f"{height} x {width}{f' x {channels}' if channels != 3 else ''}"
+        found[f"{kept['network']}, {size}, batch {kept['batch']}, torch {kept['torch']}, {path.stem[:8]}"] = str(choice)
+    return found
+
+
+def forget_choices() -> int:
+    """Removes what is kept, and returns how many networks it was of. Raises `DiskError`."""
+    paths = list(cache_folder("tuning").glob("*.json"))
+    for path in paths:
+        with disk_errors(path):
+            path.unlink(missing_ok=True)
+    return len(paths)

@@ -18,8 +18,7 @@ from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.precision import default_precision
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import Say
-from vitrail.runtime.tuning import Way, list_threads
-from vitrail.runtime.tuning_cache import recall_way
+from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan
 from vitrail.tasks import find_task
 from vitrail.text import plural
 from vitrail.training.network import NetworkPlan
@@ -82,18 +81,19 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ran
     threads = compute.threads or cores()
     counts = [threads] if compute.threads or not ranks.is_single else list_threads(threads)
     precisions = [compute.precision] if compute.precision else ["fp32", "bf16"]
-    ways = [Way(precision, max(count // ranks.local_world, 1)) for count in counts for precision in precisions]
-    if len(ways) == 1:
+    plans = [
+        ExecutionPlan(precision, max(count // ranks.local_world, 1)) for count in counts for precision in precisions
+    ]
+    if len(plans) == 1:
         return run
     assert plan.model.size is not None
     batch = run.data.micro_batch or default_micro_batch(plan.image_bytes, run.data.batch, device)
     image = (plan.channels, *plan.model.size)
     named = {"config": repr(plan.network.config), "about": plan.model.name or Path(plan.model.init or "").stem}
-    choice = ranks.broadcast(recall_way(plan.network, image, ways, batch=-(-batch // ranks.world), **named))
+    choice = ranks.broadcast(recall_plan(plan.network, image, plans, batch=-(-batch // ranks.world), **named))
     assert choice is not None  # as a training measures for any number of images
     say(f"tuned    {choice}")
-    way = choice.way
-    precision, threads = cast(Precision, way.precision), way.threads * ranks.local_world
+    precision, threads = cast(Precision, choice.plan.precision), choice.plan.threads * ranks.local_world
     return replace(run, compute=replace(compute, precision=precision, threads=threads))
 
 

@@ -261,7 +261,7 @@ def doctor(*, tune: Literal["show", "clear"] | None = None) -> Mapping[str, obje
     """
     from vitrail.inference.feature_cache import describe_cache
     from vitrail.runtime.machine import examine
-    from vitrail.runtime.tuning_cache import forget_choices, list_choices
+    from vitrail.runtime.tuning import forget_choices, list_choices
     from vitrail.text import plural
 
     if tune == "clear":

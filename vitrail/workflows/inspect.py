@@ -142,7 +142,7 @@ def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:
     height, width = config.patch_size
     sizes = [(height * factor // 2, width * factor // 2) for factor in (1, 2, 4)]
     fitting = [size for size in sizes if all(side and full % side == 0 for side, full in zip(size, config.image_size))]
-    return measure_cost_by_patch(config, fitting, config.image_size, device=device)
+    return measure_cost_by_patch(config, fitting, device)
 
 
 def measure_filters(model: Task) -> Filters:

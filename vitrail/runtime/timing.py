@@ -1,0 +1,97 @@
+"""Times functions that run networks: in turns, so that other work on the machine affects all of them alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+Name = TypeVar("Name", bound=Hashable)
+Clock = Callable[[], float]
+
+CPU = torch.device("cpu")
+DISTURBED = 0.9  # of a call's time, below which its thread had the processor for less than it takes alone
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The duration in seconds of a function in each round, and for how long its thread had a processor.
+
+    The calling thread takes part in all operations of a CPU, and waits actively for the others.
+    """
+
+    seconds: tuple[float, ...]
+    processor_seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def fastest(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other work had the processor for a part of the fastest round."""
+        wall, processor = min(zip(self.seconds, self.processor_seconds))
+        return processor < DISTURBED * wall
+
+
+def time_call(function: Callable[[], object], device: torch.device = CPU, clock: Clock = time.perf_counter) -> float:
+    """Returns the seconds of one call, until the device has finished."""
+    began = clock()
+    function()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return clock() - began
+
+
+def time_in_turns(
+    functions: Mapping[Name, Callable[[], object]],
+    *,
+    rounds: int,
+    fewest: int = 1,
+    seconds: float = math.inf,
+    give_up_ratio: float = math.inf,
+    device: torch.device = CPU,
+    within: Callable[[Name], AbstractContextManager[Any]] = lambda name: nullcontext(),
+    on_call: Callable[[], object] = lambda: None,
+    clock: Clock = time.perf_counter,
+    processor_clock: Clock = time.thread_time,
+) -> dict[Name, Timing]:
+    """Calls all functions in turns, each once more before the first round: that call prepares kernels and memory.
+
+    Args:
+        rounds: their largest number.
+        fewest: the smallest number of rounds, after which none begins once ``seconds`` have passed.
+        give_up_ratio: a function is not called again once its fastest call took more than this times as long as the
+            fastest of all. The first one is called in all rounds, so that one disturbed call does not exclude the default.
+        within: returns the context in which a function is called; entering it is not timed.
+        on_call: called after each call, such as for progress.
+    """
+    walls: dict[Name, list[float]] = {name: [] for name in functions}
+    processor: dict[Name, list[float]] = {name: [] for name in functions}
+    active, first, ends = list(functions), next(iter(functions)), clock() + seconds
+    for number in range(rounds):
+        for name in active:
+            with within(name):
+                if number == 0:
+                    time_call(functions[name], device)
+                    on_call()
+                began = processor_clock()
+                walls[name].append(time_call(functions[name], device, clock))
+                processor[name].append(processor_clock() - began)
+                on_call()
+        fastest = min(map(min, walls.values()))
+        active = [name for name in active if name == first or min(walls[name]) <= give_up_ratio * fastest]
+        alone = len(functions) > 1 and len(active) == 1
+        if alone or (number + 1 >= fewest and clock() > ends):
+            break
+    return {name: Timing(tuple(walls[name]), tuple(processor[name])) for name in functions}
