@@ -55,13 +55,14 @@ KNOWN = {
         reports/inspection/page.py:write_inspection reports/inspection/pair.py:write_pair reports/page.py:write_page
         reports/study/documents.py:write_study reports/study/documents.py:write_progress tables.py:open_table
         tables.py:save_array tables.py:write_features runs/folder.py:_append
-        tasks/answer_files.py:write tasks/answer_files.py:close tasks/coco_results.py:write_results
+        tasks/detection/files.py:write tasks/detection/files.py:close tasks/detection/coco_results.py:write_results
+        tasks/segmentation/files.py:write tasks/segmentation/files.py:close
         training/step.py:_raise_diverged workflows/api_data.py:check_data workflows/draw_data.py:draw_split
         workflows/study/conclude.py:conclude
-        workflows/evaluate_report.py:write_evaluation workflows/explain.py:_explain_each workflows/explain.py:_write
+        verbs/evaluate.py:_write_report workflows/explain.py:_explain_each workflows/explain.py:_write
         workflows/explain_masks.py:_write workflows/inspect.py:inspect workflows/inspect_cost.py:compare_costs
-        workflows/inspect_pair.py:inspect_pair workflows/predict.py:_draw_batches workflows/predict.py:write_answers
-        workflows/predict.py:write_rows workflows/study/workers.py:start""",
+        workflows/inspect_pair.py:inspect_pair inference/answers.py:prepare_drawing verbs/predict.py:write_answers
+        verbs/predict.py:write_rows workflows/study/workers.py:start""",
     PRESENT: "shards/roots.py:remember_root",
     PASSING: """data/shared_memory.py:create_memory data/workers.py:serve
         runs/folder.py:open work/claims.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock

@@ -17,7 +17,7 @@ from tests.models.tiny import TINY
 from vitrail import torch_private
 from vitrail.inference import tuning as inference_tuning
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.tuning import list_plans, tune
+from vitrail.inference.tuning import list_plans, tune_options
 from vitrail.runtime import tuning
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.tuning import Choice, ExecutionPlan
@@ -190,5 +190,5 @@ def test_a_way_decides_which_layers_compute(monkeypatch):
 def test_where_there_is_one_way_nothing_is_measured(measured):
     torch.set_num_threads(1)
     options = InferenceOptions(tune=True)
-    assert tune(options, make_model("vit"), print) is options
+    assert tune_options(options, make_model("vit"), print) is options
     assert not measured

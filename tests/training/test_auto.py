@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,11 @@ def test_a_choice_of_before_inference_was_measured_is_still_listed(measured, tmp
     write_sealed(kept, content)
     (words,) = vitrail.doctor(tune="show").values()
     assert words.startswith("bf16; ms of an image, forward and backward: fp32 1e+03, bf16 2e+03")
+
+
+def test_a_choice_that_other_work_disturbed_is_taken_and_not_kept(measured, monkeypatch, tmp_path):
+    choose = tuning.choose_plan
+    monkeypatch.setattr(tuning, "choose_plan", lambda *given, **how: replace(choose(*given, **how), disturbed=True))
+    assert plan(tmp_path / "first").precision == "bf16"
+    plan(tmp_path / "second")
+    assert measured == [PRECISIONS] * 2 and not vitrail.doctor(tune="show")

@@ -8,24 +8,23 @@ squares of pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import ConfigError, nearest
+from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches, Tokens
 from vitrail.models.backbone import at_rest, takes_subsets
-from vitrail.models.config import is_whole
 from vitrail.tasks import Task
 
 Model = Task | Backbone
 Pair = tuple[int, int]  # (height, width) or (down, right)
 
-DIRECTIONS: dict[str, Pair] = {"diagonal": (1, 1), "down": (1, 0), "right": (0, 1)}
 AT_ONCE = 16  # images per forward pass
+MARGIN = 1  # cells along the borders of maps that are not compared
 
 
 class Response(NamedTuple):
@@ -63,7 +62,7 @@ class PermutationResponse(NamedTuple):
     """How much the output changes when the patches of an image are permuted.
 
     Args:
-        pixels: response to permuting squares of pixels of the image.
+        pixels: response to permuting the patches of the image.
         unplaced: response to permuting patch embeddings without position embeddings. None for models whose `encode`
             needs the whole grid and therefore depends on positions in any case.
     """
@@ -72,46 +71,38 @@ class PermutationResponse(NamedTuple):
     unplaced: Response | None
 
 
-def measure_shift_response(
-    model: Model, images: Tensor, shifts: Sequence[int] | None = None, *, along: str = "diagonal"
-) -> dict[int, Response]:
-    """Measures how much the output changes when the crop of a larger image is shifted, without padding.
+def measure_shift_response(model: Model, images: Tensor, shifts: Sequence[int] | None = None) -> dict[int, Response]:
+    """Measures how much the output changes when the crop of a larger image is shifted diagonally, without padding.
 
     After a shift by whole patches, a ViT receives the same patches at other positions, except at the borders.
 
     Args:
         images: (B, C, H, W), normalised, larger than the model's ``image_size`` by at least the largest shift.
-        shifts: in pixels; by default 1, 2, 4 ... and the smallest shift by whole patches. Use the same shifts to compare
-            architectures.
-        along: direction of the shift, one of "diagonal", "down" and "right".
+        shifts: in pixels; by default 1, 2, 4 ... and the smallest shift by whole patches.
 
     Returns:
         The response to each shift.
 
     Raises:
-        ConfigError: images that are too small; invalid shifts.
+        ConfigError: images that are too small.
     """
-    images, config, step = check_images(images), model.config, _find_direction(along)
-    shifts = _choose_shifts(config.patch_size, step) if shifts is None else list(shifts)
-    if not shifts or not all(is_whole(shift, 1) for shift in shifts):
-        raise ConfigError(f"shifts is {shifts}", "shifts = whole numbers of pixels from 1, such as [1, 2, 4]")
-    moves = {shift: (shift * step[0], shift * step[1]) for shift in shifts}
-    _check_room(images, config.image_size, moves.values())
+    images, size = check_images(images), model.config.image_size
+    if shifts is None:
+        whole = math.lcm(*model.config.patch_size)
+        shifts = [*(2**power for power in range((whole - 1).bit_length())), whole]
+    _check_room(images, size, (max(shifts), max(shifts)))
     with at_rest(model) as device:
 
-        def answer_window(move: Pair) -> _Answers:
-            return _compute_answers(
-                model, _crop_window(images, config.image_size, move), device, model.forward_features
-            )
+        def answer_window(shift: int) -> _Answers:
+            window = _crop_window(images, size, (shift, shift))
+            return _compute_answers(model, window, device, model.forward_features)
 
-        still = answer_window((0, 0))
-        return {shift: _compare_answers(still, answer_window(move)) for shift, move in moves.items()}
+        still = answer_window(0)
+        return {shift: _compare_answers(still, answer_window(shift)) for shift in shifts}
 
 
-def measure_map_equivariance(
-    model: Model, images: Tensor, *, margin: int = 1, along: str = "diagonal"
-) -> list[MapEquivariance]:
-    """Measures the translation equivariance of feature maps under a shift of the image by one cell of each map.
+def measure_map_equivariance(model: Model, images: Tensor) -> list[MapEquivariance]:
+    """Measures the translation equivariance of feature maps under a diagonal shift of the image by one cell of each map.
 
     The measure is Lin's concordance (1989) of a = the shifted map and b = the map of the shifted window over their common
     cells: 1 - |a - b|^2 / (|a - mean a|^2 + |b - mean b|^2 + |mean a - mean b|^2). Means are taken per channel over the
@@ -119,73 +110,66 @@ def measure_map_equivariance(
     cosine of two maps is near 1 if some channels are large everywhere, as in a ViT, and a centred cosine ignores scale.
 
     Pure convolutions reach 1. Zero padding and group normalisation over the whole image lower the value for a ResNet,
-    position embeddings and attention to patches outside the window for a ViT.
+    position embeddings and attention to patches outside the window for a ViT. `MARGIN` cells along each border of both maps
+    are excluded, fewer of small maps.
 
     Args:
         images: (B, C, H, W), normalised, larger than the model's ``image_size`` by at least the largest stride.
-        margin: cells to exclude along each border of both maps; fewer for small maps.
-        along: direction of the shift, one of "diagonal", "down" and "right".
 
     Returns:
         One result for each map of `feature_maps`.
 
     Raises:
-        ConfigError: images that are too small; a margin below 0.
+        ConfigError: images that are too small.
     """
-    images, size, step = check_images(images), model.config.image_size, _find_direction(along)
-    if not is_whole(margin, 0):
-        raise ConfigError(f"margin is {margin!r}", "margin = a whole number of cells from 0")
+    images, size, strides = check_images(images), model.config.image_size, model.config.cells
     with at_rest(model) as device:
-        _check_room(images, size, [])
+        _check_room(images, size, (0, 0))
         first = model.feature_maps(_crop_window(images[:1], size, (0, 0)).to(device))
-        strides = model.config.cells
-        margins = [_find_margin(map_, step, margin) for map_ in first]
-        measured = {stride for stride, cells in zip(strides, margins) if cells is not None}
-        moves = {stride: (stride[0] * step[0], stride[1] * step[1]) for stride in measured}
-        _check_room(images, size, moves.values())
+        margins = [_find_margin(map_) for map_ in first]
+        moves = {stride for stride, margin in zip(strides, margins) if margin is not None}
+        for move in moves:
+            _check_room(images, size, move)
         sums = torch.zeros(len(first), 3, dtype=torch.float64)
         for part in images.split(AT_ONCE):
             still = model.feature_maps(_crop_window(part, size, (0, 0)).to(device))
-            for stride, move in moves.items():
+            for move in moves:
                 moved = model.feature_maps(_crop_window(part, size, move).to(device))
-                for place, cells in enumerate(margins):
-                    if strides[place] == stride and cells is not None:
-                        sums[place] += _compare_maps(still[place], moved[place], step, cells)
+                for number, margin in enumerate(margins):
+                    if strides[number] == move and margin is not None:
+                        sums[number] += _compare_maps(still[number], moved[number], margin)
     eps = torch.finfo(first[0].dtype).eps
-    return [
-        MapEquivariance(stride, cells or 0, _compute_concordance(*map_sums, eps=eps))
-        for stride, cells, map_sums in zip(strides, margins, sums.tolist())
-    ]
+    found = []
+    for stride, margin, (error, spread, power) in zip(strides, margins, sums.tolist()):
+        # undefined if the spread does not exceed the rounding error
+        concordance = None if spread <= (8 * eps) ** 2 * power else 1 - error / spread
+        found.append(MapEquivariance(stride, margin or 0, concordance))
+    return found
 
 
-def measure_permutation_response(
-    model: Model, images: Tensor, *, square: int | None = None, seed: int = 0
-) -> PermutationResponse:
-    """Measures how much the output changes when all squares of each image are permuted, with the same order for all images.
+def measure_permutation_response(model: Model, images: Tensor) -> PermutationResponse:
+    """Measures how much the output changes when the patches of each image are permuted, in the same order for all images.
+
+    The order is random, without fixed points. Incomplete patches at the bottom and right edges are not moved.
 
     Without position embeddings, the output of a ViT is invariant up to rounding: all two-dimensional information is in the
     positions that `place` adds. If attention depends on positions, the output changes even without them.
 
     Args:
         images: (B, C, H, W), normalised, of a valid size.
-        square: side in pixels of the permuted squares; by default the patch size. Incomplete squares at the bottom and right
-            edges are not moved. Use the same size to compare architectures.
-        seed: seed of the permutation, which has no fixed points.
 
     Raises:
-        ConfigError: images with fewer than two squares, or of an invalid shape.
+        ConfigError: images with fewer than two patches, or of an invalid shape.
     """
     images = check_images(images)
-    if square is not None and not is_whole(square, 1):
-        raise ConfigError(f"square is {square!r}", "square = a whole number of pixels from 1")
-    cut = _permute_squares(images, model.config.patch_size if square is None else (square, square), seed)
+    cut = _permute_squares(images, model.config.patch_size)
 
     def encode_unplaced(images: Tensor) -> Tokens:
         return model.encode(model.patchify(images))
 
     def encode_permuted(images: Tensor) -> Tokens:
         x, grid, ids = model.patchify(images)
-        return model.encode(Patches(x[:, _draw_order(x.shape[1], seed)], grid, ids))
+        return model.encode(Patches(x[:, _draw_order(x.shape[1])], grid, ids))
 
     with at_rest(model) as device:
         whole = _compute_answers(model, images, device, model.forward_features)
@@ -230,26 +214,13 @@ def _compare_answers(before: _Answers, after: _Answers) -> Response:
     return Response(moved, apart, (before.best != after.best).double().mean().item())
 
 
-def _find_direction(along: str) -> Pair:
-    if along not in DIRECTIONS:
-        raise ConfigError(f"along is {along!r}", nearest(str(along), DIRECTIONS))
-    return DIRECTIONS[along]
-
-
-def _choose_shifts(patch_size: Pair, step: Pair) -> list[int]:
-    """Returns 1, 2, 4 ... and the smallest shift by whole patches in both directions."""
-    whole = math.lcm(*(side for side, goes in zip(patch_size, step) if goes))
-    return [*(2**power for power in range((whole - 1).bit_length())), whole]
-
-
-def _check_room(images: Tensor, size: Pair, moves: Iterable[Pair]) -> None:
-    """Raises `ConfigError` if the images are too small to shift a window of ``size`` by all ``moves``."""
-    furthest = map(max, zip((0, 0), *moves))
-    needed = [length + further for length, further in zip(size, furthest)]
+def _check_room(images: Tensor, size: Pair, move: Pair) -> None:
+    """Raises `ConfigError` if the images are too small to shift a window of ``size`` by ``move``."""
+    needed = [length + further for length, further in zip(size, move)]
     if any(has < needs for has, needs in zip(images.shape[2:], needed)):
         has, window, needs = ("x".join(map(str, lengths)) for lengths in (images.shape[2:], size, needed))
         what = f"images of {has} pixels are too small for shifts of a window of {window}"
-        raise ConfigError(what, f"give images of at least {needs} pixels, or use smaller shifts")
+        raise ConfigError(what, f"give images of at least {needs} pixels")
 
 
 def _crop_window(images: Tensor, size: Pair, move: Pair) -> Tensor:
@@ -257,20 +228,20 @@ def _crop_window(images: Tensor, size: Pair, move: Pair) -> Tensor:
     return images[:, :, down : down + height, right : right + width]
 
 
-def _find_margin(map_: Tensor, step: Pair, most: int) -> int | None:
-    """Returns the largest margin up to ``most`` that leaves at least two cells to compare, or None."""
-    for margin in range(most, -1, -1):
-        height, width = (side - goes - 2 * margin for side, goes in zip(map_.shape[2:], step))
+def _find_margin(map_: Tensor) -> int | None:
+    """Returns the largest margin up to `MARGIN` that leaves at least two cells to compare, or None."""
+    for margin in range(MARGIN, -1, -1):
+        height, width = (side - 1 - 2 * margin for side in map_.shape[2:])
         if min(height, width) > 0 and height * width > 1:
             return margin
     return None
 
 
-def _compare_maps(still: Tensor, moved: Tensor, step: Pair, margin: int) -> Tensor:
-    """Returns the three arguments of `_compute_concordance`, (3,), for the common cells of two maps (B, D, h, w)."""
-    (down, right), (height, width) = step, still.shape[2:]
-    rows, columns = slice(margin, height - down - margin), slice(margin, width - right - margin)
-    a = still[:, :, down:, right:][:, :, rows, columns].flatten(2).cpu().double()  # (B, D, cells)
+def _compare_maps(still: Tensor, moved: Tensor, margin: int) -> Tensor:
+    """Returns the squared error, the spread and the power, (3,), of the common cells of two maps (B, D, h, w)."""
+    height, width = still.shape[2:]
+    rows, columns = slice(margin, height - 1 - margin), slice(margin, width - 1 - margin)
+    a = still[:, :, 1:, 1:][:, :, rows, columns].flatten(2).cpu().double()  # (B, D, cells)
     b = moved[:, :, rows, columns].flatten(2).cpu().double()
     of_a, of_b = a.mean(2, keepdim=True), b.mean(2, keepdim=True)
     between = (of_a - of_b).square().sum() * a.shape[2]
@@ -278,28 +249,23 @@ def _compare_maps(still: Tensor, moved: Tensor, step: Pair, margin: int) -> Tens
     return torch.stack([(a - b).square().sum(), spread, a.square().sum() + b.square().sum()])
 
 
-def _compute_concordance(error: float, spread: float, power: float, *, eps: float) -> float | None:
-    """Returns 1 - error / spread, or None if the spread does not exceed the rounding error."""
-    return None if spread <= (8 * eps) ** 2 * power else 1 - error / spread
-
-
-def _draw_order(count: int, seed: int) -> Tensor:
+def _draw_order(count: int) -> Tensor:
     """Draws a uniformly random cyclic permutation, (N,), which has no fixed points."""
-    walk = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    walk = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     order = torch.empty_like(walk)
     order[walk] = walk.roll(1)
     return order
 
 
-def _permute_squares(images: Tensor, square: Pair, seed: int) -> Tensor:
+def _permute_squares(images: Tensor, square: Pair) -> Tensor:
     """Permutes squares of (height, width) pixels, numbered in row-major order as in `patchify`."""
     (height, width), (rows, columns) = square, (side // pixels for side, pixels in zip(images.shape[2:], square))
     if rows * columns < 2:
         has, of = ("x".join(map(str, lengths)) for lengths in (images.shape[2:], square))
-        raise ConfigError(f"images of {has} pixels have fewer than two squares of {of}", "use a smaller square")
+        raise ConfigError(f"images of {has} pixels have fewer than two patches of {of}", "use larger images")
     inside = (..., slice(rows * height), slice(columns * width))
     squares = images[inside].unflatten(3, (columns, width)).unflatten(2, (rows, height)).transpose(3, 4)
-    squares = squares.flatten(2, 3)[:, :, _draw_order(rows * columns, seed)]  # (B, C, N, P, Q)
+    squares = squares.flatten(2, 3)[:, :, _draw_order(rows * columns)]  # (B, C, N, P, Q)
     cut = images.clone()
     cut[inside] = squares.unflatten(2, (rows, columns)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return cut

@@ -37,7 +37,7 @@ class Locality(NamedTuple):
     uniform: float
 
 
-def measure_locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Locality]:
+def measure_locality(model: Model, images: Tensor) -> list[Locality]:
     """Measures the effective receptive field of the central cell of each feature map (Luo et al. 2016, section 2): the mean
     distance of the pixels it depends on, weighted by the squared gradient.
 
@@ -46,7 +46,6 @@ def measure_locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Loc
 
     Args:
         images: (B, C, H, W), normalised, of a valid size.
-        seed: seed of the random factors.
 
     Returns:
         One result for each map of `feature_maps`.
@@ -54,7 +53,7 @@ def measure_locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Loc
     Raises:
         ConfigError: images of an invalid shape.
     """
-    generator, (height, width) = torch.Generator().manual_seed(seed), check_images(images).shape[2:]
+    generator, (height, width) = torch.Generator().manual_seed(0), check_images(images).shape[2:]
     measured, strides, uniforms = [], model.config.cells, []
     with at_rest(model, gradients=True) as device:
         for part in images.split(AT_ONCE):

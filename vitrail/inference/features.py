@@ -20,7 +20,7 @@ from vitrail.errors import CheckpointError, DataError
 from vitrail.inference.feature_cache import FeatureCache, Found, identify_images
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import rows_of_rank, run_model, share_bad_images
-from vitrail.inference.tuning import tune
+from vitrail.inference.tuning import tune_options
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
 from vitrail.runtime.distributed import SINGLE, Ranks
@@ -92,7 +92,7 @@ def features_of(
     missing = np.setdiff1d(np.arange(len(source)), [*found.rows, *found.reasons])
     if len(missing):
         part = source.subset(missing) if len(missing) < len(source) else source
-        options = tune(options, model, say, images=len(missing), ranks=ranks)
+        options = tune_options(options, model, say, images=len(missing), ranks=ranks)
         computed = _compute(model, part, options, bad, title, ranks).at(missing)
         with ranks.share_errors():
             _check(computed.values, source)

@@ -22,7 +22,7 @@ from vitrail.torch_private import has_fused, takes_fused
 from vitrail.weights.onnx import ExportedBackbone
 
 
-def tune(
+def tune_options(
     options: InferenceOptions, model: Task, say: Say, *, images: float = math.inf, ranks: Ranks = SINGLE
 ) -> InferenceOptions:
     """Returns ``options`` with the plan that is fastest for ``model`` on this processor, where they let it be measured.

@@ -41,7 +41,7 @@ from vitrail.errors import ConfigError
 from vitrail.images.decode import size_of
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.tuning import tune
+from vitrail.inference.tuning import tune_options
 from vitrail.models import device_of
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Answer, Task
@@ -350,7 +350,7 @@ def load_model(
     say(f"sha256   {about['sha256']}  {resolved.path.name}")
     if isinstance(task.backbone, ExportedBackbone):
         about["parity"] = task.backbone.parity
-    options = tune(options, task, say)
+    options = tune_options(options, task, say)
     return LoadedModel(task, name or _choose_name(resolved.path), options=options, about=about)
 
 

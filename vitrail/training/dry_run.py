@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import yaml
 
+from vitrail.analysis.throughput import find_largest_batch
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.runs.folder import RunFolder
@@ -26,6 +27,8 @@ from vitrail.training.state import Training
 from vitrail.training.time_budget import measure_cost
 
 SAMPLE = 512  # small images that are decoded, in place of all of them
+LARGEST_BATCH = 1 << 16  # where the search for the largest micro-batch ends
+READING_IMAGES, READING_SECONDS = 64, 1.0  # of the measurement of reading
 
 
 def dry_run(run: Run, *, data: Any = None, say: Say) -> None:
@@ -33,8 +36,8 @@ def dry_run(run: Run, *, data: Any = None, say: Say) -> None:
 
     Nothing is left on the disk, and no weights are built.
     """
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder(Path(place) / "run")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = RunFolder(Path(temporary) / "run")
         folder.open()
         try:
             with keep_generators():
@@ -70,42 +73,40 @@ def _measure(training: Training, say: Say) -> None:
     say(f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms")
 
 
-def _measure_reading(training: Training, *, images: int = 64, seconds: float = 1.0) -> float:
-    """Seconds that reading one batch takes when nothing else runs; from smaller batches, for at most ``seconds``."""
-    images = min(images, training.run.data.batch)
+def _measure_reading(training: Training) -> float:
+    """Returns the seconds that reading one batch takes when nothing else runs, from smaller batches."""
+    images = min(READING_IMAGES, training.run.data.batch)
     count = 0
     with closing(replace(training.batches, batch=images)(0, training.steps)) as batches:
         next(batches)
         started = time.perf_counter()
         for batch in batches:
             count += len(batch)
-            if count >= 8 * training.run.data.batch or time.perf_counter() - started > seconds:
+            if count >= 8 * training.run.data.batch or time.perf_counter() - started > READING_SECONDS:
                 break
         elapsed = time.perf_counter() - started
     return elapsed * training.run.data.batch * training.objective.views / max(count, 1)
 
 
 def _find_largest_batch(training: Training) -> str:
-    """Doubles the micro-batch on the GPU until it no longer fits; on a CPU it follows from the memory."""
+    """Returns the largest micro-batch that ran on the GPU; on a CPU it follows from the memory."""
     if training.device.type != "cuda":
         return f"{training.run.data.micro_batch} (by the memory rule for a CPU)"
     with closing(training.batches(0, training.steps)) as batches:
         inputs = training.inputs(next(batches).to(training.device))
-    images = len(inputs[0])
-    size = fits = training.run.data.micro_batch or images  # it ran when the step was measured
-    while size < 1 << 16:
-        size *= 2
-        rows = torch.arange(size, device=training.device) % images
+    ran = training.run.data.micro_batch or len(inputs[0])
+
+    def step(size: int) -> None:
+        if size <= ran:  # when the step was measured
+            return
+        rows = torch.arange(size, device=training.device) % len(inputs[0])
         try:
             with training.autocast:
                 training.working(*(tensor[rows] for tensor in inputs))[0].backward()
-            fits = size
-        except torch.OutOfMemoryError:
-            break
         finally:
             training.working.zero_grad(set_to_none=True)
-            torch.cuda.empty_cache()
-    return str(fits)
+
+    return str(find_largest_batch(step, LARGEST_BATCH))
 
 
 def _read_memory(training: Training) -> int:

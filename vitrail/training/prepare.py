@@ -55,7 +55,9 @@ class Prepared:
         training, read = self.training, self.training.run.data
         options = InferenceOptions(workers=read.workers or 0, max_pixels=read.max_pixels)
         how = {"seed": training.run.seed, "bad": self.data.bad, "ranks": training.ranks}
-        return {name: evaluate_model(self.built.model, part, options, split=name, **how) for name, part in parts.items()}
+        return {
+            name: evaluate_model(self.built.model, part, options, split=name, **how) for name, part in parts.items()
+        }
 
 
 def prepare(

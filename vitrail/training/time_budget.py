@@ -7,8 +7,10 @@ is stopped after a few batches. Both are scaled to the whole.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -16,6 +18,7 @@ from vitrail.config.schema import Run
 from vitrail.data.loader import Batch
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runtime.progress import Say, duration
+from vitrail.runtime.timing import time_call
 from vitrail.training.monitors import read_options
 from vitrail.training.resume import restore, snapshot
 from vitrail.training.state import Training
@@ -26,6 +29,8 @@ RESERVE = 0.03  # for starting, saving and the report
 TRIAL_STEPS = 1_000_000  # so many that the few steps of a measurement stay at the beginning of the warm-up
 LONG_STEP = 0.8  # seconds; a batch whose gradient takes longer is cut
 FEWEST_IMAGES = 2  # of a cut batch: some objectives compare images
+STEPS_SECONDS, FEWEST_STEPS, MOST_STEPS = 3.0, 4, 100  # of the measurement of whole steps
+EVALUATION_SECONDS = 2.0  # of that of an evaluation
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Cost:
 
 
 def buy_steps(trial: Training, say: Say) -> tuple[Run, int]:
-    """The run of ``trial`` with the steps and evaluations that its ``schedule.time`` buys on this machine; and these steps."""
+    """Returns the run of ``trial`` with the steps and evaluations that fit into its ``schedule.time``, and these steps."""
     cost = measure_cost(trial)
     run = trial.run  # if a step ran out of memory, its micro-batch is smaller than before
     assert run.schedule.time is not None, "the run has no length of time"
@@ -52,14 +57,15 @@ def buy_steps(trial: Training, say: Say) -> tuple[Run, int]:
 
 
 def measure_cost(training: Training) -> Cost:
-    """What ``training`` takes here and now; its weights are put back afterwards.
+    """Measures what ``training`` takes here and now; its weights are restored afterwards.
 
     The time of a step on a part of its batch is scaled to the whole, except for the optimiser's share of it. Steps in which
     only the head learns, which are faster, are not taken into account.
     """
     before = Checkpoint(0, *snapshot(training), path=training.folder.path)
     part, gradient = _cut_batch(training)
-    update = _time_update(part)
+    _time(part, part.optimiser.step)  # makes its state
+    update = _time(part, part.optimiser.step)  # on the gradient that stands
     step = _time_steps(part) if gradient <= LONG_STEP else gradient + update
     evaluation = _time_evaluation(part)
     restore(training, before)
@@ -68,7 +74,7 @@ def measure_cost(training: Training) -> Cost:
 
 
 def _cut_batch(training: Training) -> tuple[Training, float]:
-    """``training`` with as much of its batch as `LONG_STEP` has time for; and the seconds that its gradient takes.
+    """Returns ``training`` with as much of its batch as fits into `LONG_STEP`, and the seconds that its gradient takes.
 
     A GPU, and a compiled model, which every new size would compile again, get at least the micro-batch.
     """
@@ -79,16 +85,17 @@ def _cut_batch(training: Training) -> tuple[Training, float]:
         part = _resize_batch(training, images)
         with closing(part.batches(0, 1)) as batches:
             batch = next(batches)
-        seconds = _time_gradient(part, batch)
+        compute_gradient = partial(_compute_gradient, part, batch)
+        seconds = _time(part, compute_gradient)
         if seconds <= LONG_STEP:
-            seconds = _time_gradient(part, batch)  # the first one warms up
+            seconds = _time(part, compute_gradient)  # the first one warms up
         if images == data.batch or 2 * seconds > LONG_STEP:
             return part, seconds
         images = min(2 * images, data.batch)
 
 
 def _resize_batch(training: Training, images: int) -> Training:
-    """``training`` with a batch of so many images, in more than one micro-step where it has several."""
+    """Returns ``training`` with a batch of so many images, in more than one micro-step where it has several."""
     data = training.run.data
     if images == data.batch:
         return training
@@ -97,53 +104,41 @@ def _resize_batch(training: Training, images: int) -> Training:
     return replace(training, run=run, batches=replace(training.batches, batch=images))
 
 
-def _time_gradient(training: Training, batch: Batch) -> float:
-    started = time.perf_counter()
+def _compute_gradient(training: Training, batch: Batch) -> None:
     backward(training, training.inputs(batch.to(training.device)))
-    return _seconds_since(started, training)
 
 
-def _time_update(training: Training) -> float:
-    """Seconds of the optimiser alone, on the gradient that stands."""
-    for _ in range(2):  # the first one makes its state
-        started = time.perf_counter()
-        training.optimiser.step()
-        seconds = _seconds_since(started, training)
-    return seconds
+def _time(training: Training, step: Callable[[], object]) -> float:
+    """Returns the seconds of ``step`` on the first rank, so that all ranks take the same number of steps."""
+    return training.ranks.broadcast(time_call(step, training.device, time.perf_counter))
 
 
-def _time_steps(training: Training, *, fewest: int = 4, seconds: float = 3.0) -> float:
-    """The mean over the steps of ``seconds``, without the first quarter, which warms up."""
+def _time_steps(training: Training) -> float:
+    """Returns the mean over the steps of `STEPS_SECONDS`, without the first quarter, which warms up."""
     lengths: list[float] = []
     with closing(training.batches(0, training.steps)) as batches:
-        while len(lengths) < fewest or (sum(lengths) < seconds and len(lengths) < 100):
-            lap = time.perf_counter()
-            take_step(training, next(batches))
-            lengths.append(_seconds_since(lap, training))
+        while len(lengths) < FEWEST_STEPS or (sum(lengths) < STEPS_SECONDS and len(lengths) < MOST_STEPS):
+            lengths.append(_time(training, lambda: take_step(training, next(batches))))
             if len(lengths) == training.steps:
                 break
     after_warmup = lengths[len(lengths) // 4 :]
     return sum(after_warmup) / len(after_warmup)
 
 
-def _time_evaluation(training: Training, *, seconds: float = 2.0) -> float:
-    """Seconds of one evaluation, from the batches that fit into ``seconds``."""
+def _time_evaluation(training: Training) -> float:
+    """Returns the seconds of one evaluation, from the batches that fit into `EVALUATION_SECONDS`."""
     ends: list[float] = []
     started = time.perf_counter()
 
     def stopped() -> bool:
-        ends.append(_seconds_since(started, training))
-        return ends[-1] > seconds
+        if training.device.type != "cpu":
+            torch.accelerator.synchronize(training.device)
+        ends.append(training.ranks.broadcast(time.perf_counter() - started))
+        return ends[-1] > EVALUATION_SECONDS
 
     if training.evaluate(stopped) is not None:
-        return _seconds_since(started, training)
+        stopped()
+        return ends[-1]
     # without the first batch, which waits for the workers, unless it is the only one
     batch = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
     return batch * training.monitor.count_images(training.ranks) / read_options(training.run).batch
-
-
-def _seconds_since(started: float, training: Training) -> float:
-    """By the clock of the first rank, so that all of them take the same number of steps."""
-    if training.device.type == "cuda":
-        torch.cuda.synchronize()
-    return training.ranks.broadcast(time.perf_counter() - started)

@@ -65,7 +65,7 @@ def embed(
     from vitrail.inference.answers import embed_images
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.results import Results
-    from vitrail.inference.tuning import tune as choose_way
+    from vitrail.inference.tuning import tune_options
 
     if division := choose_division(given, kinds=("parquet", "jsonl", "npy")):
         from vitrail.workflows.parts.compute import Job
@@ -77,7 +77,7 @@ def embed(
         raise ConfigError("--format is that of parts, and there is no --parts", "--out says its format by its ending")
     task = reading.load(model, options.to_path(classes), log)
     images = find_inputs(options.list_inputs(inputs))
-    reading = choose_way(reading, task, log, images=len(images.source))
+    reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(bad_list))
     features = embed_images(task, images.source, reading, bad=bad)
     results = Results(features, images, bad, done="embedded", say=log)

@@ -85,7 +85,7 @@ def evaluate(
     from vitrail.evaluation.evaluate import evaluate_model
     from vitrail.files import make_folder
     from vitrail.inference.inputs import open_split
-    from vitrail.inference.tuning import tune as choose_way
+    from vitrail.inference.tuning import tune_options
     from vitrail.runtime.distributed import SINGLE
     from vitrail.runtime.progress import ProgressBar
     from vitrail.tasks.task import Task
@@ -126,7 +126,7 @@ def evaluate(
         if task.preprocessing.pixel_range is None:
             source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     passes = 1 + 5 * len(CORRUPTIONS) * corruptions
-    reading = choose_way(reading, task, log, images=passes * len(source), ranks=ranks)
+    reading = tune_options(reading, task, log, images=passes * len(source), ranks=ranks)
     kept: list[tuple[Tensor, Any]] = []
     on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
     with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=reading.quiet) as progress:
@@ -209,7 +209,9 @@ def _find_present(task: Task, source: Source, calibrate: bool, log: Say) -> Tens
     return present
 
 
-def _calibrate(task: Task, result: EvaluationResult, logits: Tensor, targets: Tensor, log: Say) -> tuple[EvaluationResult, float]:
+def _calibrate(
+    task: Task, result: EvaluationResult, logits: Tensor, targets: Tensor, log: Say
+) -> tuple[EvaluationResult, float]:
     """Fits the temperature of ``task`` on its logits and targets; returns the result with it, and the temperature."""
     from vitrail.evaluation.calibration import fit_temperature
 
@@ -222,7 +224,9 @@ def _calibrate(task: Task, result: EvaluationResult, logits: Tensor, targets: Te
     return after, temperature
 
 
-def _measure_corruptions(evaluate_corrupted: Callable[[str, int], EvaluationResult], *, quiet: bool) -> dict[str, float]:
+def _measure_corruptions(
+    evaluate_corrupted: Callable[[str, int], EvaluationResult], *, quiet: bool
+) -> dict[str, float]:
     """Returns the first figure under every kind of corruption, averaged over its five levels, and the mean over kinds."""
     import numpy as np
 

@@ -88,7 +88,7 @@ def predict(
     from vitrail.inference.answers import answer_images, check_fast, prepare_drawing
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.results import Results
-    from vitrail.inference.tuning import tune as choose_way
+    from vitrail.inference.tuning import tune_options
 
     if division := choose_division(given, kinds=("parquet", "jsonl")):
         from vitrail.workflows.parts.compute import Job
@@ -104,7 +104,7 @@ def predict(
         raise ConfigError(what, "leave --overlay out; `vitrail explain` shows what an answer rests on")
     check_fast(fast, reading)
     images = find_inputs(options.list_inputs(inputs))
-    reading = choose_way(reading, task, log, images=len(images.source))
+    reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(bad_list))
     draw = None
     if overlay is not None:

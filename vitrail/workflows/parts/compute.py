@@ -18,6 +18,7 @@ import numpy as np
 from vitrail.checksums import sha256_of
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
+from vitrail.inference.answers import answer_images, check_fast, embed_images
 from vitrail.inference.features import digest_of
 from vitrail.inference.inputs import ImageInputs
 from vitrail.inference.options import InferenceOptions
@@ -25,7 +26,6 @@ from vitrail.inference.parts import MOST_PARTS, PartFolder, Plan, hash_names
 from vitrail.runtime.progress import Say
 from vitrail.tasks.task import Task
 from vitrail.workflows.parts.files import write_part
-from vitrail.inference.answers import answer_images, check_fast, embed_images
 
 CONTINUE = "the parts that are done stay; the same command computes the others"
 Pairs = Iterator[tuple[str, Any]]  # the key of every image with its result, None if it could not be read

@@ -17,7 +17,7 @@ from vitrail.errors import ConfigError
 from vitrail.inference.inputs import ImageInputs, find_inputs
 from vitrail.inference.parts import PartFolder
 from vitrail.inference.results import describe_inputs, named_unreadable, none_readable
-from vitrail.inference.tuning import tune
+from vitrail.inference.tuning import tune_options
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.runtime.signals import end_at_once
@@ -88,7 +88,7 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, say: Say) -
             say(f"parts    {plural(plan.count, 'part')}{share}; {len(numbers) - len(missing):,} done before")
             if missing:
                 if division.engine == "local":
-                    options = tune(job.options, task, say, images=folder.count_images(missing))
+                    options = tune_options(job.options, task, say, images=folder.count_images(missing))
                     job = replace(job, options=options)
                 with _open_engine(division, job, task, images, folder) as compute:
                     _compute_missing(job, folder, numbers, missing, compute, say)
