@@ -72,7 +72,7 @@ def targets_of(task: Task, batch: int) -> Any:
     else:
         rows = list(generator.integers(0, len(NAMES), (batch, SIZE, SIZE)).astype(np.uint8))
     placement = place(Frames.whole(batch, (SIZE, SIZE)), (SIZE, SIZE), np.tile(np.eye(3), (batch, 1, 1)), (SIZE, SIZE))
-    return task.move(task.collate(rows), placement)
+    return task.targets.move(task.targets.collate(rows), placement)
 
 
 def labels_of(model: nn.Module, batch: int, device: str) -> Any:

@@ -36,7 +36,7 @@ def training(model: Task, images: torch.Tensor) -> Step:
     size, batch = (images.shape[2], images.shape[3]), len(images)
     maps = list(np.random.default_rng(0).integers(0, len(NAMES), (batch, *size)).astype(np.uint8))
     placement = place(Frames.whole(batch, size), size, np.tile(np.eye(3), (batch, 1, 1)), size)
-    targets = tuple(each.to(images.device) for each in model.move(model.collate(maps), placement))
+    targets = tuple(each.to(images.device) for each in model.targets.move(model.targets.collate(maps), placement))
     model.train().to(images.device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=True)
 

@@ -12,12 +12,13 @@ from PIL import Image
 from vitrail.data.augment.crops import crop_box
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import eval_batches, train_batches
-from vitrail.data.pictures import crop_beyond, crop_map
+from vitrail.data.pictures import crop_beyond
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.contents import Arrays, Files, Strings
 from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.source import Source
+from vitrail.images.pixel_format import crop_map
 
 SIZE = (48, 64)
 JITTER = Augment(crop="jitter", crop_scale=(0.4, 2.5), flip=0.0, fill=99)
@@ -146,7 +147,7 @@ def test_arrays_are_jittered_as_files_are():
     for sample, (pixels, matrix) in enumerate(zip(made, matrices)):
         left, top, wide, tall = box = crop_box(JITTER, 3, 0, sample, 0, 60, 60)
         np.testing.assert_allclose(matrix[:2], [[wide / 60, 0, left], [0, tall / 60, top]])
-        inside = crop_map(np.zeros((60, 60), np.uint8), box, (60, 60)) == 0
+        inside = crop_map(np.zeros((60, 60), np.uint8), box, (60, 60), LabelMaps.pixel_format) == 0
         assert (pixels.numpy()[:, ~inside] == 99).all()
         expected = 250 * (left + (np.arange(60) + 0.5) * wide / 60) / 60
         seen = inside & (expected > 10) & (expected < 240)

@@ -8,7 +8,7 @@ import scipy
 import torch
 
 from vitrail.evaluation.calibration import COLDEST, HOTTEST, fit_temperature
-from vitrail.tasks.classification import metrics
+from vitrail.tasks.classification import metric as metrics
 
 
 def drawn(temperature: float, images: int = 20_000) -> tuple[np.ndarray, np.ndarray]:

@@ -18,8 +18,8 @@ from vitrail.exports.comparison import (
     scale_pictures,
 )
 from vitrail.models import create_backbone
-from vitrail.tasks.arrays import largest_difference
 from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.tasks.task import largest_difference
 
 LOGITS = torch.tensor([[3.0, 1.0, -4.0], [0.5, 2.0, 1.0]])
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0]])

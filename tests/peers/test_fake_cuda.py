@@ -164,7 +164,7 @@ def test_the_loss_of_a_segmenter():
     model, size = create("segmentation"), (32, 32)
     placement = place(Frames.whole(2, size), size, np.tile(np.eye(3), (2, 1, 1)), size)
     with on_gpu():
-        targets = model.move(torch.empty(2, *size, dtype=torch.uint8, device="cuda"), placement)
+        targets = model.targets.move(torch.empty(2, *size, dtype=torch.uint8, device="cuda"), placement)
         loss = model.loss(move(model)(like(draw_images(model))), targets)
     assert {part.device.type for part in (*targets, loss)} == {"cuda"}
 

@@ -34,7 +34,7 @@ FOUND = [(4, 4, 20, 20, 0.9, 0), (24, 8, 44, 28, 0.8, 0), (30, 0, 40, 6, 0.7, 1)
 def write_report(folder, task, outputs, targets, names=CLASSES):
     """The report of a model that gives these outputs for each of two grey pictures, and its judgement."""
     model = create(task, classes=names, size=SIZE)
-    model.compute = lambda images: outputs.expand(len(images), *outputs.shape[1:])
+    model.forward = lambda images: outputs.expand(len(images), *outputs.shape[1:])
     pictures = np.full((2, *SIZE, 3), 120, np.uint8)
     source = Source(contents=Arrays(pictures, Strings(["a.png", PAYLOAD])), targets=targets, classes=names)
     judgement = evaluate_model(model, source, InferenceOptions(quiet=True), split="val")

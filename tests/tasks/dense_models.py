@@ -65,12 +65,12 @@ def whole(images, size):
 def draw_targets(model, counts, size, seed=0):
     """Targets of a batch as the loss takes them: so many objects on each image, or maps with some pixels ignored."""
     if model.name == "detection":
-        rows = model.collate(draw_objects(counts, size, len(model.classes), seed))
+        rows = model.targets.collate(draw_objects(counts, size, len(model.classes), seed))
     else:
         generator = np.random.default_rng(seed)
         rows = torch.from_numpy(generator.integers(0, len(model.classes), (len(counts), *size)).astype(np.uint8))
         rows[:, : size[0] // 3] = 255
-    return model.move(rows, whole(len(counts), size))
+    return model.targets.move(rows, whole(len(counts), size))
 
 
 def micro_batches(model, outputs, targets, parts):

@@ -11,6 +11,7 @@ from torch import nn
 
 from vitrail.tasks import Metric, Task
 from vitrail.tasks.answer import Answer
+from vitrail.tasks.targets import TargetKind
 
 
 @dataclass(frozen=True)
@@ -47,34 +48,36 @@ class MeanError(Metric):
         return np.array(self.errors)
 
 
+class Points(TargetKind):
+    """Points (n, 2), of whose x a model learns the share of the width of the image."""
+
+    def move(self, targets, placement):
+        points = placement.move(targets[:, None].cpu().double().numpy())[:, 0]
+        return torch.from_numpy(points[:, 0] / placement.size[1]).float()
+
+
 class Regression(Task):
-    """Of the spot's x, from 0 to 1 across the image; the head is the task's own. Targets are points (n, 2)."""
+    """Of the spot's x, from 0 to 1 across the image; the head is the task's own."""
 
     name = "regression"
+    has_own_head = True
+    targets = Points()
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.own["head"] = nn.Linear(self.backbone.width, 1)
 
     @classmethod
-    def head_outputs(cls, classes):
-        return 0
-
-    @classmethod
     def read_source(cls, train):
         return {"classes": ("x",)}
 
-    def compute(self, images):
+    def forward(self, images):
         return self.own["head"](self.backbone.features(images)).sigmoid()[:, 0]  # (B,)
-
-    def move(self, targets, placement):
-        points = placement.move(targets[:, None].cpu().double().numpy())[:, 0]
-        return torch.from_numpy(points[:, 0] / placement.size[1]).float()
 
     def loss(self, outputs, targets):
         return F.mse_loss(outputs.float(), targets.to(outputs.device))
 
-    def metric(self):
+    def metric(self, source=None):
         return MeanError(self)
 
     def decode(self, outputs, frames=None, *, top=5):

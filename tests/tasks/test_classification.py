@@ -256,13 +256,13 @@ def test_mixed_and_smoothed_targets_are_shares_of_two_classes_and_of_all():
         np.stack([np.zeros(3), np.arange(3), np.zeros(3)], 1).astype(int),
     )
     images, targets = torch.arange(3.0)[:, None, None, None].expand(3, 3, 8, 8), torch.tensor([0, 1, 3])
-    mixed, shares = task.mix(images, targets, ids, Augment(mixup=0.8), seed=0)
+    mixed, shares = task.targets.mix(images, targets, ids, Augment(mixup=0.8), seed=0)
     weight = mixed[1, 0, 0, 0]  # 1 where the image is its own, 0 where it is the first one
     torch.testing.assert_close(shares[1], torch.stack([1 - weight, weight, weight * 0, weight * 0]))
     assert 0 < weight < 1
-    _, smoothed = task.mix(images, targets, ids, Augment(smoothing=0.2), seed=0)
+    _, smoothed = task.targets.mix(images, targets, ids, Augment(smoothing=0.2), seed=0)
     torch.testing.assert_close(smoothed[0], torch.tensor([0.85, 0.05, 0.05, 0.05]))
-    _, plain = task.mix(images, targets, ids, Augment(), seed=0)
+    _, plain = task.targets.mix(images, targets, ids, Augment(), seed=0)
     assert torch.equal(plain, targets)
 
 

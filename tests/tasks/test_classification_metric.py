@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitrail.tasks.classification import metrics
+from vitrail.tasks.classification import metric as metrics
 from vitrail.tasks.classification.metric import ClassMetric, LabelMetric
 
 CLASSES = ("ant", "bee", "cat", "dog", "emu", "fox", "gnu")

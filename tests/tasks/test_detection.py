@@ -35,21 +35,23 @@ def answer(detector, batch=3, seed=0):
 
 
 def test_objects_are_collated_to_rows_of_a_multiple_of_16(detector):
-    rows = detector.collate(objects_of([[0, 0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]], [2, 0, 1], [1, 1, 3], [0, 1, 0]))
+    rows = detector.targets.collate(
+        objects_of([[0, 0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]], [2, 0, 1], [1, 1, 3], [0, 1, 0])
+    )
     assert rows.shape == (3, 16, 7)
     assert rows[0, 0].tolist() == [2, 0, 0, 0, 1, 2, 2]
     assert rows[2, :2].tolist() == [[0, 1, 3, 4, 5, 6, 4], [1, 0, 7, 8, 9, 10, 4]]
     assert (rows[..., 0] == -1).sum() == 3 * 16 - 3
-    assert detector.collate(objects_of([], [], [0, 0])).shape == (2, 16, 7)
-    assert detector.collate(objects_of(np.zeros((17, 4)), [0] * 17, [17])).shape == (1, 32, 7)
+    assert detector.targets.collate(objects_of([], [], [0, 0])).shape == (2, 16, 7)
+    assert detector.targets.collate(objects_of(np.zeros((17, 4)), [0] * 17, [17])).shape == (1, 32, 7)
 
 
 def test_boxes_follow_a_mirrored_crop_by_hand(detector):
     frames = Frames(np.array([[10.0, 20, 106, 84]]), np.array([[100.0, 200]]))  # 96 x 64 pixels shown as 48 x 32
     mirrored = np.array([[[-1.0, 0, 48], [0, 1, 0], [0, 0, 1]]])
     rows = [[20, 30, 40, 50], [0, 0, 30, 40], [0, 0, 13, 84], [0, 0, 13, 84], [110, 30, 120, 60], [20, 30, 22, 33]]
-    targets = detector.collate(objects_of(rows, [0, 1, 2, 2, 1, 1], [6], [0, 0, 0, 1, 0, 0]))
-    moved, weight = detector.move(targets, place(frames, SIZE, mirrored, SIZE))
+    targets = detector.targets.collate(objects_of(rows, [0, 1, 2, 2, 1, 1], [6], [0, 0, 0, 1, 0, 0]))
+    moved, weight = detector.targets.move(targets, place(frames, SIZE, mirrored, SIZE))
     assert moved[0, :2].tolist() == [
         [0, 0, 33, 5, 43, 15],
         [1, 0, 38, 0, 48, 10],
@@ -66,14 +68,16 @@ def test_the_box_of_a_turned_object_holds_its_corners(detector):
         [[[corner, -corner, 0], [corner, corner, 0], [0, 0, 1]]]
     )  # pixels of the image to those of the picture
     placement = place(Frames.whole(1, (100, 100)), (100, 100), turned, (100, 100))
-    moved, _ = detector.move(detector.collate(objects_of([[20, 30, 30, 40]], [1], [1])), placement)
+    moved, _ = detector.targets.move(detector.targets.collate(objects_of([[20, 30, 30, 40]], [1], [1])), placement)
     assert moved[0, 0, 2:].tolist() == pytest.approx([50 * corner, 0, 70 * corner, 20 * corner])
 
 
 def test_a_transform_of_the_users_is_refused(detector):
     frames = Frames(np.array([UNKNOWN]), np.array([UNKNOWN[:2]]))
     with pytest.raises(ConfigError, match="cannot follow a transform of your own"):
-        detector.move(detector.collate(objects_of([], [], [0])), place(frames, SIZE, np.eye(3)[None], SIZE))
+        detector.targets.move(
+            detector.targets.collate(objects_of([], [], [0])), place(frames, SIZE, np.eye(3)[None], SIZE)
+        )
 
 
 # The loss.
@@ -99,8 +103,8 @@ def loss_by_hand(outputs, objects, wanted, divisor):
 def test_the_loss_and_its_gradient_are_those_by_hand(detector):
     outputs = answer(detector).requires_grad_()
     rows = [[0, 0, 20, 20], [30, 5, 47, 30], [1, 1, 3, 3], [10, 0, 48, 32], [5, 5, 30, 30]]  # a crowd over two objects
-    targets = detector.collate(objects_of(rows, [0, 2, 1, 1, 2], [4, 4, 5], [0, 0, 0, 1, 0]))
-    objects, weight = detector.move(targets, whole(3, SIZE))
+    targets = detector.targets.collate(objects_of(rows, [0, 2, 1, 1, 2], [4, 4, 5], [0, 0, 0, 1, 0]))
+    objects, weight = detector.targets.move(targets, whole(3, SIZE))
     loss = detector.loss(outputs, (objects, weight))
     (slopes,) = torch.autograd.grad(loss, outputs)
     given, divisor, expected, step = outputs.detach().tolist(), 5 * 4, 0.0, 1e-6
@@ -203,7 +207,9 @@ def test_answers_lie_in_the_picture_and_reach_the_threshold(detector):
 
 def test_true_objects_as_answers_are_judged_right(detector):
     """What calling the model gives is judged in pixels of the pictures, of which the input shows half the size."""
-    objects = detector.collate(objects_of([[0, 0, 20, 20], [60, 10, 90, 60], [10, 10, 30, 50]], [0, 2, 1], [2, 3]))
+    objects = detector.targets.collate(
+        objects_of([[0, 0, 20, 20], [60, 10, 90, 60], [10, 10, 30, 50]], [0, 2, 1], [2, 3])
+    )
     boxes = objects[:, :2, 2:6].double() / 2
     logits = torch.full((2, 2, 3), -9.0).double()
     logits[0, 0, 0] = logits[0, 1, 2] = logits[1, 0, 1] = 3
@@ -264,7 +270,7 @@ def draw_squares(count=4, side=32, seed=3):
 def test_a_small_detector_learns_to_find_the_squares_on_four_images():
     detector = create(size=32, shake=False, classes=("dark", "light"), levels=(8,)).train()
     images, objects = draw_squares()
-    targets = detector.move(detector.collate(objects), whole(4, (32, 32)))
+    targets = detector.targets.move(detector.targets.collate(objects), whole(4, (32, 32)))
     losses = fit(detector, images, targets, lr=5e-3)
     assert losses[-1] < 0.5 * losses[0]
     with torch.no_grad():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.tasks.arrays import confusion
-from vitrail.tasks.classification import metrics
+from vitrail.tasks.classification import metric as metrics
+from vitrail.tasks.metric import confusion
 
 CLASSES = tuple("abcdefg")
 

@@ -59,7 +59,7 @@ def files(tmp_path_factory) -> Files:
 def read(source: Source, task, policy: Augment, seed: int) -> tuple[torch.Tensor, torch.Tensor, Batch]:
     """Images (B, 3, h, w) from 0 to 255, and their targets."""
     (batch,) = train_batches(
-        source, policy=policy, size=SIZE, batch=2, seed=seed, start=0, stop=1, collate=task.collate
+        source, policy=policy, size=SIZE, batch=2, seed=seed, start=0, stop=1, collate=task.targets.collate
     )
     levels = Preprocessing(size=SIZE, mean=(0.0,), std=(1.0,), resize="fit")
     images, targets, _ = TaskInputs(Augmented(policy=policy, preprocessing=levels, seed=seed, cropped=True), task)(

@@ -20,7 +20,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import create_backbone
 from vitrail.objectives import Supervised
 from vitrail.serving.loaded_model import LoadedModel
-from vitrail.tasks import TASKS
+from vitrail.tasks import TASKS, Task, register_task
 from vitrail.training.optimizer import select_trainable
 
 SIDE = 16
@@ -63,7 +63,7 @@ def large_pictures(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def known():
-    TASKS["regression"] = Regression
+    register_task(Regression)
     yield
     del TASKS["regression"]
 
@@ -74,6 +74,16 @@ def trained(tmp_path_factory):
     data = Splits(train=spots(400, 0), val=spots(60, 1), test=None, layout="spots", classes=())
     out = tmp_path_factory.mktemp("runs") / "spots"
     return vitrail.train(data, out=out, steps=150, batch=40, lr=2e-3, settings=(*TINY, *RECIPE), quiet=True)
+
+
+def test_the_base_of_tasks_has_at_most_20_methods_and_properties():
+    members = {
+        name
+        for kind in Task.__mro__[: Task.__mro__.index(torch.nn.Module)]
+        for name, member in vars(kind).items()
+        if isinstance(member, property | classmethod | staticmethod) or callable(member)
+    }
+    assert len({name for name in members if not name.startswith("__")}) <= 20
 
 
 def test_it_is_trained_and_targets_follow_their_pixels(trained):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -32,14 +34,14 @@ def answer(segmenter, batch=3, seed=0):
 
 
 def test_maps_are_collated_with_nothing_around_smaller_ones(segmenter):
-    maps = segmenter.collate([np.zeros((2, 3), np.uint8), np.ones((3, 1), np.uint8)])
+    maps = segmenter.targets.collate([np.zeros((2, 3), np.uint8), np.ones((3, 1), np.uint8)])
     assert maps.tolist() == [[[0, 0, 0], [0, 0, 0], [255, 255, 255]], [[1, 255, 255]] * 3]
 
 
 def test_maps_follow_a_mirrored_crop_and_are_ignored_outside_of_it(segmenter):
     maps = torch.arange(12, dtype=torch.uint8).view(1, 3, 4) % 3
     matrices = np.array([[[-1.0, 0, 5], [0, 1, 1], [0, 0, 1]]])  # mirrored, from column 5 and row 1 on
-    moved, weight = segmenter.move(maps, place(Frames.whole(1, (3, 4)), (3, 4), matrices, (2, 4)))
+    moved, weight = segmenter.targets.move(maps, place(Frames.whole(1, (3, 4)), (3, 4), matrices, (2, 4)))
     assert moved.tolist() == [[[255, 1, 0, 2], [255, 2, 1, 0]]]
     assert weight.tolist() == pytest.approx([1 / (2 * (0.5 + 3 + 1))])
 
@@ -47,7 +49,7 @@ def test_maps_follow_a_mirrored_crop_and_are_ignored_outside_of_it(segmenter):
 def test_a_transform_of_the_users_is_refused(segmenter):
     frames = Frames(np.array([UNKNOWN]), np.array([UNKNOWN[:2]]))
     with pytest.raises(ConfigError, match="cannot follow a transform of your own"):
-        segmenter.move(torch.zeros(1, *SIZE, dtype=torch.uint8), place(frames, SIZE, np.eye(3)[None], SIZE))
+        segmenter.targets.move(torch.zeros(1, *SIZE, dtype=torch.uint8), place(frames, SIZE, np.eye(3)[None], SIZE))
 
 
 def test_rare_classes_weigh_more_and_the_average_pixel_one():
@@ -65,11 +67,11 @@ def test_rare_classes_weigh_more_and_the_average_pixel_one():
 
 @pytest.mark.parametrize("weights", [WEIGHTS, None])
 def test_the_loss_and_its_gradient_are_those_of_weighted_cross_entropy(segmenter, weights):
-    segmenter.class_weights, before = weights, segmenter.class_weights
+    segmenter.targets, before = replace(segmenter.targets, class_weights=weights), segmenter.targets
     outputs, targets = answer(segmenter).float().requires_grad_(), draw_targets(segmenter, [0] * 3, SIZE)
     loss = segmenter.loss(outputs, targets)
     (slopes,) = torch.autograd.grad(loss, outputs)
-    segmenter.class_weights = before
+    segmenter.targets = before
     logits, maps = outputs.detach().double().movedim(1, -1).numpy(), targets[0].numpy()
     exponentials = np.exp(logits - logits.max(-1, keepdims=True))
     probabilities = exponentials / exponentials.sum(-1, keepdims=True)  # (B, h, w, K)
@@ -84,14 +86,14 @@ def test_the_loss_and_its_gradient_are_those_of_weighted_cross_entropy(segmenter
 def test_micro_batches_add_up_to_the_loss_of_the_batch(segmenter):
     outputs, (maps, _) = answer(segmenter, 4), draw_targets(segmenter, [0] * 4, SIZE)
     maps[0], maps[1, 3:] = IGNORED, IGNORED  # a mean of means would give few pixels the weight of many
-    targets = segmenter.move(maps, whole(4, SIZE))
+    targets = segmenter.targets.move(maps, whole(4, SIZE))
     for parts in (1, 3):
         torch.testing.assert_close(micro_batches(segmenter, outputs, targets, parts), segmenter.loss(outputs, targets))
 
 
 def test_a_batch_without_any_class_has_no_loss(segmenter):
     maps = torch.full((2, *SIZE), IGNORED, dtype=torch.uint8)
-    targets = segmenter.move(maps, whole(2, SIZE))
+    targets = segmenter.targets.move(maps, whole(2, SIZE))
     assert segmenter.loss(answer(segmenter, 2), targets) == 0
     assert segmenter.measure(answer(segmenter, 2), targets)["pixel_accuracy"] == 0
 
@@ -124,7 +126,7 @@ def test_maps_of_pictures_of_unlike_sizes_are_judged_at_their_own(segmenter):
     true = [each.map.copy() for each in segmenter.decode(outputs, frames)]
     true[0][3, 4:] = (true[0][3, 4:] + 1) % 3
     metric = segmenter.metric()
-    metric.update(outputs, segmenter.collate(true), ["a", "b"], frames)
+    metric.update(outputs, segmenter.targets.collate(true), ["a", "b"], frames)
     assert metric.compute()["pixel_accuracy"] == pytest.approx(1 - 26 / (600 + 480))
 
 
@@ -186,7 +188,7 @@ def test_a_small_segmenter_learns_the_squares_on_four_images():
     maps = torch.zeros(4, 32, 32, dtype=torch.uint8)
     for image, (left, top, right, bottom) in enumerate(objects.boxes.astype(int).tolist()):
         maps[image, top:bottom, left:right] = int(objects.labels[image]) + 1
-    targets = model.move(maps, whole(4, (32, 32)))
+    targets = model.targets.move(maps, whole(4, (32, 32)))
     losses = fit(model, images, targets, lr=1e-2)
     assert losses[-1] < 0.3 * losses[0]
     with torch.no_grad():

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import DataError
-from vitrail.tasks.segmentation.label_maps import label_pixels
-from vitrail.tasks.segmentation.metric import IGNORED, MapMetric, count_boundaries
+from vitrail.tasks.dense.pixels import sample_pixels
+from vitrail.tasks.segmentation.metric import IGNORED, MapMetric, count_boundaries, find_classes
 
 CLASSES = ("road", "tree", "car", "pole")
 
@@ -132,8 +132,8 @@ def logits() -> torch.Tensor:
 def test_logits_become_maps_of_the_pictures_own_sizes(logits, monkeypatch):
     frames = Frames(np.array([[0, 0, 31, 17], [0, 0, 7, 5.0]]), np.array([[17, 31], [5, 7.0]]))
     for part in (10**6, 4 * 31 * 2):  # whole, and in pieces of two rows
-        monkeypatch.setattr("vitrail.tasks.segmentation.label_maps.CELLS", part)
-        for found, row, size in zip(label_pixels(logits, frames), logits, frames.pictures.astype(int)):
+        monkeypatch.setattr("vitrail.tasks.dense.pixels.CELLS", part)
+        for found, row, size in zip(sample_pixels(logits, frames, find_classes), logits, frames.pictures.astype(int)):
             resized = F.interpolate(row[None], tuple(size), mode="bilinear", align_corners=False)[0]
             assert found.dtype == torch.uint8
             assert torch.equal(found, resized.argmax(0))
@@ -141,11 +141,11 @@ def test_logits_become_maps_of_the_pictures_own_sizes(logits, monkeypatch):
 
 def test_padding_is_cut_off_and_what_lies_outside_of_a_crop_takes_the_border(logits):
     padded = Frames(np.array([[0, 0, 24, 18.0]]), np.array([[12, 24.0]]))
-    (found,) = label_pixels(logits[:1], padded)
+    (found,) = sample_pixels(logits[:1], padded, find_classes)
     resized = F.interpolate(logits[:1], (18, 24), mode="bilinear", align_corners=False)[0]
     assert torch.equal(found, resized[:, :12].argmax(0))
     cut = Frames(np.array([[10, 5, 22, 14.0]]), np.array([[20, 30.0]]))
-    (found,) = label_pixels(logits[:1], cut)
+    (found,) = sample_pixels(logits[:1], cut, find_classes)
     assert torch.equal(found[5:14, 10:22], logits[0].argmax(0))
     assert torch.equal(found[5:14, :10], logits[0].argmax(0)[:, :1].expand(9, 10))
 

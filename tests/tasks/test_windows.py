@@ -17,7 +17,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.windows import Windows
 from vitrail.errors import ConfigError
 from vitrail.tasks.classification.classifier import create_classifier
-from vitrail.tasks.segmentation import label_maps
+from vitrail.tasks.dense import pixels
+from vitrail.tasks.segmentation.metric import find_classes
 
 SIZE = (32, 48)
 
@@ -35,7 +36,7 @@ def segmenter():
     model = create_fitting("segmentation")
     kernel = torch.randn(3, 3, 9, 9, generator=torch.Generator().manual_seed(0))
     kernel -= kernel.mean((1, 2, 3), keepdim=True)
-    model.compute = lambda images: F.conv2d(images, kernel, padding=4)
+    model.forward = lambda images: F.conv2d(images, kernel, padding=4)
     return model
 
 
@@ -110,8 +111,8 @@ def test_one_input_is_labelled_by_windows_as_it_is_alone():
     logits = torch.randn(1, 3, *SIZE, generator=torch.Generator().manual_seed(0))
     for crop in ([0, 0, 100, 90.0], [-10, 12, 86, 76]):
         frames = Frames(np.array([crop], float), np.array([[61.0, 83]]))
-        (expected,) = label_maps.label_pixels(logits, frames)
-        assert torch.equal(label_maps.label_windows([logits], frames), expected)
+        (expected,) = pixels.sample_pixels(logits, frames, find_classes)
+        assert torch.equal(pixels.join_pixels([logits], frames, find_classes), expected)
 
 
 def test_zoom_1_is_what_is_answered_without_it(segmenter, detector):
@@ -125,7 +126,7 @@ def test_windows_of_large_pictures_are_not_kept_in_memory(monkeypatch):
     """Kept are the whole picture and a row of windows with its neighbours, in parts that are labelled in strips."""
     size, classes = (6, 8), 5
     views = Frames.of_windows(Windows(Preprocessing(size=size, resize="fit"), 4.75), (240, 320))
-    clone, sample = torch.Tensor.clone, label_maps.sample_logits
+    clone, sample = torch.Tensor.clone, pixels.sample_maps
     kept, numbers = WeakSet(), {"kept": 0, "sampled": 0}
 
     def keep(logits):
@@ -139,12 +140,12 @@ def test_windows_of_large_pictures_are_not_kept_in_memory(monkeypatch):
         numbers["sampled"] = max(numbers["sampled"], found.numel())
         return found
 
-    monkeypatch.setattr(label_maps, "CELLS", 1000)
+    monkeypatch.setattr(pixels, "CELLS", 1000)
     monkeypatch.setattr(torch.Tensor, "clone", keep)
-    monkeypatch.setattr(label_maps, "sample_logits", count)
+    monkeypatch.setattr(pixels, "sample_maps", count)
     assert len(views) == 1 + 6 * 6
     outputs = torch.zeros(len(views), classes, *size).split(2)
-    assert label_maps.label_windows(outputs, views).shape == (240, 320)
+    assert pixels.join_pixels(outputs, views, find_classes).shape == (240, 320)
     assert 1 + 6 < numbers["kept"] <= 1 + 6 + 2
     assert 500 < numbers["sampled"] <= 1000
 

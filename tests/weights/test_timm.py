@@ -18,7 +18,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, create_backbone
-from vitrail.tasks.classification import metrics
+from vitrail.tasks.classification import metric as metrics
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights import load
 from vitrail.weights.timm import as_timm, parse_preprocessing

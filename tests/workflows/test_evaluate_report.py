@@ -97,6 +97,6 @@ def test_the_page_of_a_dense_model_shows_pictures(task, tmp_path):
 def test_a_folder_that_cannot_be_made_is_refused_before_the_model_runs(photos, tmp_path):
     (tmp_path / "file").write_text("")
     model = a_model(classes=CLASSES)
-    model.compute = lambda images: pytest.fail("the model ran")
+    model.forward = lambda images: pytest.fail("the model ran")
     with pytest.raises(DiskError, match="file"):
         evaluate(model, photos, tmp_path / "file" / "judged", max_bad=0.5)

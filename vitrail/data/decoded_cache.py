@@ -18,7 +18,7 @@ import PIL
 
 from vitrail.data.sources.contents import Arrays, UserDataset, choose_evenly
 from vitrail.data.sources.deep_files import DeepFiles
-from vitrail.data.sources.label_maps import LabelMaps
+from vitrail.data.sources.pixel_maps import PixelMaps
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 from vitrail.files import disk_errors, read_sealed, stage_file, write_sealed
@@ -44,8 +44,8 @@ def keep_decoded(
 
     The decision depends only on the source, never on free memory: the headers of 65 images, evenly spaced, must have the
     same size of at most 64 x 64, all images must fit in 4 GiB, and every image that can be decoded must have that size.
-    A user's Dataset is unchanged, because its images may differ each time; so are images with maps of classes, which are read
-    with them.
+    A user's Dataset is unchanged, because its images may differ each time; so are images with a value for every pixel, which
+    are read with them.
 
     Args:
         channels: to which files are decoded; 3 by default.
@@ -62,7 +62,7 @@ def keep_decoded(
         DataError: a bad image if ``bad`` is None, or what ``bad`` raises.
     """
     channels = channels or 3
-    as_is = isinstance(source.contents, UserDataset | DeepFiles) or isinstance(source.targets, LabelMaps)
+    as_is = isinstance(source.contents, UserDataset | DeepFiles) or isinstance(source.targets, PixelMaps)
     as_is |= source.kind == "arrays"
     size = None if as_is else _common_size(source)
     if size is None or max(size) > SMALL or len(source) * size[0] * size[1] * channels > KEPT_BYTES:

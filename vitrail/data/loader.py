@@ -24,7 +24,6 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import UserDataset
-from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.shards import fetch_ahead, fetched
 from vitrail.data.sources.source import Source
 from vitrail.data.to_device import to_device
@@ -35,7 +34,7 @@ from vitrail.untrusted.limits import PIXELS
 
 DEVICE_BYTES = 2**32  # arrays up to this size are kept on the device
 Bad = Callable[[str, str], None]  # (key, reason); may raise to stop
-Collate = Callable[[Any], Any]  # collates targets of a source to those of a batch, as `Task.collate`
+Collate = Callable[[Any], Any]  # collates targets of a source to those of a batch, as `TargetKind.collate`
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +43,7 @@ class Batch:
 
     Args:
         images: (B, C, H, W) uint8, or float32 in [0, 1]; of a picture in `Windows` (1, V, C, H, W).
-        targets: as returned by `Task.collate`: (B,) int64 class indices, -1 for unlabelled images, or (B, K) float32 zeros
+        targets: as returned by `TargetKind.collate`: (B,) int64 class indices, -1 for unlabelled images, or (B, K) float32 zeros
             and ones; for other tasks any tensor or tuple of tensors, with the images on the first axis.
         keys: names of the samples.
         ids: (B, 3) int64: epoch, sample and view of each image.
@@ -297,5 +296,7 @@ def _make_batch(
     rows = ids[:, 1]
     targets: Any = torch.full((len(rows),), -1)
     if source.labelled:
-        targets = collate(maps if isinstance(source.targets, LabelMaps) else source.targets[rows])
+        annotations = _annotations(source)
+        has_maps = annotations is not None and annotations.pixel_format is not None
+        targets = collate(maps if has_maps else source.targets[rows])
     return Batch(images, targets, [source.keys[row] for row in rows.tolist()], ids, frames)

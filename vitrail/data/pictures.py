@@ -22,10 +22,10 @@ from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
 from vitrail.data.rng import keys
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Contents, UserDataset
-from vitrail.data.sources.label_maps import IGNORED
 from vitrail.data.windows import Windows
 from vitrail.errors import ConfigError, DataError
 from vitrail.images.decode import BadImage, decode, size_of, upright_size
+from vitrail.images.pixel_format import PixelFormat, crop_map
 from vitrail.untrusted.limits import PIXELS
 
 JPEG = b"\xff\xd8\xff"  # the only format with decoding at a reduced size
@@ -36,8 +36,8 @@ class Picture(NamedTuple):
     """An image, (C, h, w) uint8 or float32 in [0, 1], and the region of the picture that it shows.
 
     ``crop`` is left, top, right, bottom of the region in pixels of the upright picture, and ``full`` the size (height, width)
-    of the picture; None for images of a user's transform. ``map`` (H, W) uint8 is the class of every pixel: of the region, in
-    training, and of the whole picture, in evaluation; None without `LabelMaps`.
+    of the picture; None for images of a user's transform. ``map`` (H, W) is the value of every pixel: of the region, in training,
+    and of the whole picture, in evaluation; None without `PixelMaps`.
     """
 
     pixels: np.ndarray
@@ -52,7 +52,7 @@ class TrainingCrop:
 
     The crop is resampled once from the original pixels, so a small crop of a large photograph keeps its detail. A JPEG is
     decoded at a reduced size only if the crop is at least twice the result. What the crop shows beyond the picture has the
-    level ``policy.fill``. The classes of pixels (``annotations`` with maps) are cropped alike, by the nearest pixel.
+    level ``policy.fill``. The values of pixels (``annotations`` with maps) are cropped alike.
     """
 
     contents: Contents
@@ -85,17 +85,20 @@ class TrainingCrop:
     def _choose_box(
         self, full: tuple[int, int], epoch: int, sample: int, view: int
     ) -> tuple[tuple[int, int, int, int], np.ndarray | None]:
-        """The box to crop (left, top, width, height), and the classes of its pixels (h, w) where there are maps.
+        """Returns the box to crop (left, top, width, height), and the values of its pixels (h, w) where there are maps.
 
         It is drawn again while one class takes more of it than the policy accepts.
         """
         whole = None if self.annotations is None else self.annotations.read_map(sample, full)
+        pixel_format = None if self.annotations is None else self.annotations.pixel_format
         aspect = self.size[1] / self.size[0]
         attempts = TRIES if whole is not None and self.policy.crop == "jitter" else 1
         for attempt in range(attempts):
             box = crop_box(self.policy, self.seed, epoch, sample, view, *full, aspect=aspect, attempt=attempt)
-            levels = None if whole is None else crop_map(whole, box, self.size)
-            if levels is None or not _has_one_class(levels, self.policy.crop_major):
+            if whole is None or pixel_format is None:
+                return box, None
+            levels = crop_map(whole, box, self.size, pixel_format)
+            if not _has_one_class(levels, self.policy.crop_major, pixel_format):
                 break
         return box, levels
 
@@ -247,25 +250,12 @@ def crop_beyond(
     return made
 
 
-def crop_map(levels: np.ndarray, box: tuple[int, int, int, int], size: tuple[int, int]) -> np.ndarray:
-    """The part ``box`` (left, top, width, height) of the classes (H, W) of a picture, by the nearest pixel: (h, w) uint8.
-
-    What lies beyond the picture is `IGNORED`.
-    """
-    left, top, wide, tall = box
-    rows = np.floor(top + (np.arange(size[0]) + 0.5) * tall / size[0]).astype(int)  # (h,)
-    columns = np.floor(left + (np.arange(size[1]) + 0.5) * wide / size[1]).astype(int)  # (w,)
-    height, width = levels.shape
-    made = levels[rows.clip(0, height - 1)[:, None], columns.clip(0, width - 1)]
-    made[(rows < 0) | (rows >= height)] = IGNORED
-    made[:, (columns < 0) | (columns >= width)] = IGNORED
-    return made
-
-
-def _has_one_class(levels: np.ndarray, share: float) -> bool:
+def _has_one_class(levels: np.ndarray, share: float, pixel_format: PixelFormat) -> bool:
     """Whether more than ``share`` of the pixels that have a class have the same, or none has any."""
-    counts = np.bincount(levels.reshape(-1), minlength=256)[:IGNORED]
-    return share < 1 and bool(counts.max() > share * counts.sum() or not counts.any())
+    if share >= 1 or levels.dtype.kind == "f":
+        return False
+    counts = np.bincount(levels[pixel_format.is_known(levels)], minlength=1)
+    return bool(counts.max() > share * counts.sum() or not counts.any())
 
 
 def crop(

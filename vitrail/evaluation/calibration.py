@@ -1,14 +1,14 @@
 """Temperature scaling: one number that calibrates the probabilities of a classifier.
 
-N images, K classes. `vitrail.tasks.classification.metrics.reliability` measures the calibration.
+N images, K classes. `vitrail.tasks.classification.metric.reliability` measures the calibration.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from vitrail.tasks.arrays import Values, as_array
-from vitrail.tasks.classification.metrics import log_softmax
+from vitrail.tasks.classification.metric import log_softmax
+from vitrail.tasks.metric import Values, as_array
 
 COLDEST, HOTTEST = 0.1, 10.0
 

@@ -21,7 +21,7 @@ from vitrail.models.backbone import at_rest
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks.metric import Metric, Targets
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import Task, choose_windows
 
 
 def compute_metric(
@@ -51,7 +51,7 @@ def compute_metric(
     Raises:
         DataError: no image could be evaluated.
     """
-    size = options.batch if model.windows(options.zoom) is None else 1
+    size = options.batch if choose_windows(model, options.zoom) is None else 1
     rows = rows_of_rank(len(source), size, ranks)
     own = source if ranks.is_single else source.subset(rows)
     noted: dict[str, str] = {}
@@ -73,7 +73,7 @@ def compute_metric(
             batch, outputs = following
             if among is not None:
                 outputs = outputs.masked_fill(~among.to(outputs.device), -torch.inf)
-            metric = model.metric_for(source)
+            metric = model.metric(source)
             metric.update(outputs, batch.targets, batch.keys, batch.frames)
             kept = None if on_outputs is None else (outputs.cpu(), batch.targets)
             computed.append((int(rows[batch.ids[0, 1]]), metric, kept))
@@ -81,7 +81,7 @@ def compute_metric(
         if failure is not None:
             raise failure
     share_bad_images(noted, source, bad, ranks)
-    total = model.metric_for(source)
+    total = model.metric(source)
     for _, metric, kept in sorted((batch for each in ranks.gather(computed) for batch in each), key=itemgetter(0)):
         total.merge(metric)
         if on_outputs is not None and kept is not None:

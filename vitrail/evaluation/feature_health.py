@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.tasks.arrays import Values, as_array
+from vitrail.tasks.metric import Values, as_array
 
 # if all dimensions vary equally, the mean cosine of two features is 1 - spread²: here 0.9975, nearly a single point
 ONE_POINT = 0.05

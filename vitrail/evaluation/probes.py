@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from vitrail.errors import ConfigError, DataError
-from vitrail.tasks.arrays import Values, as_array
-from vitrail.tasks.classification.metrics import log_softmax
+from vitrail.tasks.classification.metric import log_softmax
+from vitrail.tasks.metric import Values, as_array
 
 CELLS = 4_000_000  # similarities in memory at a time
 STRENGTHS = tuple(10.0**power for power in range(3, -7, -1))  # of the L2 penalty, in decreasing order

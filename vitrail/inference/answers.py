@@ -60,7 +60,7 @@ def answer_images(
     """Yields the place in the source and the answer for each image that can be read, in the order of ``source``.
 
     Args:
-        wanted: what `Task.answer_options` returns.
+        wanted: what `choose_decode_options` returns.
         spans: the images to answer for, as `run_model` takes them.
         draw: called with each place and answer.
     """

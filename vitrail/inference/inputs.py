@@ -160,7 +160,7 @@ def open_split(
     if labelled and class_map is None:
         _check_class_order(model, splits.layout)
     if labelled:
-        model.check_source(source)
+        model.targets.check(source, model.name)
     held_out = splits.held_out and name == "val"
     say(f"split    {'held out of train when the model was trained' if held_out else name}: {len(source):,} images")
     if held_out and trained.get("sha256") != fingerprint(source):

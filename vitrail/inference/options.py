@@ -18,7 +18,7 @@ from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import Say
 from vitrail.runtime.tuning import ExecutionPlan
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import Task, choose_windows
 from vitrail.untrusted.limits import PIXELS
 from vitrail.weights.onnx import ExportedBackbone
 
@@ -73,7 +73,7 @@ class InferenceOptions:
             model = weights.load(model, classes_file=classes, log=say, **known)
         if isinstance(model.backbone, ExportedBackbone):
             self._check_graph()
-        model.windows(self.zoom)  # refused before any image is read
+        choose_windows(model, self.zoom)  # refused before any image is read
         return model.to(find_device(self.device)).eval()
 
     def compute(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:

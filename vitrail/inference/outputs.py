@@ -22,7 +22,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.models.backbone import device_of
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.progress import ProgressBar
-from vitrail.tasks.task import WINDOWS, Task
+from vitrail.tasks.task import WINDOWS, Task, choose_windows
 
 Change = Callable[[Tensor, np.ndarray], Tensor]  # pictures (B, C, H, W) uint8 and their numbers (B,) -> (B, C, H, W)
 
@@ -62,7 +62,7 @@ def run_model(
     """Yields every batch of ``source`` in order, and what ``verb`` gives for its images, in fp32.
 
     ``options.precision`` and ``options.plan`` are those of the verb. With ``options.zoom`` every batch is a picture, and the
-    outputs are what `Task.join_windows` makes of those for its windows.
+    outputs are what `DenseTask.join_windows` makes of those for its windows.
 
     Args:
         verb: by default the call of the model.
@@ -71,7 +71,7 @@ def run_model(
         change: applied to the pictures before they are normalised.
         spans: the items to read, as `eval_batches` takes them.
     """
-    windows, device, done = model.windows(options.zoom), device_of(model), 0
+    windows, device, done = choose_windows(model, options.zoom), device_of(model), 0
     preprocessing = windows or model.preprocessing
     compute = partial(options.compute, verb or model)
     for batch in _read_batches(model, source, options, preprocessing, bad=bad, fast=fast, spans=spans):
@@ -84,7 +84,7 @@ def run_model(
         else:
             frames = Frames.of_windows(windows, batch.frames.pictures[0])
             parts = images[0].split(min(options.batch, WINDOWS))
-            yield batch, model.join_windows(map(compute, parts), frames)
+            yield batch, model.join_windows(map(compute, parts), frames)  # type: ignore[not-callable]
         done += len(batch)
         if progress is not None:
             progress.update(done)
@@ -95,7 +95,7 @@ def _read_batches(
 ) -> Generator[Batch]:
     """Returns the batches of `eval_batches` with ``options``; one picture each where it is cut into windows."""
     size = 1 if isinstance(preprocessing, Windows) else options.batch
-    how |= {"workers": options.workers, "collate": model.collate, "max_pixels": options.max_pixels}
+    how |= {"workers": options.workers, "collate": model.targets.collate, "max_pixels": options.max_pixels}
     return eval_batches(source, preprocessing, batch=size, **how)
 
 

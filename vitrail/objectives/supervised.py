@@ -34,7 +34,7 @@ class Supervised(Objective):
 
         Args:
             images: normalised (B, C, H, W).
-            targets: as returned by `Task.mix`, with the parts of a tuple as separate arguments.
+            targets: as returned by `TargetKind.mix`, with the parts of a tuple as separate arguments.
         """
         (task,) = self._task
         outputs, given = task(images), targets[0] if len(targets) == 1 else targets

@@ -15,8 +15,8 @@ import numpy as np
 
 from vitrail.analysis.palette import LIGHT
 from vitrail.markup import Markup, join, tag
-from vitrail.tasks.arrays import divide
-from vitrail.tasks.classification.metrics import Bins
+from vitrail.tasks.classification.metric import Bins
+from vitrail.tasks.metric import divide
 from vitrail.text import percent, plural, shorten, whole
 
 SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"

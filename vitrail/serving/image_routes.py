@@ -22,6 +22,7 @@ from vitrail.serving.refusals import Refused
 from vitrail.serving.schemas import IMAGE_ERRORS, errors, image_body
 from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import Upload, parse_uploads
+from vitrail.tasks.task import choose_decode_options
 
 LISTED = 5  # classes listed with an explanation
 DIGITS = 5  # significant digits of the values of a map
@@ -115,7 +116,7 @@ def _choose_options(served: LoadedModel, top: int, threshold: float | None, side
     if not served.model.classes:
         raise Refused("no_head", "the model has no head", "use POST /v1/embed for features")
     try:
-        return served.model.answer_options(top=top, threshold=threshold, side=side)
+        return choose_decode_options(served.model, top=top, threshold=threshold, side=side)
     except ConfigError as error:
         raise Refused("invalid", error.what, error.remedy) from error
 

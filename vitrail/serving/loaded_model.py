@@ -172,7 +172,7 @@ class LoadedModel:
         return [Output(row, None) for row in values]
 
     def decode(self, output: Output, options: Mapping[str, Any]) -> Answer:
-        """Returns the answer of an output; ``options`` are those of `Task.answer_options`. Thread-safe."""
+        """Returns the answer of an output; ``options`` are those of `choose_decode_options`. Thread-safe."""
         (answer,) = self.model.decode(output.values[None], output.frames, **options)
         return answer
 

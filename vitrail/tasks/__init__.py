@@ -10,6 +10,7 @@ from vitrail.tasks.create import create_task as create_task
 from vitrail.tasks.detection.detector import Detector as Detector
 from vitrail.tasks.metric import Metric as Metric
 from vitrail.tasks.segmentation.segmenter import Segmenter as Segmenter
+from vitrail.tasks.targets import TargetKind as TargetKind
 from vitrail.tasks.task import Task as Task
 
 TASKS: dict[str, type[Task]] = {
@@ -19,8 +20,13 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
+def register_task(kind: type[Task]) -> None:
+    """Adds a task of your own to those that can be trained, loaded and used, by its ``name``."""
+    TASKS[kind.name] = kind
+
+
 def find_task(name: str) -> type[Task]:
-    """The task of that name. Raises `ConfigError` with the nearest ones."""
+    """Returns the task of that name. Raises `ConfigError` with the nearest ones."""
     if name not in TASKS:
         raise ConfigError(f"there is no task {name!r}", nearest(name, TASKS))
     return TASKS[name]

@@ -1,11 +1,13 @@
-"""Fresh models of any task."""
+"""Arguments of tasks, and fresh models of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, nearest
 from vitrail.models import Config, create_backbone
 from vitrail.tasks.task import Task
 
@@ -20,7 +22,7 @@ def create_task(
     preprocessing: Preprocessing | None = None,
     **changes: Any,
 ) -> Kind:
-    """A freshly initialised model.
+    """Creates a freshly initialised model.
 
     Args:
         kind: its task.
@@ -32,7 +34,24 @@ def create_task(
     Raises:
         ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
     """
-    backbone = create_backbone(name, classes=kind.head_outputs(arguments["classes"]), **changes)
+    backbone = create_backbone(name, classes=count_head_outputs(kind, arguments["classes"]), **changes)
     if preprocessing is None:
         preprocessing = Preprocessing.paper(backbone.config.image_size, channels=backbone.config.in_channels)
     return kind(backbone, preprocessing=preprocessing, **arguments)
+
+
+def count_head_outputs(kind: type[Task], classes: Sequence[str]) -> int:
+    """Returns how many outputs the backbone's own head has; 0 where the task has a head of its own."""
+    return 0 if kind.has_own_head else len(classes)
+
+
+def read_arguments(kind: type[Task], train: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `Task.read_source` gives, with ``options`` of the user.
+
+    Raises `ConfigError` for unknown options, and `DataError`.
+    """
+    for name in options:
+        if name not in kind.options:
+            remedy = nearest(name, kind.options) if kind.options else f"the head of the task {kind.name} has no options"
+            raise ConfigError(f"model.head sets {name!r}", remedy)
+    return {**kind.read_source(train), **options}

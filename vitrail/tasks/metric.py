@@ -1,4 +1,4 @@
-"""The interface of what judges a task: it gathers what it needs of each batch, and turns it into figures."""
+"""Metrics of a task: they gather what they need of each batch, and turn it into figures. Functions that several of them use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vitrail.data.augment.placement import Frames
 
 Targets = Any  # a task's own: a tensor with the images first, or a tuple of such
 Figures = dict[str, float]
+Values = np.ndarray | Tensor
 
 
 class Metric(ABC):
@@ -57,3 +58,33 @@ class Metric(ABC):
     def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """A table for people, its head and its rows; empty where the task has none."""
         return [], []
+
+
+def confusion(predicted: Values, targets: Values, classes: int) -> np.ndarray:
+    """The confusion matrix (K, K) from indices (N,), (N,): rows are true classes, columns predictions."""
+    places = as_array(targets) * classes + as_array(predicted)
+    return np.bincount(places, minlength=classes**2).reshape(classes, classes)
+
+
+def as_array(values: Values) -> np.ndarray:
+    """Convert a tensor of any device and precision to an array; arrays are returned unchanged."""
+    if isinstance(values, np.ndarray):
+        return values
+    values = values.detach().cpu()
+    return (values.float() if values.is_floating_point() else values).numpy()
+
+
+def write_percent(share: float) -> str:
+    """A share as the cell of a table in percent; a dash where it is not defined."""
+    return "–" if np.isnan(share) else f"{100 * share:.1f}"
+
+
+def divide(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    """The quotient, NaN if the divisor is 0."""
+    return np.divide(top, bottom, out=np.full(bottom.shape, np.nan), where=bottom != 0)
+
+
+def mean_of_defined(values: np.ndarray) -> float:
+    """Returns the mean without NaN; NaN if there is nothing else."""
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else float("nan")

@@ -1,6 +1,6 @@
 """The seam of tasks: what a model answers, what it is compared with, and what an answer looks like to a person.
 
-Everything outside of this folder that trains, judges, predicts, exports or serves a model asks these verbs and assumes
+Everything outside of this folder that trains, evaluates, predicts, exports or serves a model uses what is here, and assumes
 nothing of the shape of its outputs. `vitrail.tasks.TASKS` names the tasks that there are.
 
 B images, C channels, H and W their size, h and w as the network takes them, F width of the features.
@@ -9,7 +9,7 @@ B images, C channels, H and W their size, h and w as the network takes them, F w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, ClassVar, Literal
@@ -19,23 +19,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.data.augment.placement import Frames, Placement
-from vitrail.data.augment.policy import Augment
-from vitrail.data.loader import collate_labels
+from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing, Resize
 from vitrail.data.sources.source import Source
 from vitrail.data.windows import Windows
-from vitrail.errors import ConfigError, nearest
+from vitrail.errors import ConfigError
 from vitrail.markup import join, tag
 from vitrail.models import Backbone, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks.answer import Answer, Answers
 from vitrail.tasks.answer_files import AnswerFiles
-from vitrail.tasks.arrays import largest_difference
 from vitrail.tasks.class_names import check_classes
-from vitrail.tasks.metric import Metric, Targets
+from vitrail.tasks.metric import Metric
 from vitrail.tasks.pictures import Picture, Transform, list_pictures, to_pixels
 from vitrail.tasks.summary import describe_model
+from vitrail.tasks.targets import TargetKind
 
 BATCH = 32  # pictures that `Task.predict` shows the network at one time
 WINDOWS = 8  # of a large picture at one time; the outputs of a segmenter have as many numbers as all its features
@@ -66,17 +64,29 @@ class Task(nn.Module, ABC):
     """
 
     name: ClassVar[str]  # in `TASKS`, in config.json and as a setting
+    has_own_head: ClassVar[bool] = False  # whether ``own`` makes the outputs, and the backbone has no head
+    targets: TargetKind = TargetKind()  # what it learns from
+    losses: ClassVar[
+        tuple[Loss, ...]
+    ] = ()  # that ``objective.loss`` can name: by default for one label an image, for several
     learns_from_teacher: bool = False  # whether a teacher's logits can stand beside the labels
-    multi_label: bool = False  # whether an image has several classes, each a yes or no of its own
-    draws_answers: ClassVar[bool] = False  # whether an answer is a `PlacedAnswer`, which can be drawn over its picture
-    formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {}  # of answers beside tables, by name; the usual ones first
-    temperature: float | None = None  # what logits are divided by; None where answers are no probabilities
-    options: ClassVar[tuple[str, ...]] = ()  # further arguments that the setting ``model.head`` may give
-    tuned: ClassVar[str | None] = (
-        None  # an option that a training sets to the figure of that name on the validation split
-    )
+    # further arguments: those that the setting ``model.head`` may give, those that a model may change and keep its head, and the
+    # one that a training sets to the figure of that name on the validation split
+    options: ClassVar[tuple[str, ...]] = ()
+    free_options: ClassVar[tuple[str, ...]] = ()
+    tuned: ClassVar[str | None] = None
     resize: ClassVar[Resize | None] = None  # of inputs, where it is not that of the weights or of the paper
     pixels: ClassVar[Mapping[str, int]] = {}  # most pixels of an input whose size follows the images, by device
+    # answers: whether they are a class with a probability, which the method ``probabilities`` gives for each of ``classes``;
+    # whether an image has several; what logits are divided by; whether they are a `PlacedAnswer`, to be drawn over the picture;
+    # further arguments of `decode` that users may set, of "threshold" and "side"; their files beside tables, the usual first
+    answers_classes: bool = False
+    multi_label: bool = False
+    temperature: float | None = None
+    draws_answers: ClassVar[bool] = False
+    decode_options: ClassVar[tuple[str, ...]] = ()
+    formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {}
+    graph_outputs: tuple[str, ...] = ("outputs",)  # names of what `graph` gives, what calling the task gives first
 
     def __init__(
         self,
@@ -88,7 +98,7 @@ class Task(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.classes = check_classes(classes)
-        if (outputs := self.head_outputs(self.classes)) != backbone.config.classes:
+        if (outputs := 0 if self.has_own_head else len(self.classes)) != backbone.config.classes:
             what = f"{len(self.classes)} class names for {backbone.config.classes} outputs"
             remedy = "give one name for each output, in order"
             raise ConfigError(what, remedy if outputs else f"the task {self.name} takes a backbone without a head")
@@ -102,113 +112,48 @@ class Task(nn.Module, ABC):
         self.provenance = dict(provenance or {})
         self.own = nn.ModuleDict()
 
-    # What a task is made of.
-
-    @classmethod
-    def head_outputs(cls, classes: Sequence[str]) -> int:
-        """How many outputs the backbone's own head has; 0 where the task has a head of its own."""
-        return len(classes)
-
-    @classmethod
-    def check_source(cls, source: Source) -> None:
-        """Raises `DataError` for data whose targets are not those of the task."""
+    # Arguments.
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
-        """``classes`` and further arguments of the task, as training data say them. Raises `DataError`."""
+        """Returns ``classes`` and further arguments of the task, as training data say them. Raises `DataError`."""
         return {"classes": train.classes}
 
-    @classmethod
-    def choose_arguments(cls, train: Source, options: Mapping[str, Any]) -> dict[str, Any]:
-        """What `read_source` gives, with ``options`` of the user. Raises `ConfigError` for unknown ones, and `DataError`."""
-        for name in options:
-            if name not in cls.options:
-                remedy = (
-                    nearest(name, cls.options) if cls.options else f"the head of the task {cls.name} has no options"
-                )
-                raise ConfigError(f"model.head sets {name!r}", remedy)
-        return {**cls.read_source(train), **options}
-
     def describe(self) -> dict[str, Any]:
-        """Further arguments as plain values; they stand in config.json."""
+        """Returns further arguments as plain values; they stand in config.json."""
         return {}
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
-        """The inverse of `describe`. Raises KeyError, TypeError or ValueError for what cannot be meant."""
+        """Inverts `describe`. Raises KeyError, TypeError or ValueError for what cannot be meant."""
         return {}
 
-    @classmethod
-    def check_policy(cls, policy: Augment) -> None:
-        """Raises `ConfigError` for augmentation that the targets cannot follow."""
-        if policy.mixes or policy.smoothing:
-            what = f"mixing images and smoothing labels have no meaning for the task {cls.name}"
-            raise ConfigError(what, "set augment.mixup, augment.cutmix and augment.smoothing to 0")
-
-    @property
-    def answers_classes(self) -> bool:
-        """Whether an answer is a class with a probability, which `probabilities` gives for each of ``classes``."""
-        return False
-
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """(B, K) in fp32 of a task that `answers_classes`. Raises `ConfigError` for others."""
-        what = f"a model of the task {self.name} gives no probabilities of classes"
-        raise ConfigError(what, "take a classifier")
-
-    def keeps_head(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a model with these ``classes`` and further arguments has the same outputs as this one."""
-        own = {"classes": self.classes, **self.describe()}
-        return all(own.get(name) == value for name, value in arguments.items())
-
-    @classmethod
-    def default_loss(cls, train: Source) -> Loss | None:
-        """The loss where ``objective.loss`` names none, by its name; None for a task that has one."""
-        return None
-
-    # Training: targets, from the source to the loss.
-
-    def collate(self, rows: Any) -> Targets:
-        """Rows of a source's targets as those of a batch: a tensor with the images first, or a tuple of such."""
-        return collate_labels(rows)
-
-    def move(self, targets: Targets, placement: Placement) -> Targets:
-        """The targets of images that were cropped, flipped and moved as ``placement`` says."""
-        return targets
-
-    def mix(
-        self, images: Tensor, targets: Targets, ids: NDArray[np.int64], policy: Augment, *, seed: int
-    ) -> tuple[Tensor, Targets]:
-        """Images (B, C, h, w) mixed with one another where the policy asks for it, and their targets softened with them."""
-        return images, targets
+    # Training.
 
     def loss_options(self, loss: str | None, *, binarise: bool) -> dict[str, Any]:
-        """Arguments of `loss` from ``objective.loss`` and ``objective.binarise``. Raises `ConfigError`."""
+        """Returns arguments of `loss` from ``objective.loss`` and ``objective.binarise``. Raises `ConfigError`."""
         if loss is not None or binarise:
             what = f"the task {self.name} has one loss, and objective.loss or objective.binarise asks for another"
             raise ConfigError(what, "leave both out")
         return {}
 
     @abstractmethod
-    def loss(self, outputs: Tensor, targets: Targets, **options: Any) -> Tensor:
-        """The mean loss over images, a scalar in fp32."""
+    def loss(self, outputs: Tensor, targets: Any, **options: Any) -> Tensor:
+        """Returns the mean loss over images, a scalar in fp32."""
 
-    def measure(self, outputs: Tensor, targets: Targets) -> dict[str, Tensor]:
-        """Scalars worth logging beside the loss, of a batch in training."""
+    def measure(self, outputs: Tensor, targets: Any) -> dict[str, Tensor]:
+        """Returns scalars worth logging beside the loss, of a batch in training."""
         return {}
 
-    # Judging and answering.
+    # Evaluating and answering.
 
     @abstractmethod
-    def metric(self) -> Metric:
-        """An empty metric of this task."""
-
-    def metric_for(self, source: Source) -> Metric:
-        """An empty metric for the targets of ``source``, which may be of another kind than those of the training."""
-        return self.metric()
+    def metric(self, source: Source | None = None) -> Metric:
+        """Returns an empty metric for the targets of ``source``, by default for such as the task was trained with."""
 
     @abstractmethod
     def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> Sequence[Answer]:
-        """Outputs as answers, one an image.
+        """Returns the answers, one an image.
 
         Args:
             outputs: what calling the task gave.
@@ -216,96 +161,9 @@ class Task(nn.Module, ABC):
             top: how many labels or objects an answer lists at most.
         """
 
-    def answer_options(
-        self, *, top: int = 5, threshold: float | None = None, side: int | None = None
-    ) -> dict[str, Any]:
-        """Further arguments of `decode`, from what users ask for. Raises `ConfigError` for what answers do not have.
-
-        Args:
-            top: labels that an answer lists, at most.
-            threshold: the least score of an object.
-            side: pixels of the longer side of a map of classes, at most.
-        """
-        self.check_can_answer(top)
-        for name, value, lacking in (
-            ("threshold", threshold, "objects with a score"),
-            ("side", side, "map of classes"),
-        ):
-            if value is not None:
-                what = f"{name} is {value}, and answers of the task {self.name} have no {lacking}"
-                raise ConfigError(what, f"leave {name} out")
-        return {"top": top}
-
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
-        """Named arrays or words, the images first, for clients that want numbers (the Open Inference Protocol)."""
+        """Returns named arrays or texts, the images first, for clients that want numbers (the Open Inference Protocol)."""
         return {"outputs": outputs.numpy()}
-
-    # A picture in windows.
-
-    def windows(self, zoom: float) -> Windows | None:
-        """How a picture is shown ``zoom`` times as large; None for 1, where it is shown whole. Raises `ConfigError`."""
-        if zoom == 1:
-            return None
-        if not self.draws_answers:
-            what = f"zoom is {zoom:g}, and a model of the task {self.name} answers for whole pictures"
-            raise ConfigError(what, "leave zoom out")
-        return Windows(self.preprocessing, zoom)
-
-    def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
-        """The outputs for one picture, as `decode` and `metric` take them with the first of ``views``.
-
-        Args:
-            outputs: what calling the task gave for the `Windows` of the picture, for some of them after others.
-            views: what they show of the picture; the first shows the whole.
-
-        Raises:
-            ConfigError: the answers of the task do not lie in the picture.
-        """
-        raise ConfigError(f"answers of the task {self.name} are about whole pictures", "show whole pictures")
-
-    # Leaving PyTorch.
-
-    @property
-    def graph_outputs(self) -> tuple[str, ...]:
-        """The names of what an exported graph gives, what calling the task gives first."""
-        return ("outputs",)
-
-    def graph(self, images: Tensor) -> dict[str, Tensor]:
-        """What an exported graph gives for normalised images (B, C, H, W), by name."""
-        return {"outputs": self(images)}
-
-    def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
-        """The share of images to which two graphs give the same answer, in [0, 1]."""
-        name = self.graph_outputs[0]
-        close = (expected[name] - given[name]).abs() <= 1e-3 * expected[name].abs().amax().clamp(min=1e-30)
-        return float(close.reshape(len(close), -1).all(1).double().mean())
-
-    def difference(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
-        """How far two graphs' outputs are apart, where 0 is equal; see `largest_difference`."""
-        return largest_difference(expected, given)
-
-    def read_graph(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """What `decode` and `metric` take, from the outputs of an exported graph: by default the first."""
-        return outputs[self.graph_outputs[0]]
-
-    def run_graph(self, run: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
-        """Lets ``run``, from images to all outputs of an exported graph, stand for what this task has of its own."""
-        if self.own:
-            self.own = nn.ModuleDict()
-            self.compute = lambda images: self.read_graph(run(images))  # type: ignore[method-assign]
-
-    # What every task does alike.
-
-    def compute(self, images: Tensor) -> Tensor:
-        """Normalised images (B, C, H, W) to the outputs of this task: by default those of the backbone's head."""
-        return self.backbone(images)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """The outputs for normalised images (B, C, H, W), as `compute` returns them; (B, K) logits of a classifier."""
-        return self.compute(images)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backbone, name) if name in BACKBONE_VERBS else super().__getattr__(name)
 
     def check_can_answer(self, top: int = 1) -> None:
         """Raises `ConfigError` where there is no head, or ``top`` asks for no answer."""
@@ -315,13 +173,42 @@ class Task(nn.Module, ABC):
         if top < 1:
             raise ConfigError(f"top is {top}", "ask for at least one label")
 
+    # Leaving PyTorch.
+
+    def graph(self, images: Tensor) -> dict[str, Tensor]:
+        """Returns what an exported graph gives for normalised images (B, C, H, W), by name."""
+        return {self.graph_outputs[0]: self(images)}
+
+    def read_graph(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Returns what `decode` and `metric` take, from the outputs of an exported graph: by default the first."""
+        return outputs[self.graph_outputs[0]]
+
+    def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+        """Returns the share of images to which two graphs give the same answer, in [0, 1]."""
+        name = self.graph_outputs[0]
+        close = (expected[name] - given[name]).abs() <= 1e-3 * expected[name].abs().amax().clamp(min=1e-30)
+        return float(close.reshape(len(close), -1).all(1).double().mean())
+
+    def difference(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+        """Returns how far two graphs' outputs are apart, where 0 is equal; see `largest_difference`."""
+        return largest_difference(expected, given)
+
+    # What every task does alike.
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns the outputs for normalised images (B, C, H, W): by default those of the backbone's head, (B, K) logits."""
+        return self.backbone(images)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backbone, name) if name in BACKBONE_VERBS else super().__getattr__(name)
+
     @property
     def transform(self) -> Transform:
         """A function from one picture to the network's input (C, H, W) on the CPU, for a ``Dataset`` of one's own."""
         return Transform(self.preprocessing)
 
     def preprocess(self, pictures: Picture | Iterable[Picture]) -> Tensor:
-        """Pictures as the network takes them, on its device: (B, C, H, W) float32.
+        """Returns pictures as the network takes them, on its device: (B, C, H, W) float32.
 
         Args:
             pictures: one or several of: paths of image files; Pillow images of any mode and size; the bytes of image files;
@@ -331,19 +218,10 @@ class Task(nn.Module, ABC):
         Raises:
             DataError: names the picture that cannot be used, and why.
         """
-        return self._read(list_pictures(pictures))[0]
-
-    def _read(self, pictures: Sequence[Picture]) -> tuple[Tensor, Frames]:
-        """Inputs (B, C, H, W) and what they show of the pictures."""
-        inputs, sizes = [torch.empty(0, self.preprocessing.channels, *self.preprocessing.size)], []
-        for place, picture in enumerate(pictures):
-            image, size = self.transform.read(picture, f"picture {place}")
-            inputs.append(image[None])
-            sizes.append(size)
-        return torch.cat(inputs).to(device_of(self)), Frames.seen(self.preprocessing, sizes)
+        return read_pictures(self, list_pictures(pictures))[0]
 
     def picture(self, picture: Picture) -> np.ndarray:
-        """One picture resized and cropped but not normalised, as a person would look at what the network sees.
+        """Returns one picture resized and cropped but not normalised, as a person would look at what the network sees.
 
         Returns:
             uint8 (C, H, W), or float32 in [0, 1] where floats were given.
@@ -353,20 +231,10 @@ class Task(nn.Module, ABC):
         """
         return self.preprocessing.picture(to_pixels(picture, self.preprocessing))
 
-    def _answer(self, pictures: Sequence[Picture], windows: Windows | None) -> tuple[Tensor, Frames]:
-        """The outputs for pictures, in windows for a single one, and what they show of these."""
-        if windows is None:
-            images, frames = self._read(pictures)
-            return self(images), frames
-        images, size = Transform(windows).read(pictures[0], "the picture")  # (V, C, h, w)
-        views = Frames.of_windows(windows, size)
-        parts = images.to(device_of(self)).split(WINDOWS)
-        return self.join_windows(map(self, parts), views), views.take(np.array([0]))
-
     def predict(
         self, pictures: Picture | Iterable[Picture], top: int = 5, *, threshold: float | None = None, zoom: float = 1
     ) -> Answers[Any]:
-        """The `Answer` for each picture, in a list with ``to_pandas()``; its ``key`` is the path, if one was given.
+        """Returns the `Answer` for each picture, in a list with ``to_pandas()``; its ``key`` is the path, if one was given.
 
         Args:
             pictures: what `preprocess` takes.
@@ -375,8 +243,8 @@ class Task(nn.Module, ABC):
             zoom: shows pictures this many times as large as they fit into the input, in overlapping windows, to a detector
                 or a segmenter; 1 shows whole pictures.
         """
-        options = self.answer_options(top=top, threshold=threshold)
-        pictures, windows = list_pictures(pictures), self.windows(zoom)
+        options = choose_decode_options(self, top=top, threshold=threshold)
+        pictures, windows = list_pictures(pictures), choose_windows(self, zoom)
         together = BATCH if windows is None else 1
         was_training = self.training
         self.eval()
@@ -384,7 +252,7 @@ class Task(nn.Module, ABC):
             with torch.inference_mode():
                 answers: list[Answer] = []
                 for first in range(0, len(pictures), together):
-                    outputs, frames = self._answer(pictures[first : first + together], windows)
+                    outputs, frames = _compute(self, pictures[first : first + together], windows)
                     answers += self.decode(outputs, frames, **options)
             paths = (str(picture) if isinstance(picture, str | PathLike) else "" for picture in pictures)
             return Answers((replace(answer, key=path) for answer, path in zip(answers, paths)), pictures)
@@ -398,3 +266,65 @@ class Task(nn.Module, ABC):
 
     def _repr_html_(self) -> str:
         return join(tag("p", tag("strong", type(self).__name__)), show_facts(describe_model(self).items()))
+
+
+def largest_difference(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+    """The largest absolute difference of an output, as a share of the largest absolute value of that output."""
+    shares = (
+        (output - given[name]).abs().max() / output.abs().max().clamp(min=1e-30) for name, output in expected.items()
+    )
+    return max(map(float, shares))
+
+
+def choose_decode_options(
+    task: Task, *, top: int = 5, threshold: float | None = None, side: int | None = None
+) -> dict[str, Any]:
+    """Returns further arguments of `Task.decode`, from what users ask for. Raises `ConfigError` for what answers do not have.
+
+    Args:
+        top: labels that an answer lists, at most.
+        threshold: the least score of an object.
+        side: pixels of the longer side of a map of classes, at most.
+    """
+    task.check_can_answer(top)
+    given = {"threshold": threshold, "side": side}
+    for name, lacking in (("threshold", "objects with a score"), ("side", "map of classes")):
+        if given[name] is not None and name not in task.decode_options:
+            what = f"{name} is {given[name]}, and answers of the task {task.name} have no {lacking}"
+            raise ConfigError(what, f"leave {name} out")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ConfigError(f"the threshold is {threshold}", "give the least score of an object, from 0 to 1")
+    if side is not None and side < 1:
+        raise ConfigError(f"side is {side}", "give the pixels of the longer side of a map, at most")
+    return {"top": top, **{name: given[name] for name in task.decode_options}}
+
+
+def choose_windows(task: Task, zoom: float) -> Windows | None:
+    """Returns how a picture is shown ``zoom`` times as large; None for 1, where it is shown whole. Raises `ConfigError`."""
+    if zoom == 1:
+        return None
+    if not task.draws_answers:
+        what = f"zoom is {zoom:g}, and a model of the task {task.name} answers for whole pictures"
+        raise ConfigError(what, "leave zoom out")
+    return Windows(task.preprocessing, zoom)
+
+
+def read_pictures(task: Task, pictures: Sequence[Picture]) -> tuple[Tensor, Frames]:
+    """Returns inputs (B, C, H, W) on the task's device, and what they show of the pictures."""
+    inputs, sizes = [torch.empty(0, task.preprocessing.channels, *task.preprocessing.size)], []
+    for place, picture in enumerate(pictures):
+        image, size = task.transform.read(picture, f"picture {place}")
+        inputs.append(image[None])
+        sizes.append(size)
+    return torch.cat(inputs).to(device_of(task)), Frames.seen(task.preprocessing, sizes)
+
+
+def _compute(task: Task, pictures: Sequence[Picture], windows: Windows | None) -> tuple[Tensor, Frames]:
+    """Returns the outputs for pictures, in windows for a single one, and what they show of these."""
+    if windows is None:
+        images, frames = read_pictures(task, pictures)
+        return task(images), frames
+    images, size = Transform(windows).read(pictures[0], "the picture")  # (V, C, h, w)
+    views = Frames.of_windows(windows, size)
+    parts = images.to(device_of(task)).split(WINDOWS)
+    return task.join_windows(map(task, parts), views), views.take(np.array([0]))  # type: ignore[not-callable]

@@ -59,7 +59,8 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
     )
     steps = length_in_steps(run, len(train))
     save = replace(run.save, log_every=run.save.log_every or (max(1, min(50, steps // 100)) if steps else 10))
-    loss = run.objective.loss or find_task(run.task).default_loss(train)
+    losses = find_task(run.task).losses
+    loss = run.objective.loss or (losses[int(train.multi_label)] if losses else None)
     objective = replace(run.objective, loss=loss)
     run = replace(run, model=plan.model, compute=compute, data=data, save=save, objective=objective)
     say(

@@ -24,6 +24,7 @@ from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks import find_task
+from vitrail.tasks.create import read_arguments
 
 Transform = Callable[[Any], Any]
 WELL_MIXED = 0.8  # of the entropy of labels in random batches, below which a warning is due
@@ -104,7 +105,7 @@ def choose_arguments(splits: Splits, task: str, options: Mapping[str, Any]) -> d
     """
     if splits.train is None or not len(splits.train):
         raise DataError("the data hold no training images", "see `vitrail data check`", value=splits.layout)
-    return find_task(task).choose_arguments(splits.train, options)
+    return read_arguments(find_task(task), splits.train, options)
 
 
 def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:

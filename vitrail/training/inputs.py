@@ -64,10 +64,10 @@ class TaskInputs:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
         images, placement = self.augmented.place(batch)
-        targets = self.task.move(batch.targets, placement)
+        targets = self.task.targets.move(batch.targets, placement)
         policy, seed = self.augmented.policy, self.augmented.seed
         ids = batch.lead if batch.lead is not None and policy.mix_each == "batch" else batch.ids
-        images, targets = self.task.mix(images, targets, ids, policy, seed=seed)
+        images, targets = self.task.targets.mix(images, targets, ids, policy, seed=seed)
         parts = targets if isinstance(targets, tuple) else (targets,)
         # the halo has been mixed into its neighbour; it belongs to another part of the batch
         images, parts = images[batch.halo :], [to_device(part[batch.halo :], images.device) for part in parts]

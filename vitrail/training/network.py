@@ -23,6 +23,7 @@ from vitrail.models.cost import count_cost, image_for, saved_bytes
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task, create_task, find_task
+from vitrail.tasks.create import count_head_outputs
 from vitrail.training.data import RunData
 from vitrail.weights.resolve import resolve_model
 
@@ -89,7 +90,7 @@ def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> Netwo
         size, base = run.model.size or (own_size if kind.pixels else None) or start.preprocessing.size, start.config
         init = str(resolve_model(run.model.init).path.resolve())  # `latest` may be another one when the run is resumed
     changes = {**defaults, **changes_for(run, base, say, from_weights=start is not None)}
-    classes = kind.head_outputs(data.arguments["classes"])
+    classes = count_head_outputs(kind, data.arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
     drawn = sketch(config)

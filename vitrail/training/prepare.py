@@ -147,7 +147,7 @@ def assemble(
             data,
             device,
             views=objective.views,
-            collate=getattr(built.model, "collate", collate_labels),
+            collate=built.model.targets.collate if isinstance(built.model, Task) else collate_labels,
             ranks=ranks,
         ),
         monitor=goal.monitor(run, built, data),

@@ -89,6 +89,7 @@ def predict(
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.results import Results
     from vitrail.inference.tuning import tune_options
+    from vitrail.tasks.task import choose_decode_options
 
     if division := choose_division(given, kinds=("parquet", "jsonl")):
         from vitrail.workflows.parts.compute import Job
@@ -98,7 +99,7 @@ def predict(
         job = Job(verb="predict", model=model, classes=options.to_path(classes), options=reading, asked=asked)
         return write_parts(job, options.list_inputs(inputs), division, log)
     task = reading.load(model, options.to_path(classes), log)
-    wanted = task.answer_options(top=top, threshold=threshold)
+    wanted = choose_decode_options(task, top=top, threshold=threshold)
     if overlay is not None and not task.draws_answers:
         what = f"pictures of answers of the task {task.name}, which do not lie in the picture"
         raise ConfigError(what, "leave --overlay out; `vitrail explain` shows what an answer rests on")

@@ -15,6 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import configure
 from vitrail.runtime.progress import Say
 from vitrail.tasks.class_names import NUMBERED, check_classes, has_ambiguous_order
+from vitrail.tasks.create import count_head_outputs
 from vitrail.tasks.task import Task
 from vitrail.untrusted.text_files import read_text
 from vitrail.weights.onnx import ExportedBackbone
@@ -59,17 +60,23 @@ def adapt(
         described.pop("temperature", None)
     names = start.classes if classes is None else check_classes(classes)
     options = {"classes": names, **described, **(arguments or {})}
-    keeps_head = kind is type(start) and start.keeps_head(options)
+    keeps_head = kind is type(start) and _keeps_head(start, options)
     if classes is not None or arguments is not None:
         keeps_head = keeps_head and not has_ambiguous_order(start.classes, start.provenance)
     if not keeps_head:
-        backbone.new_head(kind.head_outputs(options["classes"]))
+        backbone.new_head(count_head_outputs(kind, options["classes"]))
     preprocessing = _fit_preprocessing(start.preprocessing.at(config.image_size), channels)
     provenance = {name: value for name, value in start.provenance.items() if name != NUMBERED or keeps_head}
     model = kind(backbone, preprocessing=preprocessing, provenance=provenance, **options)
     if keeps_head:
         model.own.load_state_dict(start.own.state_dict())
     return model
+
+
+def _keeps_head(start: Task, arguments: Mapping[str, Any]) -> bool:
+    """Returns whether a model with these ``classes`` and further arguments has the same head."""
+    own = {"classes": start.classes, **start.describe()}
+    return all(own.get(name) == value for name, value in arguments.items() if name not in start.free_options)
 
 
 def fit_first_layer(weight: Tensor, channels: int) -> Tensor:

@@ -228,7 +228,7 @@ def _read_pictures(source: Source, truths: list[Truth], task: Task, bad: Bad) ->
             continue
         pixels = pixels if pixels.dtype == np.uint8 else np.rint(pixels * 255).astype(np.uint8)
         frames = Frames.seen(task.preprocessing, [pixels.shape[:2]])
-        truths.append((task.collate(np.asarray(item.target)[None]), frames))
+        truths.append((task.targets.collate(np.asarray(item.target)[None]), frames))
         yield torch.tensor(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)[None]
 
 

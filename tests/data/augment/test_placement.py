@@ -12,12 +12,13 @@ import torch
 from PIL import Image
 
 from vitrail.data.augment.apply import augment_and_place
-from vitrail.data.augment.geometry import resample_nearest
+from vitrail.data.augment.geometry import resample_maps
 from vitrail.data.augment.placement import Frames, Placement, place
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.contents import Arrays, Files, Strings
+from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
 
 HEIGHT, WIDTH, SIZE = 96, 128, (40, 32)
@@ -99,7 +100,7 @@ def test_maps_are_resampled_to_the_pixel_that_holds_each_centre():
     matrices = np.tile(np.eye(3), (9, 1, 1))
     matrices[1:7, :2] += generator.normal(0, 1, (6, 2, 3)) * [0.5, 0.5, 3]
     matrices[7, :2], matrices[8, :2] = [[-2, 0, 11], [0, 2, 0]], [[0.5, 0, 0], [0, 0.5, 2]]
-    made = resample_nearest(maps, matrices, size=(6, 8), fill=255)
+    made = resample_maps(maps, matrices, size=(6, 8), pixel_format=LabelMaps.pixel_format)
     assert made.dtype == torch.uint8
     for image, row, column in np.ndindex(9, 6, 8):
         exact = [[Fraction(entry) for entry in line] for line in matrices[image, :2].tolist()]
@@ -116,7 +117,7 @@ def test_maps_follow_the_pixels_that_they_describe(policy):
     made, matrices = augment_and_place(images, ids, policy, size=SIZE, seed=3, cropped=False)
     placement = place(Frames.whole(12, (HEIGHT, WIDTH)), (HEIGHT, WIDTH), matrices, SIZE)
     columns = torch.arange(WIDTH, dtype=torch.uint8).expand(12, HEIGHT, WIDTH)  # each pixel's own
-    found = resample_nearest(columns, placement.sampling, size=SIZE, fill=IGNORED)
+    found = resample_maps(columns, placement.sampling, size=SIZE, pixel_format=LabelMaps.pixel_format)
     known = (found != IGNORED) & ((made[:, :2] - 0.5).abs().sum(1) > 0.02)  # what geometry uncovers is grey
     distances = (found + 0.5 - made[:, 0] * WIDTH).abs()[known]
     assert len(distances) > 3000

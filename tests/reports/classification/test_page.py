@@ -24,8 +24,7 @@ from vitrail.reports.classification.page import plot_curves, write_report
 from vitrail.reports.confusion import confused_pairs
 from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import data_uri
-from vitrail.tasks.classification.metric import ClassMetric, LabelMetric
-from vitrail.tasks.classification.metrics import reliability
+from vitrail.tasks.classification.metric import ClassMetric, LabelMetric, reliability
 from vitrail.text import large, listing, percent, plural, scientific, whole
 
 RECORDS = [

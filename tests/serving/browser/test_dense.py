@@ -40,7 +40,7 @@ def segmenter(serve):
     model = create("segmentation", classes=CLASSES)
     logits = torch.zeros(1, 3, 8, 8)
     logits[:, 0, :4] = logits[:, 1, 4:, :4] = logits[:, 2, 4:, 4:] = 9
-    model.compute = lambda images: (
+    model.forward = lambda images: (
         logits.repeat_interleave(4, 2).repeat_interleave(4, 3).expand(len(images), -1, -1, -1)
     )
     return serve(lambda: LoadedModel(model, "painter"))

@@ -7,6 +7,7 @@ is the matrix A @ B.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.to_device import to_device
+from vitrail.images.pixel_format import PixelFormat
 
 Numbers = NDArray[np.float64]
 Border = Literal["edge", "reflect", "zero"]
@@ -102,14 +104,16 @@ def resample(
     return made
 
 
-def resample_nearest(maps: Tensor, matrices: Numbers, *, size: tuple[int, int], fill: int) -> Tensor:
-    """Transform every map by its matrix; a pixel of the output has the value of the input pixel in which its centre lies.
+def resample_maps(maps: Tensor, matrices: Numbers, *, size: tuple[int, int], pixel_format: PixelFormat) -> Tensor:
+    """Transforms every map by its matrix. What lies outside of the input is ignored.
+
+    By the nearest pixel, a pixel of the output has the value of the input pixel in which its centre lies. Bilinearly, it has
+    the mean of four, and is ignored where one of these is.
 
     Args:
-        maps: (B, H, W), such as indices of classes.
+        maps: (B, H, W) values of pixels.
         matrices: (B, 3, 3).
         size: (h, w).
-        fill: the value outside of the input.
 
     Returns:
         (B, h, w) of the same type.
@@ -120,11 +124,23 @@ def resample_nearest(maps: Tensor, matrices: Numbers, *, size: tuple[int, int], 
     x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
     x = torch.arange(size[1], device=maps.device, dtype=dtype) + 0.5
     y = torch.arange(size[0], device=maps.device, dtype=dtype)[:, None] + 0.5
-    column, row = (x_factor * x + (y_factor * y + offset)).floor().long().unbind(1)  # each (B, h, w)
+    places = x_factor * x + (y_factor * y + offset)  # (B, 2, h, w)
+    column, row = places.floor().long().unbind(1)  # each (B, h, w)
     height, width = maps.shape[1:]
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    places = (row * width + column).where(inside, 0)
-    return maps.flatten(1).gather(1, places.flatten(1)).view_as(places).where(inside, fill)
+    if pixel_format.interpolation == "nearest":
+        nearest = (row * width + column).where(inside, 0)
+        return maps.flatten(1).gather(1, nearest.flatten(1)).view_as(nearest).where(inside, pixel_format.ignored)
+    known = torch.where(pixel_format.is_known(maps), maps.to(dtype), torch.nan).flatten(1)
+    corner = (places - 0.5).floor()
+    right, lower = (places - 0.5 - corner).unbind(1)  # the shares of the neighbours to the right and below
+    total = torch.zeros_like(right)
+    for step_x, step_y in product((0, 1), repeat=2):
+        share = (right if step_x else 1 - right) * (lower if step_y else 1 - lower)
+        x, y = (corner[:, 0] + step_x).clamp(0, width - 1), (corner[:, 1] + step_y).clamp(0, height - 1)
+        values = known.gather(1, (y * width + x).long().flatten(1)).view_as(share)
+        total += torch.where(share > 0, share * values, 0)
+    return torch.where(inside & ~total.isnan(), total, pixel_format.ignored).to(maps.dtype)
 
 
 def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> Tensor:

@@ -89,7 +89,7 @@ class Placement:
         size: (h, w).
         frames: the crop box and the size of each picture.
         sampling: (B, 3, 3), from (x, y, 1) of the model's input to the pixel of the image as it was read, which shows the crop
-            box; for targets that are read and cropped as the image is (`geometry.resample_nearest`).
+            box; for targets that are read and cropped as the image is (`geometry.resample_maps`).
     """
 
     matrices: Numbers

@@ -1,4 +1,4 @@
-"""Targets that are more than a label; here the objects of an image as boxes, for maps of classes see label_maps.py. No torch.
+"""Targets that are more than a label; here the objects of an image as boxes, for values of pixels see pixel_maps.py. No torch.
 
 n images, M objects, K classes. Boxes are (left, top, right, bottom) in pixels of the upright picture, measured from its upper
 left corner, so that a whole picture of H x W pixels is the box (0, 0, W, H).
@@ -16,16 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.images.decode import BadImage
+from vitrail.images.pixel_format import PixelFormat
 from vitrail.stamps import Stamped, hash_each
 
 DRAWN_BOX = b"#"  # as the outline of an object: it was drawn as an upright rectangle, and is all of its box
 
 
 class Annotations(ABC):
-    """One target for each of n images; see `Objects`, and `LabelMaps` in label_maps.py. Immutable."""
+    """One target for each of n images; see `Objects`, and `PixelMaps` in pixel_maps.py. Immutable."""
 
     task: ClassVar[str]  # that learns from them, as in `vitrail.tasks.TASKS`
     counted: ClassVar[str]  # what `count_classes` counts
+    pixel_format: ClassVar[PixelFormat | None] = None  # of a value for every pixel
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -63,8 +65,8 @@ class Annotations(ABC):
         return np.zeros(len(self), np.int64)
 
     @abstractmethod
-    def read_map(self, row: int, size: tuple[int, int]) -> NDArray[np.uint8] | None:
-        """The class of every pixel of an upright picture of this (height, width), or None.
+    def read_map(self, row: int, size: tuple[int, int]) -> NDArray[Any] | None:
+        """Returns the value of every pixel of an upright picture of this (height, width), or None.
 
         Raises `BadImage` where the picture was annotated in another size.
         """

@@ -12,17 +12,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.annotations import Annotations, check_annotated_size
 from vitrail.data.sources.contents import Contents, choose_evenly
+from vitrail.data.sources.pixel_maps import PixelMaps
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import IGNORED, encode_colours, open_mask, read_colours, read_numbers
+from vitrail.images.pixel_format import PixelFormat
 from vitrail.stamps import Stamped, hash_each
 
 COUNTED = 1000  # maps that are read to count classes; of more, as many evenly spaced ones
 
 
 @dataclass(frozen=True, eq=False)
-class LabelMaps(Annotations):
+class LabelMaps(PixelMaps):
     """A class for every pixel of n images, read when they are needed.
 
     Args:
@@ -31,16 +32,11 @@ class LabelMaps(Annotations):
         indices: (V,) uint8 the class of each value, or `IGNORED`.
     """
 
-    task, counted = "segmentation", "pixels"
-    contents: Contents
+    task = "segmentation"
+    pixel_format = PixelFormat(np.uint8, IGNORED, "nearest")
+    contents: Contents  # type: ignore[bad-override]
     values: NDArray[np.uint8]
     indices: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.contents.keys)
-
-    def __getitem__(self, rows: NDArray[np.integer]) -> LabelMaps:
-        return replace(self, contents=self.contents.take(np.asarray(rows, np.int64)))
 
     def of(self, row: int) -> NDArray[np.uint8]:
         """(H, W) uint8 indices of classes, or `IGNORED`. Raises `BadImage` for a mask that cannot be used."""
@@ -70,17 +66,6 @@ class LabelMaps(Annotations):
         order = np.argsort(codes)
         places = order[np.searchsorted(codes, found, sorter=order).clip(max=len(codes) - 1)]
         return np.where(codes[places] == found, self.indices[places], np.int16(-1))
-
-    def read_map(self, row: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-        levels = self.of(row)
-        check_annotated_size(levels.shape, size, "mask")
-        return levels
-
-    def digest(self, row: int) -> bytes:
-        try:
-            return self.of(row).tobytes()
-        except BadImage:
-            return b""
 
     def hashes(self) -> NDArray[np.uint64]:
         """(n,) all equal: the meaning of the values of masks. The masks themselves are compared as files; see `stamp`."""

@@ -76,7 +76,7 @@ def draw_boxes_of(model: Detector, item: Item, threshold: float) -> Sample:
     found = model.place_in_pictures(model.detect(outputs), frames)[0]
     found = found[found[:, 4] >= threshold][:MOST]  # (D, 6), those of a class are at most as many as are matched
     boxes, scores, labels = found[:, :4], found[:, 4], found[:, 5].astype(np.int64)
-    matches = match(Detected(labels, scores, boxes), read_truths(model.collate(item.target))[0])
+    matches = match(Detected(labels, scores, boxes), read_truths(model.targets.collate(item.target))[0])
     is_missed = matches.counted[:, 0] & np.isneginf(matches.claims[:, 0])  # (M,)
     true, answered = ([model.classes[label] for label in each] for each in (item.target.labels, labels))
     notes = ["missed" if missed else "" for missed in is_missed]

@@ -16,9 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.augment.mixing import mix, smooth
 from vitrail.data.augment.placement import Frames
-from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
@@ -28,7 +26,8 @@ from vitrail.tasks.answer import Answer
 from vitrail.tasks.class_names import list_names
 from vitrail.tasks.classification.metric import AcceptableMetric, ClassMetric, LabelMetric
 from vitrail.tasks.create import create_task
-from vitrail.tasks.task import Loss, Task
+from vitrail.tasks.targets import LabelTargets
+from vitrail.tasks.task import Task
 
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -132,6 +131,8 @@ class Classifier(Task):
     """
 
     name = "classification"
+    targets = LabelTargets()
+    losses = ("softmax", "sigmoid")
     temperature: float  # type: ignore[bad-override-mutable-attribute]
 
     def __init__(
@@ -147,27 +148,22 @@ class Classifier(Task):
         super().__init__(backbone, classes, preprocessing, provenance=provenance)
         if not 0 < temperature < math.inf:
             raise ConfigError(f"temperature is {temperature}", "give a number above 0; 1 leaves the logits as they are")
+        self.targets = LabelTargets(len(self.classes))
         self.multi_label = multi_label
+        self.answers_classes = bool(self.classes)
+        self.graph_outputs = ("logits", "features") if self.classes else ("features",)
         self.learns_from_teacher = not multi_label
         self.temperature = temperature
 
     @classmethod
-    def check_source(cls, source: Source) -> None:
-        _ = source.labels  # refuses boxes and maps of classes
-
-    @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
-        cls.check_source(train)
+        cls.targets.check(train, cls.name)
         if len(train.classes) < 2:
             raise DataError(
                 f"the data have {len(train.classes)} class: {', '.join(train.classes) or 'none'}",
                 "put the images of each class in a folder of its own, or give a manifest with labels",
             )
         return {"classes": train.classes, "multi_label": train.multi_label}
-
-    @classmethod
-    def default_loss(cls, train: Source) -> Loss:
-        return "sigmoid" if train.multi_label else "softmax"
 
     def describe(self) -> dict[str, Any]:
         return {"multi_label": self.multi_label, "temperature": self.temperature}
@@ -178,23 +174,6 @@ class Classifier(Task):
             "multi_label": _read_bool(description, "multi_label"),
             "temperature": float(description["temperature"]),
         }
-
-    @property
-    def answers_classes(self) -> bool:
-        return bool(self.classes)
-
-    @classmethod
-    def check_policy(cls, policy: Augment) -> None:
-        """Labels can be mixed and smoothed."""
-
-    def mix(
-        self, images: Tensor, targets: Tensor, ids: NDArray, policy: Augment, *, seed: int
-    ) -> tuple[Tensor, Tensor]:
-        if targets.ndim == 1 and (policy.mixes or policy.smoothing):
-            targets = F.one_hot(targets, len(self.classes)).float()
-        if policy.smoothing:
-            targets = smooth(targets, policy.smoothing)
-        return mix(images, targets, ids, policy, seed=seed) if policy.mixes else (images, targets)
 
     def loss_options(self, loss: str | None, *, binarise: bool) -> dict[str, Any]:
         loss = loss or ("sigmoid" if self.multi_label else "softmax")
@@ -208,11 +187,10 @@ class Classifier(Task):
     def measure(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {"top1": top1(outputs, targets)}
 
-    def metric(self) -> ClassMetric | LabelMetric:
+    def metric(self, source: Source | None = None) -> ClassMetric | LabelMetric | AcceptableMetric:
+        if source is not None and source.multi_label and not self.multi_label:
+            return AcceptableMetric()
         return (LabelMetric if self.multi_label else ClassMetric)(self.classes, self.temperature)
-
-    def metric_for(self, source: Source) -> ClassMetric | LabelMetric | AcceptableMetric:
-        return AcceptableMetric() if source.multi_label and not self.multi_label else self.metric()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """(B, K) in fp32: softmax of logits / temperature; with several labels the sigmoid of each."""
@@ -230,10 +208,6 @@ class Classifier(Task):
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         labels = [prediction.label for prediction in self.decode(outputs, top=1)]
         return {"logits": outputs.numpy(), "probabilities": self.probabilities(outputs).numpy(), "label": labels}
-
-    @property
-    def graph_outputs(self) -> tuple[str, ...]:
-        return ("logits", "features") if self.classes else ("features",)
 
     def graph(self, images: Tensor) -> dict[str, Tensor]:
         features = self.backbone.features(images)

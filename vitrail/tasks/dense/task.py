@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from vitrail.data.augment.placement import Frames, Placement
+from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.annotations import Annotations
-from vitrail.data.sources.source import Source
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Config
 from vitrail.tasks.dense.subject import Subject
 from vitrail.tasks.task import Task
@@ -29,10 +26,8 @@ class DenseTask(Task):
         ConfigError: as `Task` has it; a backbone that drops patches, whose maps would have holes.
     """
 
+    has_own_head = True
     draws_answers = True
-    head_fields: ClassVar[tuple[str, ...]]  # further arguments on which the shapes of the head depend
-    targets: ClassVar[type[Annotations]]
-    needs: ClassVar[str]  # the targets, in words
     resize = "fit"
 
     def __init__(
@@ -50,16 +45,24 @@ class DenseTask(Task):
 
     @abstractmethod
     def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
-        """The outputs from `Backbone.dense_maps` of images (B, C, h, w)."""
+        """Returns the outputs from `Backbone.dense_maps` of images (B, C, h, w)."""
 
-    def compute(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         return self.answer_maps(self.backbone.dense_maps(images), images)
 
     @abstractmethod
+    def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
+        """Returns the outputs for one picture, as `decode` and `metric` take them with the first of ``views``.
+
+        Args:
+            outputs: what calling the task gave for the `Windows` of the picture, for some of them after others.
+            views: what they show of the picture; the first shows the whole.
+        """
+
     def find_subject(
         self, outputs: Tensor, frames: Frames, *, target: str | None = None, box: int | None = None
     ) -> Subject:
-        """What is explained of one image, by default its most certain object or largest class.
+        """Returns what is explained of one image, by default its most certain object or largest class.
 
         Args:
             outputs: those of the image, with B = 1.
@@ -68,24 +71,9 @@ class DenseTask(Task):
             box: the number of an object among those that the model answers with, from 0.
 
         Raises:
-            ConfigError: there is no such object, or no pixel of such a class.
+            ConfigError: there is no such object, or no pixel of such a class; the task has nothing to explain.
         """
-
-    @classmethod
-    def check_source(cls, source: Source) -> None:
-        if not isinstance(source.targets, cls.targets):
-            has = f"classes of {source.counted}" if source.labelled else "no labels"
-            remedy = {"objects": "--task detect", "pixels": "--task segment"}.get(source.counted, "--task classify")
-            what = f"the data have {has}, and {cls.name} needs {cls.needs}"
-            raise DataError(what, f"give annotated data, or train with {remedy}")
-
-    @classmethod
-    def head_outputs(cls, classes: Sequence[str]) -> int:
-        return 0
-
-    def keeps_head(self, arguments: Mapping[str, Any]) -> bool:
-        shaping = {name: value for name, value in arguments.items() if name in ("classes", *self.head_fields)}
-        return super().keeps_head(shaping)
+        raise ConfigError(f"answers of the task {self.name} cannot be explained", "explain a model of another task")
 
 
 def choose_width(config: Config, *, most: int = WIDEST) -> int:
@@ -93,13 +81,6 @@ def choose_width(config: Config, *, most: int = WIDEST) -> int:
     if len(config.dense_layers) > 1:
         return 256
     return min(next((width for largest, width in WIDTHS.items() if config.widths[-1] <= largest), WIDEST), most)
-
-
-def check_placed(placement: Placement) -> None:
-    """Raises `ConfigError` for images that a transform of the user's own made, which targets cannot follow."""
-    if not math.isfinite(placement.matrices.sum()):
-        what = "boxes and masks cannot follow a transform of your own, which does not say where its pixels come from"
-        raise ConfigError(what, "leave the transform out; the settings augment.* change images and targets alike")
 
 
 def read_levels(value: Any) -> tuple[int, ...]:

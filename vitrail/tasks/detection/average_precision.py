@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.tasks.arrays import mean_of_defined
 from vitrail.tasks.detection.matching import (
     AREAS,
     BACKGROUND,
@@ -25,6 +24,7 @@ from vitrail.tasks.detection.matching import (
     Matches,
     Numbers,
 )
+from vitrail.tasks.metric import mean_of_defined
 
 RECALLS = np.linspace(0.0, 1.0, 101)
 LISTED = (1, 10, 100)  # detections of an image and class that average recall takes

@@ -6,7 +6,6 @@ pixels from the upper left corner.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,9 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.augment.placement import Frames, Placement
+from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone
@@ -27,13 +25,14 @@ from vitrail.models.pyramid import create_pyramid
 from vitrail.tasks.answer_files import AnswerFiles
 from vitrail.tasks.dense.class_colours import class_colours
 from vitrail.tasks.dense.subject import Subject
-from vitrail.tasks.dense.task import DenseTask, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.dense.task import DenseTask, choose_width, read_levels, read_number
 from vitrail.tasks.detection.answer import Detections
 from vitrail.tasks.detection.boxes import suppress_duplicates
 from vitrail.tasks.detection.files import CocoResults, YoloFiles
 from vitrail.tasks.detection.graphs import compare_detections, covers, join_outputs, split_outputs
 from vitrail.tasks.detection.loss import sum_losses
 from vitrail.tasks.detection.metric import BoxMetric, place_boxes
+from vitrail.tasks.detection.targets import BoxTargets
 from vitrail.tasks.detection.windows import join_detections
 
 LEVELS = (8, 16, 32)
@@ -41,8 +40,6 @@ CANDIDATES = 4  # best pairs of cell and class among which duplicates are remove
 SAME_OBJECT = 0.6  # overlap above which two boxes of a class are one object
 BOX_WEIGHT = 4.0  # of the loss of boxes, in that of classes
 CELLS_PER_OBJECT = 5.0  # about which a sum of scores is divided, and for which it stands
-LEAST_SHARE, LEAST_AREA = 0.25, 4.0  # of an object that a crop must show: share of its box, square pixels
-ROWS = 16  # the rows of a batch's targets are a multiple of this, so that a compiled step sees few shapes
 
 
 class Detector(DenseTask):
@@ -66,8 +63,10 @@ class Detector(DenseTask):
 
     name = "detection"
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"coco": CocoResults, "yolo": YoloFiles}
-    targets, needs = Objects, "boxes"
-    head_fields = ("levels", "head_width")
+    targets = BoxTargets()
+    decode_options = ("threshold",)
+    graph_outputs = ("boxes", "scores", "labels")
+    free_options = ("most", "threshold")
     options = ("levels", "head_width", "most", "threshold")
     tuned = "threshold"
     pixels = {"cpu": 384 * 288, "cuda": 640 * 640}  # noqa: RUF012
@@ -97,7 +96,7 @@ class Detector(DenseTask):
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
-        cls.check_source(train)
+        cls.targets.check(train, cls.name)
         if not train.classes:
             raise DataError("the data have no class of objects", "see `vitrail data check`")
         return {"classes": train.classes}
@@ -118,44 +117,10 @@ class Detector(DenseTask):
     def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
         return self.own["head"](self.own["neck"](maps))
 
-    # Training.
-
-    def collate(self, rows: Any) -> Tensor:
-        """`Objects` of B images as (B, M, 7), with M a multiple of 16: as `Detector` has them, and the area of each object."""
-        counts = np.diff(rows.ends, prepend=0)
-        made = np.zeros((len(counts), ROWS * max(math.ceil(counts.max(initial=0) / ROWS), 1), 7), np.float32)
-        made[..., 0] = -1
-        images = np.arange(len(counts)).repeat(counts)
-        places = np.arange(len(images)) - (rows.ends - counts).repeat(counts)
-        made[images, places] = np.column_stack([rows.labels, rows.crowd, rows.boxes, rows.areas])
-        return torch.from_numpy(made)
-
-    def move(self, targets: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
-        """The objects (B, M, 6) in pixels of the images, and the weight (B,) of each image, the images per object of the batch.
-
-        The box of an object that was turned is that of its corners. Objects of which an image shows less than a quarter, or 4
-        square pixels, are left out; crowds stay however little is shown. The column of areas is dropped.
-        """
-        check_placed(placement)
-        moved = targets.cpu().double().numpy()
-        corners = moved[..., [2, 3, 4, 3, 4, 5, 2, 5]].reshape(len(moved), -1, 2)
-        corners = placement.move(corners).reshape(*moved.shape[:2], 4, 2)
-        boxes = np.concatenate([corners.min(2), corners.max(2)], -1)  # (B, M, 4)
-        clipped = boxes.clip(0, [*placement.size[::-1]] * 2)
-        before, area = (np.prod(each[..., 2:] - each[..., :2], -1) for each in (boxes, clipped))
-        is_crowd = moved[..., 1] > 0
-        is_shown = (area >= LEAST_AREA) & ((area >= LEAST_SHARE * before) | is_crowd)
-        labels = np.where(is_shown, moved[..., 0], -1)
-        objects = np.concatenate([labels[..., None], moved[..., 1:2], clipped], -1)
-        weight = torch.full((len(moved),), len(moved) / max(int(((labels >= 0) & ~is_crowd).sum()), 1))
-        return torch.from_numpy(objects).float(), weight
-
     def loss(self, outputs: Tensor, targets: tuple[Tensor, Tensor], **options: Any) -> Tensor:
         """Binary cross-entropy of the classes and 4 (1 - GIoU) of the boxes, per 5 cells for each object of the batch."""
         classes, boxes = sum_losses(outputs, targets[0])
         return (targets[1] * (classes + BOX_WEIGHT * boxes)).mean() / CELLS_PER_OBJECT
-
-    # Answers.
 
     def detect(self, outputs: Tensor) -> Tensor:
         """The best detections of each image, (B, most, 6): box, score and label, the most certain first.
@@ -187,13 +152,6 @@ class Detector(DenseTask):
         placed = found.double().cpu().numpy()
         boxes = place_boxes(placed[..., :4], Frames.whole(len(placed), size) if frames is None else frames, size)
         return np.concatenate([boxes, placed[..., 4:]], -1)
-
-    def answer_options(
-        self, *, top: int = 5, threshold: float | None = None, side: int | None = None
-    ) -> dict[str, Any]:
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ConfigError(f"the threshold is {threshold}", "give the least score of an object, from 0 to 1")
-        return {**super().answer_options(top=top, side=side), "threshold": threshold}
 
     def decode(
         self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5, threshold: float | None = None
@@ -256,14 +214,8 @@ class Detector(DenseTask):
         how = {"candidates": CANDIDATES * self.most, "threshold": SAME_OBJECT}
         return join_detections(found, views, self.preprocessing.size, **how)
 
-    def metric(self) -> BoxMetric:
+    def metric(self, source: Source | None = None) -> BoxMetric:
         return BoxMetric(self.classes, self.preprocessing.size, self.detect)
-
-    # Leaving PyTorch.
-
-    @property
-    def graph_outputs(self) -> tuple[str, ...]:
-        return ("boxes", "scores", "labels")
 
     def graph(self, images: Tensor) -> dict[str, Tensor]:
         """``boxes`` (B, most, 4), ``scores`` and ``labels`` (B, most) as `detect` has them."""

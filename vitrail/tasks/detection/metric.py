@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
-from vitrail.tasks.arrays import as_array, mean_of_defined, write_percent
 from vitrail.tasks.detection.average_precision import (
     HALF,
     Curve,
@@ -25,7 +24,7 @@ from vitrail.tasks.detection.average_precision import (
     trace_curve,
 )
 from vitrail.tasks.detection.matching import Detected, Matches, Truth, box_areas, match
-from vitrail.tasks.metric import Figures, Metric
+from vitrail.tasks.metric import Figures, Metric, as_array, mean_of_defined, write_percent
 
 CELLS = 4_000_000  # weighted detections in memory at a time
 Numbers = NDArray[np.float64]

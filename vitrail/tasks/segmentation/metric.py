@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
-from vitrail.data.sources.label_maps import IGNORED
+from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.errors import DataError
-from vitrail.tasks.arrays import as_array, confusion, divide, write_percent
-from vitrail.tasks.metric import Figures, Metric
-from vitrail.tasks.segmentation.label_maps import label_pixels
+from vitrail.tasks.dense.pixels import compare_pixels, sample_pixels
+from vitrail.tasks.metric import Figures, Metric, confusion, divide, write_percent
 
 TOLERANCE = 0.0075  # of the picture's diagonal, that a boundary may be off (Csurka et al. 2013)
 # What is kept of each image and class: the pixels that are right, predicted and true; and on boundaries those that are predicted,
@@ -62,23 +62,14 @@ class MapMetric(Metric):
         if frames is None:
             sizes = np.array([target.shape for target in targets], np.float64).reshape(-1, 2)
             frames = Frames(np.concatenate([np.zeros_like(sizes), sizes[:, ::-1]], 1), sizes)
-        for predicted, target, key in zip(label_pixels(outputs, frames), targets, keys, strict=True):
-            found = predicted.cpu().numpy()
-            true = _cut_filling(as_array(target), found.shape)
-            self._check(true, found.shape, key)
+        answers = sample_pixels(outputs, frames, find_classes)
+        for key, (found, true) in zip(keys, compare_pixels(answers, targets, keys, LabelMaps.pixel_format)):
+            unknown = true[(true != IGNORED) & (true >= len(self.classes))]
+            if len(unknown):
+                what = f"the mask of {key} has the class {unknown[0]}, the model has {len(self.classes)} classes"
+                raise DataError(what, "evaluate on data with the classes of the model")
             self._add(found, true)
         self.keys.extend(keys)
-
-    def _check(self, true: Labels, size: tuple[int, ...], key: str) -> None:
-        if true.shape != size:
-            what = (
-                f"the mask of {key} has {'x'.join(map(str, true.shape))} pixels, the picture {'x'.join(map(str, size))}"
-            )
-            raise DataError(what, "check the data: `vitrail data check DATA`")
-        unknown = true[(true != IGNORED) & (true >= len(self.classes))]
-        if len(unknown):
-            what = f"the mask of {key} has the class {unknown[0]}, the model has {len(self.classes)} classes"
-            raise DataError(what, "judge on data with the classes of the model")
 
     def _add(self, predicted: Labels, true: Labels) -> None:
         ignored = true == IGNORED
@@ -132,11 +123,9 @@ class MapMetric(Metric):
         return np.argsort(np.where(np.isnan(values), 1, values), kind="stable")[:most]
 
 
-def _cut_filling(labels: Labels, size: tuple[int, ...]) -> Labels:
-    """A map without what lies beyond ``size``, if all of it is ignored."""
-    height, width = size
-    is_filling = (labels[height:] == IGNORED).all() and (labels[:, width:] == IGNORED).all()
-    return labels[:height, :width] if is_filling else labels
+def find_classes(logits: Tensor) -> Tensor:
+    """Returns the class of each pixel from logits (K, h, w): uint8 (h, w)."""
+    return logits.argmax(0).to(torch.uint8)
 
 
 def summarize_counts(counts: NDArray) -> dict[str, Numbers]:

@@ -6,7 +6,8 @@ B images, H x W pixels of a picture, h x w of the model's input, K classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,31 +16,30 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from vitrail.data.augment.geometry import resample_nearest
-from vitrail.data.augment.placement import Frames, Placement
+from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.source import Source
-from vitrail.data.to_device import to_device
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
 from vitrail.models.pyramid import ScaledMaps, StageNorms, fit, to_strides, upsample
 from vitrail.tasks.answer_files import AnswerFiles
 from vitrail.tasks.dense.class_colours import BACKGROUND, class_colours
+from vitrail.tasks.dense.pixels import PixelTask, find_shown, sample_pixels
 from vitrail.tasks.dense.subject import Subject
-from vitrail.tasks.dense.task import DenseTask, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.dense.targets import PixelTargets
+from vitrail.tasks.dense.task import choose_width, read_levels, read_number
 from vitrail.tasks.segmentation.answer import Segmentation
 from vitrail.tasks.segmentation.files import MaskFiles
-from vitrail.tasks.segmentation.label_maps import find_shown, label_pixels, label_windows
-from vitrail.tasks.segmentation.metric import MapMetric
+from vitrail.tasks.segmentation.metric import MapMetric, find_classes
 
 HEADS = ("fused", "linear")
 LEVELS = (4,)  # of the fused head on a network whose maps have one stride
 MOST_WEIGHT = 10.0  # of a class, relative to that of the average pixel
 
 
-class Segmenter(DenseTask):
+class Segmenter(PixelTask):
     """A model that names the class of every pixel. Calling it gives logits (B, K, h, w) at the size of the images.
 
     Targets of a batch are maps (B, h, w) uint8 of classes, 255 for pixels without one.
@@ -58,8 +58,10 @@ class Segmenter(DenseTask):
 
     name = "segmentation"
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"masks": MaskFiles}
-    targets, needs = LabelMaps, "a class for every pixel"
-    head_fields = ("head", "levels", "head_width")
+    targets = PixelTargets(LabelMaps, "a class for every pixel")
+    decode_options = ("side",)
+    graph_outputs = ("logits",)
+    free_options = ("class_weights",)
     options = ("head", "levels", "head_width", "class_weights")
     pixels = {"cpu": 704 * 256, "cuda": 640 * 640}  # noqa: RUF012
 
@@ -89,6 +91,7 @@ class Segmenter(DenseTask):
         self.head_width = choose_width(backbone.config) if head_width is None else head_width
         self.levels = tuple(LEVELS if levels is None else levels) if head == "fused" and not is_pyramid else None
         self.class_weights = None if class_weights is None else tuple(map(float, class_weights))
+        self.targets = replace(self.targets, class_weights=self.class_weights)
         self._create_head()
 
     def _create_head(self) -> None:
@@ -110,7 +113,7 @@ class Segmenter(DenseTask):
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
         """The classes, and weights by which rare ones are learned; see `weigh_classes`."""
-        cls.check_source(train)
+        cls.targets.check(train, cls.name)
         if len(train.classes) < 2:
             raise DataError(
                 f"the data have {len(train.classes)} class of pixels", "name the background as a class, too"
@@ -137,66 +140,33 @@ class Segmenter(DenseTask):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return fit(upsample(logits, *self.strides[0]), images)
 
-    # Training.
-
-    def collate(self, rows: Sequence[NDArray[np.uint8]]) -> Tensor:
-        """Maps (H, W) as (B, H, W); smaller ones are filled with 255 on the right and at the bottom."""
-        height, width = np.max([each.shape for each in rows], axis=0).tolist()
-        made = np.full((len(rows), height, width), IGNORED, np.uint8)
-        for filled, each in zip(made, rows):
-            filled[: each.shape[0], : each.shape[1]] = each
-        return torch.from_numpy(made)
-
-    def move(self, targets: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
-        """Maps (B, h, w) of the images, and the weight (B,) of each image: the images per weight of all pixels of the batch.
-
-        ``targets`` (B, H, W) were read with the same crops as the images. Pixels of which an image shows nothing get 255.
-        """
-        check_placed(placement)
-        maps = resample_nearest(targets, placement.sampling, size=placement.size, fill=IGNORED)
-        weights = F.pad(self._weigh(maps.device), (0, 256 - len(self.classes)))  # (256,), 0 for ignored pixels
-        classes = maps.flatten().long()
-        # not `bincount`, for whose size the host waits for a GPU
-        counts = torch.zeros_like(weights, dtype=torch.int64).scatter_add_(0, classes, torch.ones_like(classes))
-        least = min(weight for weight in self.class_weights or (1.0,) if weight > 0)
-        return maps, (len(maps) / (counts * weights).sum().clamp(min=least)).expand(len(maps))
-
-    def _weigh(self, device: torch.device) -> Tensor:
-        """The weight of a pixel of each class, (K,) in fp32."""
-        return to_device(torch.tensor(self.class_weights or [1.0] * len(self.classes)), device)
-
     def loss(self, outputs: Tensor, targets: tuple[Tensor, Tensor], **options: Any) -> Tensor:
-        """Cross-entropy, the weighted mean over all pixels of the batch that have a class."""
+        """Returns the cross-entropy, the weighted mean over all pixels of the batch that have a class."""
         maps, weight = targets
         logits, classes = outputs.float(), maps.long()
-        weights = self._weigh(logits.device)
+        weights = None if self.targets.class_weights is None else self.targets.weights_on(logits.device)
         losses = F.cross_entropy(logits, classes, weights, ignore_index=IGNORED, reduction="none")  # (B, h, w)
         return (weight * losses.flatten(1).sum(1)).mean()
 
     @torch.no_grad()
     def measure(self, outputs: Tensor, targets: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        """The share of pixels with a class whose class is right."""
+        """Returns the share of pixels with a class whose class is right."""
         maps, _ = targets
         is_known = maps != IGNORED
         right = (outputs.argmax(1) == maps) & is_known
         return {"pixel_accuracy": right.sum() / is_known.sum().clamp(min=1)}
 
-    # Answers.
-
-    def answer_options(
-        self, *, top: int = 5, threshold: float | None = None, side: int | None = None
-    ) -> dict[str, Any]:
-        if side is not None and side < 1:
-            raise ConfigError(f"side is {side}", "give the pixels of the longer side of a map, at most")
-        return {**super().answer_options(top=top, threshold=threshold), "side": side}
+    @staticmethod
+    def find_values(maps: Tensor) -> Tensor:
+        return find_classes(maps)
 
     def decode(
         self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5, side: int | None = None
     ) -> list[Segmentation]:
-        """Maps in the size of each picture, or with ``side`` pixels on the longer side if the picture is larger."""
+        """Returns maps in the size of each picture, or with ``side`` pixels on the longer side if the picture is larger."""
         frames = Frames.whole(len(outputs), self.preprocessing.size) if frames is None else frames
         sizes = [(height, width) for height, width in frames.pictures.astype(int).tolist()]
-        drawn = label_pixels(outputs, frames if side is None else frames.shrink(side))
+        drawn = sample_pixels(outputs, frames if side is None else frames.shrink(side), self.find_values)
         return [Segmentation(map.cpu().numpy(), self.classes, top, size) for map, size in zip(drawn, sizes)]
 
     def find_subject(
@@ -225,31 +195,18 @@ class Segmenter(DenseTask):
             colour=class_colours(self.classes)[target],
             logit=lambda outputs: (outputs[:, index] * share).sum((1, 2)),
             probability=probability,
-            region=(next(label_pixels(outputs, frames)) == index).cpu().numpy(),
+            region=(next(sample_pixels(outputs, frames, self.find_values)) == index).cpu().numpy(),
         )
 
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         """``map`` (B, h, w) uint8, the class of every pixel of the model's input."""
         return {"map": outputs.argmax(1).to(torch.uint8).numpy()}
 
-    def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
-        """The class of every pixel of the picture, (1, H, W) uint8, from the mean of the logits of all inputs."""
-        return label_windows(outputs, views)[None]
-
-    def metric(self) -> MapMetric:
+    def metric(self, source: Source | None = None) -> MapMetric:
         return MapMetric(self.classes)
 
-    # Leaving PyTorch.
-
-    @property
-    def graph_outputs(self) -> tuple[str, ...]:
-        return ("logits",)
-
-    def graph(self, images: Tensor) -> dict[str, Tensor]:
-        return {"logits": self(images)}
-
     def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
-        """The share of pixels of the same class."""
+        """Returns the share of pixels of the same class."""
         same = expected["logits"].argmax(1) == given["logits"].argmax(1)
         return float(same.double().mean())
 

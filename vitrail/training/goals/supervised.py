@@ -39,7 +39,7 @@ class SupervisedGoal:
     evaluate_first = False
 
     def check(self, run: Run) -> None:
-        find_task(run.task).check_policy(run.augment)
+        find_task(run.task).targets.check_policy(run.augment, run.task)
         check_model(run)
 
     def open(

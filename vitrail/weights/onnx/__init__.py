@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
@@ -58,7 +58,9 @@ def read_onnx(path: Path) -> Task:
     classes = model.backbone.config.classes
     if outputs.keys() != set(model.graph_outputs) or (classes and outputs.get(LOGITS) != [classes]):
         raise _other_graph(model.backbone.session, path)
-    model.run_graph(model.backbone.run_graph)
+    if model.own:  # what the task has of its own is in the graph, too
+        model.own, run = nn.ModuleDict(), model.backbone.run_graph
+        model.forward = lambda images: model.read_graph(run(images))  # type: ignore[method-assign]
     return model
 
 

@@ -24,7 +24,7 @@ from vitrail.inference.inputs import ImageInputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.parts import MOST_PARTS, PartFolder, Plan, hash_names
 from vitrail.runtime.progress import Say
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import Task, choose_decode_options
 from vitrail.workflows.parts.files import write_part
 
 CONTINUE = "the parts that are done stay; the same command computes the others"
@@ -52,11 +52,11 @@ class Job:
         task = self.options.load(self.model, self.classes, say)
         if self.verb == "predict":
             check_fast(self.asked["fast"], self.options)
-            self.answer_options(task)
+            self.decode_options(task)
         return task
 
-    def answer_options(self, task: Task) -> dict[str, Any]:
-        return task.answer_options(top=self.asked["top"], threshold=self.asked["threshold"])
+    def decode_options(self, task: Task) -> dict[str, Any]:
+        return choose_decode_options(task, top=self.asked["top"], threshold=self.asked["threshold"])
 
 
 def make_plan(job: Job, task: Task, source: Source, *, part_size: int, format: str) -> Plan:
@@ -151,7 +151,7 @@ def _compute(
     how: dict[str, Any] = {"bad": failed.__setitem__, "spans": spans}
     options = replace(job.options, quiet=True)
     if job.verb == "predict":
-        return answer_images(task, source, options, job.answer_options(task), fast=job.asked["fast"], **how)
+        return answer_images(task, source, options, job.decode_options(task), fast=job.asked["fast"], **how)
     return embed_images(task, source, options, **how)
 
 
