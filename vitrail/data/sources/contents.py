@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Self, overload
 
 import numpy as np
 from PIL import Image
@@ -61,30 +62,34 @@ class StoredUnits:
     list_items: Callable[[int], np.ndarray]
 
 
-class Contents(Protocol):
-    """The interface of the storage that a `Source` reads from."""
+class Contents(ABC):
+    """The storage that a `Source` reads from. Immutable."""
 
-    @property
-    def keys(self) -> Strings: ...
-    @property
-    def kind(self) -> Literal["files", "arrays"]: ...
+    kind: ClassVar[Literal["files", "arrays"]] = "files"
+    if TYPE_CHECKING:  # a dataclass would take an inherited property for the default of its field
+
+        @property
+        def keys(self) -> Strings: ...
+
+    @abstractmethod
     def __getitem__(self, row: int) -> bytes | np.ndarray: ...
-    def take(self, rows: np.ndarray) -> Contents:
-        """The contents of these rows, in this order."""
-        ...
+
+    @abstractmethod
+    def take(self, rows: np.ndarray) -> Self:
+        """Returns the contents of these rows, in this order."""
 
     @property
     def units(self) -> Units | StoredUnits | None:
-        """None where an item costs the same wherever it is read after another."""
-        ...
+        """Which items are read together; None where an item costs the same wherever it is read after another."""
+        return None
 
     def fingerprints(self) -> list[Hashable] | None:
         """One value per item, equal for equal contents; None if computing them would cost as much as reading everything."""
-        ...
+        return None
 
     def stamp(self) -> Stamped | None:
         """The files or images as they are now, to find out later whether they have changed; None where nothing says so."""
-        ...
+        return None
 
 
 # what no name may contain, in UTF-8: control characters, and surrogates, which stand for bytes that are not UTF-8
@@ -98,10 +103,6 @@ def check_names(names: Iterable[str], what: str) -> None:
             raise DataError(f"the name of the {what} {name!r} {fault}", "rename it")
 
 
-def _decode_any(name: np.ndarray) -> str:
-    return name.tobytes().decode("utf-8", "surrogatepass")
-
-
 class Strings(Sequence[str]):
     """Many names in two buffers: their bytes, and the end of each. Raises `DataError` as `check_names` does."""
 
@@ -112,7 +113,8 @@ class Strings(Sequence[str]):
             ends.append(len(blob))
         self.blob, self.ends = bytes(blob), np.array(ends)
         if _FAULTS.search(self.blob):
-            check_names(map(_decode_any, np.split(np.frombuffer(self.blob, np.uint8), self.ends[:-1])), "image")
+            names = np.split(np.frombuffer(self.blob, np.uint8), self.ends[:-1])
+            check_names((name.tobytes().decode("utf-8", "surrogatepass") for name in names), "image")
 
     @staticmethod
     def join(parts: Iterable[Strings]) -> Strings:
@@ -242,13 +244,11 @@ def read_head(path: str | os.PathLike[str], length: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(Contents):
     """Files on disk; a key is the path relative to ``root``, with forward slashes, or absolute."""
 
     root: str
     keys: Strings
-    kind: Literal["files"] = "files"
-    units: None = None
 
     def __getitem__(self, row: int) -> bytes:
         return read_file(os.path.join(self.root, self.keys[row]))
@@ -275,13 +275,12 @@ def _hash(content: bytes) -> bytes:
 
 
 @dataclass(frozen=True, eq=False)
-class Arrays:
+class Arrays(Contents):
     """Images of one size in memory: uint8, or float32 in [0, 1]."""
 
     images: np.ndarray  # (n, H, W, C)
     keys: Strings
-    kind: Literal["arrays"] = "arrays"
-    units: None = None
+    kind = "arrays"
 
     def __getitem__(self, row: int) -> np.ndarray:
         return self.images[row]
@@ -297,19 +296,18 @@ class Arrays:
 
 
 @dataclass(frozen=True, eq=False)
-class UserDataset:
+class UserDataset(Contents):
     """A user-defined Dataset, which is never modified. Its items are (image, label) pairs or images."""
 
     dataset: Any
     rows: np.ndarray  # (n,) int64
     keys: Strings
     channels: int
-    kind: Literal["files"] = "files"
-    units: None = None
 
     def __getitem__(self, row: int) -> np.ndarray:
         try:
-            return to_array(get_image(self.dataset[int(self.rows[row])]), self.channels)
+            item = self.dataset[int(self.rows[row])]
+            return to_array(item[0] if isinstance(item, tuple | list) else item, self.channels)
         except BadImage:
             raise
         except Exception as error:  # user code may raise anything for a broken file
@@ -317,17 +315,6 @@ class UserDataset:
 
     def take(self, rows: np.ndarray) -> UserDataset:
         return UserDataset(self.dataset, self.rows[rows], self.keys.take(rows), self.channels)
-
-    def fingerprints(self) -> None:
-        return None
-
-    def stamp(self) -> None:
-        return None
-
-
-def get_image(item: Any) -> Any:
-    """The image in an item of a Dataset."""
-    return item[0] if isinstance(item, (tuple, list)) else item
 
 
 def to_array(image: Any, channels: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,13 @@ MEASURED = 1000  # training images whose range is measured; of more, as many eve
 
 
 @dataclass(frozen=True, eq=False)
-class DeepFiles:
+class DeepFiles(Contents):
     """The images of other contents as float32 (H, W, C) in [0, 1], where ``levels`` become 0 and 1."""
 
     contents: Contents
     channels: int
     levels: Levels | None
     max_pixels: int = PIXELS
-    kind: Literal["files"] = "files"
 
     @property
     def keys(self) -> Strings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -13,27 +12,19 @@ from vitrail.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class Joined(Contents):
     """Items of several contents; ``parts`` (n,) and ``rows`` (n,) say where each item is."""
 
     contents: tuple[Contents, ...]
     parts: np.ndarray
     rows: np.ndarray
     keys: Strings
-    kind: Literal["files"] = "files"
-    units: None = None
 
     def __getitem__(self, row: int) -> bytes | np.ndarray:
         return self.contents[self.parts[row]][int(self.rows[row])]
 
     def take(self, rows: np.ndarray) -> Joined:
         return Joined(self.contents, self.parts[rows], self.rows[rows], self.keys.take(rows))
-
-    def fingerprints(self) -> None:
-        return None
-
-    def stamp(self) -> None:
-        return None
 
 
 def join_sources(first: Source, second: Source) -> Source:

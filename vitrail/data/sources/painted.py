@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os.path import basename
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.sources.annotations import DRAWN_BOX, Objects
-from vitrail.data.sources.contents import Strings
+from vitrail.data.sources.contents import Contents, Strings
 from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.labels import Labels, RawSplit, name_some
 from vitrail.errors import DataError
@@ -31,7 +30,7 @@ UNTRACED = {
 
 
 @dataclass(frozen=True, eq=False)
-class PaintedMaps:
+class PaintedMaps(Contents):
     """Contents: for each of n images (H, W, 1) uint8, 0 for the background, k + 1 for the k-th class.
 
     Small objects lie over large ones. The box of an object without an outline is `IGNORED`: which of its pixels belong to the
@@ -40,8 +39,7 @@ class PaintedMaps:
 
     objects: Objects
     keys: Strings
-    kind: Literal["arrays"] = "arrays"
-    units: None = None
+    kind = "arrays"
 
     def __getitem__(self, row: int) -> NDArray[np.uint8]:
         objects = self.objects.of(row)
@@ -63,9 +61,6 @@ class PaintedMaps:
     def take(self, rows: NDArray[np.int64]) -> PaintedMaps:
         return PaintedMaps(self.objects[rows], self.keys.take(rows))
 
-    def fingerprints(self) -> None:
-        return None
-
     def stamp(self) -> Stamped:
         return Stamped.of_hashes(self.keys, self.objects.hashes())
 
@@ -85,24 +80,18 @@ def paint_splits(splits: Mapping[str, RawSplit]) -> dict[str, RawSplit]:
 
 def _paint_split(split: RawSplit) -> RawSplit:
     assert split.labels is not None
+    objects, keys = _objects(split), split.contents.keys
     names = (BACKGROUND, *split.labels.names)
     if len(names) > IGNORED:
         raise DataError(f"the data have {len(names)} classes with the background", f"give at most {IGNORED}")
     values = np.array([*range(len(names)), IGNORED], np.uint8)
-    maps = LabelMaps(PaintedMaps(_objects(split), split.contents.keys), values, values)
-    notes = [
-        note
-        for outline, what in UNTRACED.items()
-        for note in name_some(what, map(basename, _list_outlined(split, outline)))
-    ]
+    maps = LabelMaps(PaintedMaps(objects, keys), values, values)
+    images = np.repeat(np.arange(len(objects)), objects.lengths()).tolist()  # of each object
+    notes: list[str] = []
+    for outline, what in UNTRACED.items():
+        chosen = (keys[image] for image, own in zip(images, objects.outlines or ()) if own == outline)
+        notes += name_some(what, map(basename, chosen))
     return replace(split, labels=Labels(names, maps, declared=True), notes=(*split.notes, *notes))
-
-
-def _list_outlined(split: RawSplit, outline: bytes) -> list[str]:
-    """The image of each object whose outline is ``outline``."""
-    objects, keys = _objects(split), split.contents.keys
-    images = np.repeat(np.arange(len(objects)), objects.lengths()).tolist()
-    return [keys[image] for image, own in zip(images, objects.outlines or ()) if own == outline]
 
 
 def _objects(split: RawSplit) -> Objects:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources.contents import Strings, Units, normalise_path, read_file
+from vitrail.data.sources.contents import Contents, Strings, Units, normalise_path, read_file
 from vitrail.data.sources.labels import Labels, RawSplit, format_label, from_numbers, from_texts
 from vitrail.data.sources.manifests import Columns, choose_columns, group_by_split, read_columns
 from vitrail.errors import DataError
@@ -28,7 +28,7 @@ HASHED_BYTES = 2**30  # larger data sets are not read to find duplicates
 
 
 @dataclass(frozen=True, eq=False)
-class ParquetImages:
+class ParquetImages(Contents):
     """Rows whose image column contains the bytes of a file, or a struct of bytes and a path.
 
     Row groups are read whole and cached, up to `CACHED_BYTES`; see `units`.
@@ -40,7 +40,6 @@ class ParquetImages:
     groups: np.ndarray  # (G, 4) int64: file, row group in the file, first row over all files, bytes
     rows: np.ndarray  # (n,) int64, over all files
     keys: Strings
-    kind: Literal["files"] = "files"
     _kept: dict[int, Any] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, row: int) -> bytes:

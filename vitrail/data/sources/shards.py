@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -86,12 +86,11 @@ class ShardKeys(Strings):
 
 
 @dataclass(frozen=True, eq=False)
-class ShardImages:
+class ShardImages(Contents):
     """Images in tar shards; ``rows`` (n,) int64 are those of the index, None stands for all."""
 
     index: ShardIndex
     rows: np.ndarray | None = None
-    kind: Literal["files"] = "files"
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
