@@ -18,7 +18,6 @@ from tests.looked_at import QUIET, shaken
 from tests.models.tiny import TINY
 from vitrail.cli import run
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.intervals import bootstrap, bound_proportion, estimate_interval
 from vitrail.evaluation.probes import linear
@@ -74,7 +73,7 @@ def test_data_without_splits_have_a_part_held_out_and_a_test_set_leaves_train_wh
 def trained_on(place: Path, *, seed: int, validation: float) -> Classifier:
     """A model whose provenance says that it was trained on the images there, but for the part that this holds out."""
     splits, model = open_data(place, seed=seed, validation=validation), shaken()
-    held = fingerprint(splits.val) if splits.val is not None else None
+    held = splits.val.keys.digest() if splits.val is not None else None
     split = {"held_out": splits.held_out, "seed": seed, "validation": validation, "sha256": held}
     model.provenance = {"data": str(place), "split": split}
     return model

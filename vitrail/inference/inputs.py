@@ -16,7 +16,7 @@ from vitrail.data.sources.class_map import map_classes, read_class_map
 from vitrail.data.sources.mask_pairs import list_images
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.scan import Scan
-from vitrail.data.sources.source import Source, choose_split, fingerprint
+from vitrail.data.sources.source import Source, choose_split
 from vitrail.errors import ConfigError, DataError
 from vitrail.runtime.progress import Say
 from vitrail.tasks.class_names import has_ambiguous_order
@@ -163,7 +163,7 @@ def open_split(
         model.targets.check(source, model.name)
     held_out = splits.held_out and name == "val"
     say(f"split    {'held out of train when the model was trained' if held_out else name}: {len(source):,} images")
-    if held_out and trained.get("sha256") != fingerprint(source):
+    if held_out and trained.get("sha256") != source.keys.digest():
         say("warning  this held-out part is not the one the model was trained without; the figures may flatter it")
     if class_map is not None:
         mapped = map_classes(source, read_class_map(class_map), model.classes)

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrail.checksums import sha256_of
 from vitrail.config.schema import Run
-from vitrail.data.sources.source import Source, Splits, fingerprint, list_splits
+from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.errors import CheckpointError, DataError
 from vitrail.files import read_sealed, replace_file, write_sealed
 from vitrail.runs.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ START_AGAIN = "put them back as they were, or start a new run with another --out
 
 def fingerprint_data(data: RunData) -> dict[str, str]:
     """Digests of the images that each split trains on or is evaluated on, and of their targets as they were opened."""
-    used = {name: fingerprint(part) for name, part in list_splits(data.splits).items() if name != UNTRAINED}
+    used = {name: part.keys.digest() for name, part in list_splits(data.splits).items() if name != UNTRAINED}
     return used | {name + TARGETS: part.digest_targets() for name, part in list_splits(data.opened).items()}
 
 

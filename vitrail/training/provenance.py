@@ -9,7 +9,7 @@ from typing import Any
 
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
-from vitrail.data.sources.source import Splits, fingerprint, list_splits
+from vitrail.data.sources.source import Splits, list_splits
 from vitrail.runs.folder import RunFolder
 from vitrail.runs.history import join_records, speed
 from vitrail.runtime.machine import describe, versions
@@ -45,7 +45,7 @@ class Outcome:
 
 def provenance(run: Run, steps: int, splits: Splits, ending: Ending) -> dict[str, Any]:
     """Where the weights come from: data, split, recipe, compute, versions."""
-    held_out = fingerprint(splits.val) if splits.val is not None else None
+    held_out = splits.val.keys.digest() if splits.val is not None else None
     return {
         "data": run.data.source,
         "layout": splits.layout,

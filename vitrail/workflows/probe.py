@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrail import weights
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits, choose_split, fingerprint
+from vitrail.data.sources.source import Source, Splits, choose_split
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.evaluation.intervals import crossed_bootstrap, paired_difference
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
@@ -171,7 +171,7 @@ def open_to_probe(data: Any, model: Task) -> Splits:
 def was_held_out(model: Task, splits: Splits) -> bool:
     """Whether the validation part was held out when the model was trained."""
     trained = model.provenance.get("split", {})
-    return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == fingerprint(splits.val)
+    return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == splits.val.keys.digest()
 
 
 def warn_of_training_images(model: Task, data: Any, splits: Splits, say: Say) -> None:

@@ -91,6 +91,15 @@ class Contents(ABC):
         """The files or images as they are now, to find out later whether they have changed; None where nothing says so."""
         return None
 
+    def hash_file(self, row: int) -> Hashable:
+        """A hash of the bytes of a file; of one that cannot be read its row, so that it equals no other."""
+        try:
+            content = self[row]
+            assert isinstance(content, bytes)
+            return _hash(content)
+        except BadImage:
+            return row
+
 
 # what no name may contain, in UTF-8: control characters, and surrogates, which stand for bytes that are not UTF-8
 _FAULTS = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]|\xed[\xa0-\xbf]")

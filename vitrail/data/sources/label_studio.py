@@ -106,8 +106,7 @@ def _name_image(task: Mapping[str, Any]) -> str:
             url = urlsplit(value.replace("\\", "/") if isinstance(value, str) else "")
         except ValueError:
             continue
-        place = parse_qs(url.query).get("d", [url.path])[0]
-        name = PurePosixPath(unquote(place)).name
+        name = PurePosixPath(unquote(parse_qs(url.query).get("d", [url.path])[0])).name
         if name.rpartition(".")[2].lower() in EXTENSIONS:
             return name
     return ""
@@ -215,34 +214,29 @@ def _read_brush(values: Any, size: Size) -> NDArray[np.bool_]:
     """
     if not isinstance(values, list) or not all(isinstance(each, int) and 0 <= each < 256 for each in values):
         raise ValueError("run lengths that are no bytes")
-    reader = _Bits("".join(f"{each:08b}" for each in values))
-    count, word = reader.read(32), reader.read(5) + 1
+    bits, used = "".join(f"{each:08b}" for each in values), 0
+
+    def read(width: int) -> int:
+        """The next bits as a number. Raises `ValueError` at the end."""
+        nonlocal used
+        used += width
+        if used > len(bits):
+            raise ValueError("run lengths that are cut off")
+        return int(bits[used - width : used], 2)
+
+    count, word = read(32), read(5) + 1
     if count != 4 * size[0] * size[1] or count > 4 * PIXELS:
         raise ValueError(f"a mask of {count:,} values for {size[1]} x {size[0]} pixels")
     if word != 8:
         raise ValueError(f"a mask of values of {word} bits, not 8")
-    lengths = [reader.read(4) + 1 for _ in range(4)]
-    mask, place = np.zeros(count, np.uint8), 0
-    while place < count:
-        repeats = reader.read(1)
-        end = place + 1 + reader.read(lengths[reader.read(2)])
+    lengths = [read(4) + 1 for _ in range(4)]
+    mask, filled = np.zeros(count, np.uint8), 0
+    while filled < count:
+        repeats = read(1)
+        end = filled + 1 + read(lengths[read(2)])
         if repeats:
-            mask[place:end] = reader.read(word)
+            mask[filled:end] = read(word)
         else:
-            mask[place:end] = [reader.read(word) for _ in range(end - place)][: count - place]
-        place = end
+            mask[filled:end] = [read(word) for _ in range(end - filled)][: count - filled]
+        filled = end
     return mask.reshape(*size, 4)[..., 3] > 0
-
-
-class _Bits:
-    """Reads numbers from a text of zeros and ones."""
-
-    def __init__(self, bits: str) -> None:
-        self.bits, self.place = bits, 0
-
-    def read(self, count: int) -> int:
-        """Returns the next ``count`` bits as a number. Raises `ValueError` at the end."""
-        self.place += count
-        if self.place > len(self.bits):
-            raise ValueError("run lengths that are cut off")
-        return int(self.bits[self.place - count : self.place], 2)

@@ -90,12 +90,8 @@ def count_classes(values: np.ndarray | Annotations, classes: int) -> np.ndarray:
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     """The distinct names, sorted; whole numbers are sorted by value, so "10" comes after "9"."""
     distinct = set(names)
-    by_value = all(map(_is_number, distinct))
+    by_value = all(name.isascii() and name.isdecimal() and len(name) <= DIGITS for name in distinct)
     return tuple(sorted(distinct, key=lambda name: (int(name), name)) if by_value else sorted(distinct))
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and len(name) <= DIGITS
 
 
 def format_label(label: Any) -> str:
@@ -224,7 +220,11 @@ def join_labels(
         DataError: items of classes that are not in the list; the message has a table of these classes.
     """
     if classes is None:
-        classes = splits["train"].names if "train" in splits else _merge_names(splits.values())
+        classes = splits["train"].names if "train" in splits else None
+        if classes is None:
+            every = dict.fromkeys(name for labels in splits.values() for name in labels.names)
+            declared = any(labels.declared for labels in splits.values())
+            classes = tuple(every) if declared else sort_names(every)
         who = f"the {len(classes)} classes of the training images"
     else:
         who = f"the {len(classes)} given classes"
@@ -232,12 +232,6 @@ def join_labels(
     _check_known(splits, number, who)
     columns = len(classes) if any(labels.multi for labels in splits.values()) else None
     return tuple(classes), {name: _renumber(labels, number, columns) for name, labels in splits.items()}
-
-
-def _merge_names(splits: Iterable[Labels]) -> tuple[str, ...]:
-    splits = list(splits)
-    names = dict.fromkeys(name for labels in splits for name in labels.names)
-    return tuple(names) if any(labels.declared for labels in splits) else sort_names(names)
 
 
 def _renumber(labels: Labels, number: Mapping[str, int], columns: int | None) -> np.ndarray | Annotations:

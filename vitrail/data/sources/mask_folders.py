@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitrail.data.sources.contents import Files, Strings
-from vitrail.data.sources.image_lists import divide_images, pair_by_lists
 from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.labels import Labels, RawSplit, name_some
 from vitrail.data.sources.mask_classes import Meaning, find_meaning, number_entries
@@ -17,6 +16,7 @@ from vitrail.data.sources.mask_names import Entry, find_class_table, list_unread
 from vitrail.data.sources.mask_pairs import LABEL_IDS, TRAIN_IDS, Pairs, Place, pair_files, split_of_folder
 from vitrail.data.sources.mask_values import measure_masks
 from vitrail.data.sources.scan import Scan
+from vitrail.data.sources.split_lists import divide_images, pair_by_lists
 from vitrail.data.sources.split_names import SPLIT_ORDER
 from vitrail.errors import DataError
 
@@ -37,10 +37,13 @@ def read_masks(root: Path, places: Sequence[Place]) -> tuple[str, dict[str, RawS
     Raises:
         DataError: no image has a mask, two folders of one split, a list that does not fit, or as `find_meaning` says.
     """
-    _check_splits(root, places)
+    for split, count in Counter(place.split for place in places).items():
+        if count > 1:
+            folders = ", ".join(place.images for place in places if place.split == split)
+            raise DataError(f"{root} has more than one {split} folder: {folders}", "keep one of them")
     parts = {place.split: pair_files(root, place) for place in places}
     spare: set[str] = set().union(*(part.spare for part in parts.values()))
-    notes = [*_note_outside(root, places)]
+    notes = list(_note_outside(root, places))
     layout = "images and masks"
     if others := sum(part.others for part in parts.values()):
         layout += f"; {others:,} further files of masks not used"
@@ -61,13 +64,6 @@ def read_masks(root: Path, places: Sequence[Place]) -> tuple[str, dict[str, RawS
     first = next(iter(splits))
     said = (*splits[first].notes, *notes, *meaning.notes)
     return layout, splits | {first: replace(splits[first], notes=said, faulty=meaning.faulty)}
-
-
-def _check_splits(root: Path, places: Sequence[Place]) -> None:
-    for split, count in Counter(place.split for place in places).items():
-        if count > 1:
-            folders = ", ".join(place.images for place in places if place.split == split)
-            raise DataError(f"{root} has more than one {split} folder: {folders}", "keep one of them")
 
 
 def _make_split(root: Path, part: Pairs, meaning: Meaning) -> RawSplit:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,12 @@ class ParquetImages(Contents):
         value = self._read_group(group)[number - int(self.groups[group, 2])].as_py()
         if isinstance(value, dict):
             content, path = value.get("bytes"), value.get("path")
-            value = content if content is not None or path is None else self._read_path(path)
+            if content is None and path is not None:
+                try:
+                    content = read_file(os.path.join(self.root, normalise_path(path)))
+                except ValueError as error:
+                    raise BadImage(str(error)) from error
+            value = content
         if value is None:
             raise BadImage("the row contains no image")
         return value
@@ -64,12 +68,6 @@ class ParquetImages(Contents):
         if sizes.sum() <= CACHED_BYTES:
             return None
         return Units(of, len(groups), max(CACHED_BYTES // 2 // int(sizes.max()), 1))
-
-    def _read_path(self, path: str) -> bytes:
-        try:
-            return read_file(os.path.join(self.root, normalise_path(path)))
-        except ValueError as error:
-            raise BadImage(str(error)) from error
 
     def _read_group(self, group: int) -> Any:
         if group not in self._kept:
@@ -96,17 +94,11 @@ class ParquetImages(Contents):
     def fingerprints(self) -> list[Hashable] | None:
         if sum(os.path.getsize(os.path.join(self.root, file)) for file in self.files) > HASHED_BYTES:
             return None
-        return [self._hash_row(row) for row in range(len(self.rows))]
+        return [self.hash_file(row) for row in range(len(self.rows))]
 
     def stamp(self) -> Stamped:
         """The Parquet files; image files that their rows name are not among them."""
         return Stamped.of_files(self.root, self.files)
-
-    def _hash_row(self, row: int) -> Hashable:
-        try:
-            return blake2b(self[row], digest_size=12).digest()
-        except BadImage:
-            return row
 
 
 def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[str, RawSplit]:

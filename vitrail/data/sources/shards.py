@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from glob import has_magic
-from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -141,18 +140,12 @@ class ShardImages(Contents):
         tables, rows = self.index.mapped, slice(None) if self.rows is None else self.rows
         brief = list(zip(tables.lengths[rows].tolist(), tables.checksums[rows].tolist()))
         occurrences = Counter(brief)
-        return [pair if occurrences[pair] == 1 else (pair, self._hash(row)) for row, pair in enumerate(brief)]
+        return [pair if occurrences[pair] == 1 else (pair, self.hash_file(row)) for row, pair in enumerate(brief)]
 
     def stamp(self) -> Stamped:
         """Lengths and checksums, which are those of the index."""
         tables, rows = self.index.mapped, slice(None) if self.rows is None else self.rows
         return Stamped(self.keys, tables.lengths[rows].astype(np.int64), tables.checksums[rows].astype(np.int64))
-
-    def _hash(self, row: int) -> Hashable:
-        try:
-            return blake2b(self[row], digest_size=12).digest()
-        except BadImage:
-            return row
 
 
 def fetched(contents: Contents, make: Callable[[np.ndarray], Result]) -> Callable[[np.ndarray], Result]:

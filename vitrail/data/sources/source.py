@@ -76,7 +76,13 @@ class Source:
     def read(self, index: int) -> Item:
         """One item, not yet decoded. Raises `BadImage` if it cannot be read."""
         index = range(len(self))[index]
-        return Item(self.contents[index], self._target(index) if self.labelled else None, self.keys[index])
+        target = None
+        if isinstance(self.targets, Annotations):
+            target = self.targets.of(index)
+        elif self.labelled:
+            target = self.targets[index]
+            target = int(target) if isinstance(target, np.integer) else target
+        return Item(self.contents[index], target, self.keys[index])
 
     def digest_target(self, index: int) -> bytes | None:
         """Bytes that are equal for equal targets; None for an unlabelled image."""
@@ -103,12 +109,6 @@ class Source:
             hashes = targets.hashes() if isinstance(targets, Annotations) else _hash_labels(targets)
             digest.update(hashes.tobytes())
         return digest.hexdigest()
-
-    def _target(self, index: int) -> Any:
-        if isinstance(self.targets, Annotations):
-            return self.targets.of(index)
-        target = self.targets[index]
-        return int(target) if isinstance(target, np.integer) else target
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
         """The items at these indices, in this order."""
@@ -151,11 +151,6 @@ class Splits:
 def _hash_labels(labels: np.ndarray) -> np.ndarray:
     """(n,) uint64: classes as they are, and hashes of several labels."""
     return labels.view(np.uint64) if labels.ndim == 1 else hash_each(row.tobytes() for row in labels)
-
-
-def fingerprint(source: Source) -> str:
-    """A digest of the keys of a source: equal for two splits with the same images."""
-    return source.keys.digest()
 
 
 def list_splits(splits: Splits) -> dict[str, Source]:

@@ -1,16 +1,21 @@
-"""Finds the split that a list, file or folder is named after, and reads the lists of images of a data set."""
+"""Divides images into splits: by the lists of a data set, such as ``ImageSets/Segmentation/train.txt``, or by their folders."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vitrail.data.sources.contents import read_lines
-from vitrail.data.sources.split_names import SPLITS
+from vitrail.data.sources.labels import name_some
+from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
+from vitrail.errors import DataError
+from vitrail.images.decode import EXTENSIONS
 
 BOTH = "trainval"  # training and validation images in one list
 WHOLE = (BOTH, "default")  # lists whose images are for training where no other list says so
-LIST_FOLDERS = ("ImageSets/Main", "ImageSets", "")
+LIST_FOLDERS = ("ImageSets/Main", "ImageSets", "", "splits", "split", "lists", "annotations")
 
 
 def find_split(name: str) -> str | None:
@@ -24,9 +29,9 @@ def find_folder_split(path: str) -> str | None:
     return next((SPLITS[part.lower()] for part in path.split("/")[:-1] if part.lower() in SPLITS), None)
 
 
-def find_lists(root: Path, folders: tuple[str, ...] = LIST_FOLDERS) -> Path | None:
-    """Returns the first of ``folders`` that has a list of a split; None if none has."""
-    for inside in folders:
+def find_lists(root: Path, first: str) -> Path | None:
+    """Returns the folder ``first``, or the first of `LIST_FOLDERS`, that has a list of a split; None if none has."""
+    for inside in (first, *LIST_FOLDERS):
         folder = root / inside
         if folder.is_dir() and any(path.stem.lower() in (*SPLITS, *WHOLE) for path in folder.glob("*.txt")):
             return folder
@@ -54,3 +59,113 @@ def read_split_lists(folder: Path) -> dict[str, list[str]]:
         listed = {name for split in ("train", "val") for name in lists.get(split, ())}
         lists[missing] = [name for name in whole if name not in listed]
     return lists
+
+
+def divide_images(
+    root: Path, images: Sequence[str], first: str = "ImageSets/Segmentation"
+) -> tuple[dict[str, list[str]], str, list[str]] | None:
+    """Divides images by the lists of the data; None where there are none, or where they are of something else.
+
+    Args:
+        root: folder of the data.
+        images: paths relative to it. A line of a list may leave out the extension and the first folders, and have more columns.
+        first: folder that is looked at before others for lists.
+
+    Returns:
+        The images of each split in the order of its list, the folder of the lists, and notes on what does not fit.
+
+    Raises:
+        DataError: a list that cannot be read, or one in ``ImageSets`` of which no line names an image.
+    """
+    folder = find_lists(root, first)
+    if folder is None:
+        return None
+    where = folder.relative_to(root).as_posix()
+    index = _index_names(images)
+    lists = {split: lines for split, lines in read_split_lists(folder).items() if lines}
+    found = {split: {line: _find(line, index) for line in lines} for split, lines in lists.items()}
+    sure = where.startswith("ImageSets")
+    if not sure and not any(any(lines.values()) for lines in found.values()):
+        return None
+    for split, lines in found.items():
+        if sure and not any(lines.values()):
+            what = f"none of the {len(lines):,} images in the list of {split} is in {root}, e.g. {next(iter(lines))!r}"
+            raise DataError(what, f"add the images, or remove the list from {folder}")
+    splits = {
+        split: list(dict.fromkeys(filter(None, found[split].values())))
+        for split in SPLIT_ORDER
+        if any(found.get(split, {}).values())
+    }
+    return splits, where, _note_misfits(splits, found, images)
+
+
+def divide_by_folder(images: Iterable[str]) -> dict[str, list[str]]:
+    """Divides images by the split that a folder of each names; those of no split are for training."""
+    divided: dict[str, list[str]] = {}
+    for image in images:
+        divided.setdefault(find_folder_split(image) or "train", []).append(image)
+    return divided
+
+
+def pair_by_lists(root: Path, images: Iterable[str], masks: Iterable[str]) -> dict[str, str]:
+    """Returns the mask of each image for which a line of a list names both, in two columns."""
+    folder = find_lists(root, "ImageSets/Segmentation")
+    lists = {} if folder is None else read_split_lists(folder)
+    rows = [columns for lines in lists.values() for line in lines if len(columns := re.findall(r"[^\s,;]+", line)) == 2]
+    if not rows:
+        return {}
+    of_image, of_mask = _index_names(images), _index_names(masks)
+    found = ((_find(image, of_image), _find(mask, of_mask)) for image, mask in rows)
+    return {image: mask for image, mask in found if image and mask}
+
+
+def _note_misfits(
+    splits: Mapping[str, Sequence[str]], found: Mapping[str, Mapping[str, str | None]], images: Iterable[str]
+) -> list[str]:
+    once: set[str] = set()
+    twice: set[str] = set()
+    for names in splits.values():
+        twice |= once.intersection(names)
+        once.update(names)
+    kinds = {
+        "images in no list, left out": set(images) - once,
+        "images in the lists of several splits": twice,
+        "lines of lists that name no image": {
+            line for lines in found.values() for line, image in lines.items() if not image
+        },
+    }
+    return [note for what, names in kinds.items() for note in name_some(what, names)]
+
+
+def _index_names(images: Iterable[str]) -> dict[str, str]:
+    """Each image by its path without extension, and without first folders as far as no other image has the same."""
+    whole = {_simplify(image): image for image in images}
+    parts: dict[str, str] = {}
+    twice = set()
+    for name, image in whole.items():
+        while "/" in name:
+            name = name.partition("/")[2]
+            if parts.setdefault(name, image) is not image:
+                twice.add(name)
+    return {name: image for name, image in parts.items() if name not in twice} | whole
+
+
+def _find(line: str, index: Mapping[str, str]) -> str | None:
+    return next((index[name] for name in _list_readings(line) if name in index), None)
+
+
+def _list_readings(line: str) -> Iterator[str]:
+    """The names that a line may give: the whole line or its first column, with ever fewer of the first folders."""
+    for text in (line, re.split(r"[\s,;]+", line)[0]):
+        name = _simplify(text)
+        folder = ""
+        while name and not re.search(r"\s", folder):  # after a space another column may begin
+            yield name
+            folder, _, name = name.partition("/")
+
+
+def _simplify(path: str) -> str:
+    """A path in Unicode's composed form, with forward slashes, without the extension of an image."""
+    plain = unicodedata.normalize("NFC", path).replace("\\", "/").removeprefix("./").strip("/")
+    stem, _, extension = plain.rpartition(".")
+    return stem if stem and extension.lower() in EXTENSIONS else plain

@@ -45,12 +45,11 @@ def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[st
             raise DataError(f"the files in {source} are found in {folders}", "write the folder into the paths")
     words = [f"files in {before}"] if before else []
     words += [f"{after} added to the names"] if after else []
-    return [_resolve(f"{before}{path}{after}", named) for path in paths], ", ".join(words)
-
-
-def _resolve(path: str, named: NamedFiles) -> str:
-    """The path as the file system has it, which may differ only for some names; a path without a file as it stands."""
-    return path if path.isascii() and "\\" not in path else named.find(path) or path
+    # only such names may differ from those that the file system has
+    located = (f"{before}{path}{after}" for path in paths)
+    return [path if path.isascii() and "\\" not in path else named.find(path) or path for path in located], ", ".join(
+        words
+    )
 
 
 def _likely_folders(stem: str) -> list[str]:

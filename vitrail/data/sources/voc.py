@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 
 from vitrail.data.sources.annotation_files import read_xml
 from vitrail.data.sources.contents import read_head
-from vitrail.data.sources.image_lists import divide_by_folder, divide_images
 from vitrail.data.sources.labels import RawSplit
 from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read, read_name, read_size
 from vitrail.data.sources.scan import Scan, list_files, list_folders
 from vitrail.data.sources.shapes import Box, Size, enclose_polygon, enclose_rectangle
+from vitrail.data.sources.split_lists import divide_by_folder, divide_images
 from vitrail.data.sources.split_names import SPLITS
 from vitrail.errors import DataError
 from vitrail.untrusted.numbers import to_real

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.sources.contents import choose_evenly, read_file, read_lines
-from vitrail.data.sources.image_lists import divide_by_folder, divide_images
 from vitrail.data.sources.labels import name_some
 from vitrail.data.sources.named_files import NamedFiles
 from vitrail.data.sources.scan import Scan, list_files, list_files_at, list_folders
+from vitrail.data.sources.split_lists import divide_by_folder, divide_images
 from vitrail.data.sources.split_names import SPLITS
 from vitrail.errors import DataError, find_fault
 from vitrail.images.decode import BadImage
