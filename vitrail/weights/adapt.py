@@ -124,7 +124,12 @@ def apply_changes(
         start.classes = check_classes(read_classes(Path(classes_file)), outputs=len(start.classes))
         start.provenance.pop(NUMBERED, None)
     changes = {name: value for name, value in changes.items() if value is not None}
-    changed = _apply(start, changes)
+    if changes.keys() == {"image_size"} and isinstance(start.backbone, ExportedBackbone):
+        start.backbone = start.backbone.at(changes["image_size"])
+        start.preprocessing = start.preprocessing.at(start.config.image_size)
+        changed = start
+    else:
+        changed = adapt(start, **changes) if changes else start
     changed.preprocessing = changed.preprocessing.override(**preprocessing or {})
     return changed
 
@@ -140,14 +145,6 @@ def fit_to_crop(model: Task, log: Say) -> Task:
         f"resized  positions for images of {sizes[0]} to {sizes[1]}, the crop of the preprocessing (--crop gives another)"
     )
     return adapt(model, image_size=model.preprocessing.size).eval()
-
-
-def _apply(start: Task, changes: Mapping[str, Any]) -> Task:
-    if changes.keys() == {"image_size"} and isinstance(start.backbone, ExportedBackbone):
-        start.backbone = start.backbone.at(changes["image_size"])
-        start.preprocessing = start.preprocessing.at(start.config.image_size)
-        return start
-    return adapt(start, **changes) if changes else start
 
 
 def read_classes(file: Path) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from vitrail.errors import CheckpointError
-from vitrail.untrusted.archives import ObjectArrayError, read_array_member
+from vitrail.untrusted.archives import ObjectArrayError, check_expansion, read_array_member
 from vitrail.untrusted.limits import EXPANSION as MAX_EXPANSION
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, unreadable
 
@@ -24,9 +24,13 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            _check_sizes(members, path)
-            return {member.filename.removesuffix(".npy"): _read(archive, member, path) for member in members}
+            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+            if len(members) < len(archive.infolist()):
+                raise CheckpointError(f"{path} contains two arrays of the same name", AGAIN)
+            if len(members) > MOST_TENSORS:
+                raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MOST_TENSORS:,} are read")
+            check_expansion(archive, path.stat().st_size, MAX_EXPANSION)
+            return {name: _read(archive, member, path) for name, member in members.items()}
     except CheckpointError:
         raise
     except OSError as error:
@@ -35,29 +39,15 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise CheckpointError(f"{path} is not a valid .npz file: {printable(error, 200)}", AGAIN) from error
 
 
-def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
-    """Raises `CheckpointError` for files that would exceed the memory. Sizes are checked again when the bytes are read."""
-    if len(members) > MOST_TENSORS:
-        raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MOST_TENSORS:,} are read")
-    if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
-        raise CheckpointError(f"{path} contains two arrays of the same name", AGAIN)
-    size, total = path.stat().st_size, sum(member.file_size for member in members)
-    if total > MAX_EXPANSION * size:
-        what = f"{path} has {size:,} bytes and expands to {total:,}"
-        raise CheckpointError(what, "weights do not compress that well; fetch the file from a source you trust")
-
-
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:
     try:
         array = read_array_member(archive, member)
     except ObjectArrayError as error:
         what = f"{path}: {printable(member.filename)} holds objects, not numbers"
         raise CheckpointError(what, "objects are never unpickled; give an .npz of weights") from error
-    return from_bf16(array) if array.dtype == np.dtype("V2") else array
-
-
-def from_bf16(array: np.ndarray) -> np.ndarray:
-    """Converts bf16, which JAX saves as two raw bytes, to fp32."""
+    if array.dtype != np.dtype("V2"):
+        return array
+    # JAX saves bf16 as two raw bytes
     return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Backbone, Config
 from vitrail.tasks import TASKS, Task
-from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json, unreadable
+from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json, refusing_values, unreadable
 
 FORMAT_VERSION = 2  # version 1 had no task; it was always classification
 READABLE = (1, 2)
@@ -81,10 +82,8 @@ def check_format(description: Mapping[str, Any], where: Path | str) -> None:
 
 def parse_config(description: Mapping[str, Any], where: Path | str) -> Config:
     """Returns the config in a description of a supported version. Raises `CheckpointError`."""
-    try:
+    with reading_description(where):
         return ARCHITECTURES[description["architecture"]].from_dict(description["config"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise unusable_description(where, error) from error
 
 
 def build_model(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Task:
@@ -106,20 +105,18 @@ def build_model(description: Mapping[str, Any], tensors: Mapping[str, Tensor], w
 def build_model_around(make: Callable[[Config], Backbone], description: Mapping[str, Any], where: Path | str) -> Task:
     """Builds the model around the backbone that ``make`` returns for the config. Raises `CheckpointError`."""
     config, task = parse_config(description, where), TASKS[task_of(description)]
-    try:
+    with reading_description(where):
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         classes = list(description["classes"])
         if not isinstance(description["classes"], list) or not all(isinstance(name, str) for name in classes):
             raise ValueError("its class names are not a list of strings")
         arguments = task.read_description(description)
         provenance = dict(description.get("provenance") or {})
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise unusable_description(where, error) from error
     backbone = make(config)
-    if preprocessing.size != config.image_size:
-        sizes = ["x".join(map(str, size)) for size in (preprocessing.size, config.image_size)]
-        error = ValueError(f"its preprocessing gives images of {sizes[0]} pixels, and its network takes {sizes[1]}")
-        raise unusable_description(where, error)
+    with reading_description(where):
+        if preprocessing.size != config.image_size:
+            sizes = ["x".join(map(str, size)) for size in (preprocessing.size, config.image_size)]
+            raise ValueError(f"its preprocessing gives images of {sizes[0]} pixels, and its network takes {sizes[1]}")
     try:
         model = task(backbone, classes, preprocessing, provenance=provenance, **arguments)
     except ConfigError as error:
@@ -127,10 +124,9 @@ def build_model_around(make: Callable[[Config], Backbone], description: Mapping[
     return model.eval()
 
 
-def unusable_description(where: Path | str, error: Exception) -> CheckpointError:
-    """Returns the error for a description that lacks a field or has an invalid value."""
-    reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
-    return CheckpointError(f"the description in {where} cannot be used: {reason}", AGAIN)
+def reading_description(where: Path | str) -> AbstractContextManager[None]:
+    """Turns the errors of missing fields and invalid values inside the block into `CheckpointError`."""
+    return refusing_values(f"the description in {where} cannot be used", AGAIN)
 
 
 def sidecar_path(weights: Path) -> Path:

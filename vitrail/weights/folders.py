@@ -102,7 +102,9 @@ def _read_index(index: Path) -> tuple[dict[str, str], Any]:
     if not isinstance(promised, dict) or not promised or not isinstance(metadata, dict):
         raise CheckpointError(f"{index} has no valid weight_map", AGAIN)
     for shard in promised.values():
-        if not isinstance(shard, str) or not _is_plain(shard, ending):
+        # a plain name, without the path separators of any system
+        is_name = isinstance(shard, str) and shard.isprintable() and not set(shard) & set('/\\:*?"<>|')
+        if not is_name or not shard.endswith(ending):
             what = f"{index} lists {printable(repr(shard))}, which is not a file name in its folder"
             raise CheckpointError(what, "fetch the folder from a source you trust")
     shards = len(set(promised.values()))
@@ -113,11 +115,6 @@ def _read_index(index: Path) -> tuple[dict[str, str], Any]:
     if isinstance(total, bool) or not isinstance(total, int | float | None):
         raise CheckpointError(f"{index} has the invalid total size {printable(repr(total))}", AGAIN)
     return promised, total
-
-
-def _is_plain(name: str, ending: str) -> bool:
-    """Whether ``name`` is a file name with this ending and without path separators of any system."""
-    return name.endswith(ending) and name.isprintable() and not set(name) & set('/\\:*?"<>|')
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.config import STANDARDISATIONS
 from vitrail.models.resnet_config import ResNetConfig
@@ -30,7 +30,7 @@ from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_nam
 from vitrail.weights.grids import check_grid_is_open, choose_grid, describe_grid, most_likely
 from vitrail.weights.layout import Weights
 from vitrail.weights.qkv import KV, QKV, join_parts, split_parts
-from vitrail.weights.tensors import MOST_TENSORS, OTHER, printable
+from vitrail.weights.tensors import MOST_TENSORS, OTHER, printable, refusing_values
 
 Arrays = dict[str, np.ndarray]
 KEEP = "keep it in vitrail's format: --to native"
@@ -89,7 +89,7 @@ def from_google(
     Raises:
         CheckpointError: the file is not a ViT, hybrid or ResNet, has unsupported parts, or does not match ``config``.
     """
-    try:
+    with refusing_values(f"the model of {where} cannot be built", OTHER):
         bit = bit_arrays(arrays)
         left = bit or _later_names(arrays, where)
         if config is None:
@@ -97,9 +97,6 @@ def from_google(
         else:
             config = _checked(config, left, is_bit=bool(bit))
         state = _joined(dict(_tensors(left, config)))
-    except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ArithmeticError) as error:
-        reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
-        raise CheckpointError(f"the model of {where} cannot be built: {reason}", OTHER) from error
     if left:
         shown = printable(", ".join(sorted(left)[:5]), 200)
         what = f"{where} contains {len(left)} arrays that {config.about} does not use: {shown}"
@@ -126,10 +123,8 @@ def read_google(
     size = "x".join(map(str, config.image_size))
     placed = [describe_grid(config)] if has_table and grid is None else []
     assumed = (*_numerics(config), *placed, "mean 0.5", "std 0.5", f"resize squash to {size}")
-    try:
+    with refusing_values(f"the model of {path} cannot be used", OTHER):
         preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
-    except ConfigError as error:
-        raise CheckpointError(f"the model of {path} cannot be used: {printable(error, 300)}", OTHER) from error
     return Weights(
         layout="Google",
         config=config,

@@ -92,11 +92,19 @@ class Weights:
         """
         if self.description is not None:
             return build_model(self.description, self.tensors, path)
-        backbone = build_backbone(self.config, self.tensors, path)
-        if self.classes is None and self.config.classes and not has_names:
-            log(f"assumed  {path.name} carries no class names: {self._explain_names()}")
-        replaced = {word for name in stated for word in REPLACED[name]}
-        if assumed := [words for words in self.assumed if words.split()[0] not in replaced]:
+        backbone, outputs = build_backbone(self.config, self.tensors, path), self.config.classes
+        names, note = self.classes, {}
+        if names is None:
+            imagenet = find_imagenet(outputs)
+            names = imagenet.names if imagenet else tuple(map(str, range(outputs)))
+            note = {NUMBERED: True} if outputs and not imagenet else {}
+            if outputs and not has_names:
+                given = "its outputs are numbered from 0 (--classes FILE names them)"
+                if imagenet:
+                    given = f"its {outputs:,} outputs get those of {imagenet.name} (--classes FILE gives others)"
+                log(f"assumed  {path.name} carries no class names: {given}")
+        replaced = {each for name in stated for each in REPLACED[name]}
+        if assumed := [each for each in self.assumed if each.split()[0] not in replaced]:
             log(f"assumed  {self.layout}'s layout: {', '.join(assumed)}")
         if self.unused:
             more = f" and {len(self.unused) - MOST_NAMED} more" if len(self.unused) > MOST_NAMED else ""
@@ -104,25 +112,12 @@ class Weights:
             log(f"unused   {len(self.unused)} tensors: {shown}{more}")
         return Classifier(
             backbone,
-            self.classes or self._default_names(),
+            names,
             self.preprocessing,
             multi_label=self.multi_label,
             temperature=self.temperature,
-            provenance={"weights": path.name, "layout": self.layout, **self._note_names()},
+            provenance={"weights": path.name, "layout": self.layout, **note},
         )
-
-    def _default_names(self) -> tuple[str, ...]:
-        known = find_imagenet(self.config.classes)
-        return known.names if known else tuple(map(str, range(self.config.classes)))
-
-    def _note_names(self) -> dict[str, bool]:
-        is_numbered = self.classes is None and self.config.classes and not find_imagenet(self.config.classes)
-        return {NUMBERED: True} if is_numbered else {}
-
-    def _explain_names(self) -> str:
-        if known := find_imagenet(self.config.classes):
-            return f"its {self.config.classes:,} outputs get those of {known.name} (--classes FILE gives others)"
-        return "its outputs are numbered from 0 (--classes FILE names them)"
 
 
 @dataclass(frozen=True)

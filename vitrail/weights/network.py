@@ -65,7 +65,9 @@ def find_network(tensors: Mapping[str, Tensor], anchors: Collection[str], path: 
         if plain in state:
             raise CheckpointError(f"{path} contains {printable(plain)!r} twice, with and without a wrapper", AGAIN)
         state[plain] = tensor
-    found = _outermost({name[: -len(anchor)] for name in state for anchor in anchors if _ends_with(name, anchor)})
+    found = _outermost(
+        {name[: -len(anchor)] for name in state for anchor in anchors if f".{name}".endswith(f".{anchor}")}
+    )
     if not found:
         return Network(state, wrappers=tuple(sorted(wrappers)))
     order, names = list(state), sorted(state)
@@ -79,10 +81,6 @@ def find_network(tensors: Mapping[str, Tensor], anchors: Collection[str], path: 
         unused=tuple(name for name in order if not name.startswith(best)),
         wrappers=tuple(sorted(wrappers)),
     )
-
-
-def _ends_with(name: str, anchor: str) -> bool:
-    return name == anchor or name.endswith(f".{anchor}")
 
 
 def _outermost(prefixes: Collection[str]) -> list[str]:

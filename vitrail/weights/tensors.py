@@ -6,7 +6,8 @@ Nothing is unpickled, nothing is mapped into memory, and the header is checked b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +67,16 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
         raise _too_large(path) from error
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise CheckpointError(f"{path} is not a valid safetensors file: {printable(error, 200)}", AGAIN) from error
+
+
+@contextmanager
+def refusing_values(what: str, remedy: str) -> Iterator[None]:
+    """Turns the errors that invalid values cause inside the block into a `CheckpointError`: ``what``, with the reason."""
+    try:
+        yield
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
+        raise CheckpointError(f"{what}: {reason}", remedy) from error
 
 
 def unreadable(path: Path | str, error: OSError) -> CheckpointError:

@@ -15,7 +15,7 @@ from vitrail.errors import CheckpointError
 from vitrail.files import dump_json, replace_folder, stage_folder
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runtime.progress import Say
-from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, unusable_description
+from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, reading_description
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
 from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import AGAIN, build_network, read_json, read_tensors, warn_of_broken
@@ -85,12 +85,10 @@ def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
             f"{resolved.path} is not a tokenizer", "train one with `vitrail pretrain DATA --objective tokenizer`"
         )
     check_format(description, resolved.path)
-    try:
+    with reading_description(resolved.path):
         config = TokenizerConfig.from_dict(description["config"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         provenance = dict(description.get("provenance") or {})
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise unusable_description(resolved.path, error) from error
     if preprocessing.channels != config.in_channels:
         what = (
             f"{resolved.path} has {config.in_channels} input channels, but its preprocessing {preprocessing.channels}"

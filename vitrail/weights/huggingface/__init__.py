@@ -17,7 +17,7 @@ from torch import Tensor
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.tasks.classification.classifier import Classifier
-from vitrail.weights.description import KEY
+from vitrail.weights.description import KEY, describe
 from vitrail.weights.huggingface import beit, bit, own, pvt, swin, vit
 from vitrail.weights.huggingface.family import Family
 from vitrail.weights.huggingface.processor import from_processor, to_processor
@@ -108,7 +108,7 @@ def to_huggingface(classifier: Classifier) -> Folder:
         **fields,
         **(labels if classifier.classes else {}),
         **({"problem_type": MULTI_LABEL} if classifier.multi_label else {}),
-        KEY: own.describe_with_digest(classifier, tensors),
+        KEY: {**describe(classifier), "digest": own.digest(tensors)},
     }
     if classifier.temperature != 1:
         notes.append(f"the temperature {classifier.temperature:g} is not applied by transformers")

@@ -19,18 +19,12 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.models import ARCHITECTURES, Config
 from vitrail.tasks.class_names import check_classes
-from vitrail.tasks.classification.classifier import Classifier
-from vitrail.weights.description import check_version, describe
+from vitrail.weights.description import check_version
 from vitrail.weights.huggingface.family import Family, State
 from vitrail.weights.huggingface.processor import from_processor, to_processor
 from vitrail.weights.layout import Weights
 
 OTHERWISE = "vitrail's description in config.json does not match the weights or settings and was ignored"
-
-
-def describe_with_digest(classifier: Classifier, tensors: State) -> dict[str, Any]:
-    """Returns the value of the key for a model with these tensors, by transformers' names."""
-    return {**describe(classifier), "digest": digest(tensors)}
 
 
 def digest(tensors: State) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.preprocessing import Interpolation, Preprocessing
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError
 from vitrail.models import Config
-from vitrail.weights.tensors import printable
+from vitrail.weights.tensors import printable, refusing_values
 
 HALF, IMAGENET = (0.5, 0.5, 0.5), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -59,16 +59,12 @@ def from_processor(
     kind = _kind(stated, where) or kind
     silent = PROCESSORS[kind] if config.in_channels == 3 else {**PROCESSORS[kind], "image_mean": 0.5, "image_std": 0.5}
     value = {**silent, **{name: field for name, field in stated.items() if field is not None}}
-    try:
+    remedy = "correct preprocessor_config.json, or remove it and state --mean, --std, --resize"
+    with refusing_values(f"the preprocessing in {where} cannot be used", remedy):
         preprocessing, assumed = _framing(value, config, square=kind != "Bit")
         mean, std = _normal(value, config.in_channels)
         preprocessing = replace(preprocessing, interpolation=FILTERS[value["resample"]], mean=mean, std=std)
         preprocessing = preprocessing if stated else preprocessing.at(config.image_size)
-    except (ConfigError, KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        what = f"the preprocessing in {where} cannot be used: {printable(reason, 200)}"
-        remedy = "correct preprocessor_config.json, or remove it and state --mean, --std, --resize"
-        raise CheckpointError(what, remedy) from error
     if stated:
         return preprocessing, assumed
     if (

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.config import STANDARDISATIONS
 from vitrail.models.resnet_config import ResNetConfig
@@ -21,7 +21,7 @@ from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import parse_config
 from vitrail.weights.grids import check_grid_is_open, describe_grid
 from vitrail.weights.layout import Weights, leave_out
-from vitrail.weights.tensors import OTHER, printable
+from vitrail.weights.tensors import OTHER, printable, refusing_values
 from vitrail.weights.timm.authors import TORCHVISION_MARK, separate_head, to_timm_names
 from vitrail.weights.timm.beit import BEIT
 from vitrail.weights.timm.cait import CAIT
@@ -80,12 +80,8 @@ def read_timm(
         arguments = _sized(family_of(config).arguments(config), config.image_size, path)
     if grid is not None:
         check_grid_is_open(arguments.get("img_size"), has_table=family in TABLES, path=path)
-    try:
+    with refusing_values(f"the {family.config.about.partition(' ')[2]} of {path} cannot be built", OTHER):
         config, state = family.read(tensors, path, {**arguments, "grid": grid, "image_size": image_size})
-    except (ConfigError, KeyError, ValueError, IndexError, TypeError, ArithmeticError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error, 300)
-        what = f"the {family.config.about.partition(' ')[2]} of {path} cannot be built: {reason}"
-        raise CheckpointError(what, OTHER) from error
     state, unused = leave_out(config, state)
     preprocessing, assumed = parse_preprocessing(described, config, path, renamed.defaults)
     stated = described.get("pretrained_cfg")
@@ -195,7 +191,7 @@ def parse_preprocessing(
         raise CheckpointError(f"{where} describes no preprocessing", PREPROCESSING)
     assumed = [f"{name} {value}" for name, value in defaults.items() if stated.get(name) is None]
     value = {name: default if stated.get(name) is None else stated[name] for name, default in defaults.items()}
-    try:
+    with refusing_values(f"the preprocessing in {where} cannot be used", PREPROCESSING):
         fraction = float(value["crop_pct"])
         if not 0.1 <= fraction <= 1:
             raise ValueError(f"crop_pct is {fraction}")
@@ -208,9 +204,6 @@ def parse_preprocessing(
             mean=tuple(map(float, value["mean"])),
             std=tuple(map(float, value["std"])),
         )
-    except (TypeError, ValueError, OverflowError) as error:
-        what = f"the preprocessing in {where} cannot be used: {printable(error, 300)}"
-        raise CheckpointError(what, PREPROCESSING) from error
     if value["crop_mode"] == "squash":
         # no crop unless stated: timm's models for 384 pixels use the whole picture
         cropped = stated.get("crop_pct") is not None and fraction < 1

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
 from vitrail.weights.grids import choose_grid, most_likely
-from vitrail.weights.tensors import OTHER, printable
+from vitrail.weights.tensors import OTHER, printable, refusing_values
 from vitrail.weights.timm.family import COMMON, Family, heads_of, ratio_of, refuse
 from vitrail.weights.timm.hybrid import hybrid_architecture, is_timms_stem, stem_fields
 
@@ -27,6 +27,7 @@ TWO_HEADS = {
     for end, token in (("", "cls"), ("_dist", "dist"))
     for part in ("weight", "bias")
 }
+# the hidden layer of the head, which timm had until version 0.5
 HIDDEN = {f"pre_logits.fc.{part}": f"head.pre_logits.{part}" for part in ("weight", "bias")}
 POOLS = {"token": "cls", "avg": "gap", "map": "map"}
 ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
@@ -85,7 +86,7 @@ def from_timm(
     Raises:
         CheckpointError: it is not such a ViT, or has unsupported parts.
     """
-    arguments, state = dict(arguments or {}), _rename_hidden(state)
+    arguments, state = dict(arguments or {}), {HIDDEN.get(name, name): tensor for name, tensor in state.items()}
     _check_plain(state, where)
     width, channels, *cells = state["patch_embed.proj.weight"].shape  # (D, C, height, width of a patch)
     cut: dict[str, Any] = {"patch_size": cells, "in_channels": channels, **stem_fields(state, cells, where)}
@@ -99,7 +100,7 @@ def from_timm(
         hidden = len(state["head.pre_logits.weight"])
         what = f"{where} has a hidden layer of {hidden} in its head, and its width is {width}"
         raise CheckpointError(what, "supported is a hidden layer of the width of the model")
-    try:
+    with refusing_values(f"the ViT of {where} cannot be built", OTHER):
         config = ViTConfig(
             image_size=(grid[0] * patch[0], grid[1] * patch[1]),
             classes=0 if head is None else len(head),
@@ -121,9 +122,6 @@ def from_timm(
             layer_scale=(arguments.get("init_values") or 1e-5) if "blocks.0.ls1.gamma" in state else None,
             **cut,
         )
-    except (ConfigError, ValueError, TypeError, IndexError) as error:
-        what = f"the ViT of {where} cannot be built: {printable(error, 300)}"
-        raise CheckpointError(what, OTHER) from error
     return config, renamed
 
 
@@ -277,11 +275,6 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
     if "norm_pre.weight" in state:
         what = f"{where} has 'norm_pre': it normalises before the first block, as CLIP's models do"
         raise CheckpointError(what, "such models are not supported")
-
-
-def _rename_hidden(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Renames the hidden layer of the head, which timm had until version 0.5."""
-    return {HIDDEN.get(name, name): tensor for name, tensor in state.items()}
 
 
 VIT = Family(
