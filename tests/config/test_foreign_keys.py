@@ -12,7 +12,7 @@ from vitrail.config.compose import request
 from vitrail.config.foreign_keys import KEYS
 from vitrail.config.settings import list_settings
 from vitrail.errors import ConfigError
-from vitrail.models.vit_config import ViTConfig
+from vitrail.models.vit import ViTConfig
 
 NOTES = {
     "num_layers": "model.changes.depth",

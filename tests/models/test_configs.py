@@ -18,7 +18,7 @@ from vitrail.models.pvt import PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2Config
 from vitrail.models.resnet_config import AXIAL_RESNETS, RESNETS, AxialResNetConfig, ResNetConfig
 from vitrail.models.swin import SWINS
-from vitrail.models.vit_config import HYBRIDS, VITS
+from vitrail.models.vit import HYBRIDS, VITS
 
 KINDS = {
     "ViT": ViTConfig,

@@ -8,7 +8,7 @@ import vitrail
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS
 from vitrail.models.foreign_names import FIELDS, translate_model
-from vitrail.models.vit_config import ViTConfig
+from vitrail.models.vit import ViTConfig
 
 NAMES = {
     "vit_tiny_patch16_224": "vit-ti16",

@@ -64,14 +64,15 @@ def test_windows_are_attention_over_the_whole_map_with_a_mask_gradients_included
     block = shaken(Block(config, 8, 2, 0.0, shifted=shifted)).double()
     x = torch.randn(2, *size, 8, generator=torch.Generator().manual_seed(3)).double().requires_grad_()
     answer, dense = over_the_whole_map(block, x)
-    found = block.attn(x, block.windows(*size))
+    records = []
+    found = block.attn(x, block.windows(*size), records.append)
     torch.testing.assert_close(found, answer)
     towards = torch.randn(found.shape, generator=torch.Generator().manual_seed(4)).double()
     wanted = [x, *block.attn.parameters()]
     for mine, other in zip(*(torch.autograd.grad((each * towards).sum(), wanted) for each in (found, answer))):
         torch.testing.assert_close(mine, other)
     # the grid says where each entry of the windows' matrices stands in the dense one
-    matrices, grid = block.attn.record(x, block.windows(*size)).weights(), block.windows(*size).grid(*size, (4, 4))
+    matrices, grid = records[0].weights(), block.windows(*size).grid(*size, (4, 4))
     assert (grid.prefix, grid.queries, grid.keys) == (0, size, size)
     assert matrices.shape[2:] == grid.columns.shape
     rebuilt = torch.zeros_like(dense)

@@ -11,7 +11,7 @@ import torch
 from tests.models.conftest import assert_near, gradients, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig, configure, cost_of
-from vitrail.models.attention import Attention
+from vitrail.models.attention import Attention, Context
 from vitrail.models.grid_windows import GridWindows
 
 WINDOWED = {"window": 2, "global_blocks": 1}  # in two blocks of three
@@ -44,13 +44,14 @@ def test_windows_are_attention_over_all_tokens_with_a_mask_gradients_included(gr
     x.requires_grad_()
     windows = GridWindows.over(prefix, grid, longest)
     wanted, matrices = over_all_tokens(attn, x, mask_by_hand(prefix, grid, longest))
-    found = attn(x, windows=windows)
+    records = []
+    found = attn(x, Context(windows=windows), records.append)
     torch.testing.assert_close(found, wanted)
     towards = torch.randn(found.shape, generator=torch.Generator().manual_seed(4)).double()
     leaves = [x, *attn.parameters()]
     for ours, theirs in zip(*(torch.autograd.grad((each * towards).sum(), leaves) for each in (found, wanted))):
         torch.testing.assert_close(ours, theirs)
-    recorded = attn.record(x, windows=windows).weights()
+    recorded = records[0].weights()
     torch.testing.assert_close(recorded, matrices.float(), atol=1e-6, rtol=1e-5)
     assert torch.equal(recorded == 0, matrices == 0)
 

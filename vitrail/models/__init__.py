@@ -9,8 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrail.models.attention import AttentionGrid as AttentionGrid
-    from vitrail.models.attention import AttentionRecord as AttentionRecord
     from vitrail.models.backbone import Backbone as Backbone
     from vitrail.models.backbone import device_of as device_of
     from vitrail.models.config import Config as Config
@@ -24,12 +22,14 @@ if TYPE_CHECKING:
     from vitrail.models.family import sketch as sketch
     from vitrail.models.layers import Patches as Patches
     from vitrail.models.layers import Tokens as Tokens
+    from vitrail.models.recording import AttentionGrid as AttentionGrid
+    from vitrail.models.recording import AttentionRecord as AttentionRecord
     from vitrail.models.vit import ViT as ViT
-    from vitrail.models.vit_config import ViTConfig as ViTConfig
+    from vitrail.models.vit import ViTConfig as ViTConfig
 
 _HOMES = {
-    "AttentionGrid": "attention",
-    "AttentionRecord": "attention",
+    "AttentionGrid": "recording",
+    "AttentionRecord": "recording",
     "Backbone": "backbone",
     "device_of": "backbone",
     "Config": "config",
@@ -44,7 +44,7 @@ _HOMES = {
     "Patches": "layers",
     "Tokens": "layers",
     "ViT": "vit",
-    "ViTConfig": "vit_config",
+    "ViTConfig": "vit",
 }
 
 

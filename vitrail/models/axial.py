@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.attention import Attention, AttentionGrid, AttentionRecord, GroupedAttentionRecord, OnAttention
+from vitrail.models.attention import Attention
 from vitrail.models.axial_attention import line_grids
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_as_paper
 from vitrail.models.layers import LayerNorm, Mlp, PatchEmbed, Patches, Tokens, add_branch, drop_rates, residual_stream
 from vitrail.models.positions import resize, resize_tables, sincos2d
+from vitrail.models.recording import AttentionGrid, AttentionRecord, GroupedAttentionRecord, OnAttention
 
 
 @dataclass(frozen=True, kw_only=True)

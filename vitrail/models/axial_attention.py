@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import (
+from vitrail.models.layers import by_hand
+from vitrail.models.positions import resize
+from vitrail.models.recording import (
     ALL,
     AttentionGrid,
     GroupedAttentionRecord,
@@ -27,8 +29,6 @@ from vitrail.models.attention import (
     attention_weights,
     concatenate_groups,
 )
-from vitrail.models.layers import by_hand
-from vitrail.models.positions import resize
 from vitrail.models.standardise import GroupNorm, StdConv
 
 

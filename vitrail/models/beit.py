@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
+from vitrail.models.attention import attend, attention_path
 from vitrail.models.backbone import Backbone, first_token
 from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, count_rows, gather_bias, resize_bias
 from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of, is_number
@@ -34,6 +34,7 @@ from vitrail.models.layers import (
     residual_stream,
     working_dtype,
 )
+from vitrail.models.recording import AttentionGrid, AttentionRecord, OnAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +135,9 @@ class Attention(nn.Module):
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1], learned_bias=learned)
         output = attend(q, k, v, bias=bias, path=path)
         if on_attention is not None:
-            on_attention(self.record(x, bias, output))
+            rows_of_bias = None if bias is None else lambda q, rows: bias[:, :, rows]
+            on_attention(AttentionRecord(partial(self._split, x), output, rows_of_bias))
         return self.proj(output.transpose(1, 2).flatten(2))
-
-    def record(self, x: Tensor, bias: Tensor | None, output: Tensor | None = None) -> AttentionRecord:
-        """Returns the attention record for an input (B, T, D)."""
-        return AttentionRecord(
-            partial(self._split, x), output, None if bias is None else lambda q, rows: bias[:, :, rows]
-        )
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projects (B, T, D) to q, k and v: (B, A, T, E) each."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import ALL, AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
+from vitrail.models.attention import attend, attention_path
 from vitrail.models.backbone import Backbone, first_token
 from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
@@ -32,6 +32,7 @@ from vitrail.models.layers import (
     drop_patches,
     residual_stream,
 )
+from vitrail.models.recording import ALL, AttentionGrid, AttentionRecord, OnAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +115,8 @@ class TalkingHeads(nn.Module):
             weights = mix_heads(self.softmax(q, k), self.proj_w)  # (B, A, N, N)
             output = weights @ v
         if on_attention is not None:
-            on_attention(self.record(x, output))
+            on_attention(TalkingRecord(self, partial(self._split, x), output))
         return self.proj(output.transpose(1, 2).flatten(2))
-
-    def record(self, x: Tensor, output: Tensor | None = None) -> AttentionRecord:
-        """Returns the attention record for an input (B, N, D)."""
-        return TalkingRecord(self, partial(self._split, x), output)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projects (B, N, D) to q, k and v: (B, A, N, E) each."""
@@ -177,12 +174,8 @@ class ClassAttention(nn.Module):
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1])
         output = attend(q, k, v, path=path)
         if on_attention is not None:
-            on_attention(self.record(x, output))
+            on_attention(AttentionRecord(partial(self._split, x), output))
         return self.proj(output.transpose(1, 2).flatten(2))
-
-    def record(self, x: Tensor, output: Tensor | None = None) -> AttentionRecord:
-        """Returns the attention record for an input (B, 1 + N, D)."""
-        return AttentionRecord(partial(self._split, x), output)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, A, 1, E), k and v (B, A, 1 + N, E)."""

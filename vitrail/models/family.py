@@ -21,8 +21,7 @@ from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.resnet import AxialResNet, ResNet
 from vitrail.models.resnet_config import AXIAL_RESNETS, RESNETS, AxialResNetConfig, ResNetConfig
 from vitrail.models.swin import SWINS, Swin, SwinConfig
-from vitrail.models.vit import ViT
-from vitrail.models.vit_config import DEITS, HYBRIDS, VITS, ViTConfig
+from vitrail.models.vit import DEITS, HYBRIDS, VITS, ViT, ViTConfig
 
 MODELS: dict[str, Config] = {
     **VITS,

@@ -5,7 +5,7 @@ B images, T tokens, D width, H heads, E = D / H, K classes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,11 @@ from torch import Tensor, nn
 from vitrail.models.attention import attend, attention_path
 from vitrail.models.layers import Dense, LayerNorm, Mlp, by_hand, dense
 
-if TYPE_CHECKING:
-    from vitrail.models.vit_config import ViTConfig
-
 
 class AttentionPool(nn.Module):
     """Attention pooling with one learned query, followed by an MLP: the MAP head of Zhai et al. 2022 (big_vision)."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         width = config.width
         self.heads = config.heads

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import call
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.layers import PatchEmbed
 from vitrail.models.standardise import GroupNorm, Shape, Stage, StdConv, shapes
-from vitrail.models.vit_config import ViTConfig
 
 
 class SameConv(StdConv):
@@ -34,7 +34,7 @@ class SameConv(StdConv):
 class Root(nn.Module):
     """A convolution, group norm, ReLU and max pooling: (B, C, H, W) to (B, D, H / 4, W / 4)."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.conv = SameConv(config.in_channels, config.stem_width, 7, stride=2, rule=config.standardise)
         self.norm = GroupNorm(config.stem_width, eps=config.group_norm_eps)
@@ -47,7 +47,7 @@ class Root(nn.Module):
 class Bottleneck(nn.Module):
     """Bottleneck with norms after convolutions (He et al. 2015, figure 5). If the width changes, the shortcut has both."""
 
-    def __init__(self, config: ViTConfig, shape: Shape) -> None:
+    def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__()
         (inputs, outputs, stride), rule, eps = shape, config.standardise, config.group_norm_eps
         inner = outputs // 4
@@ -73,7 +73,7 @@ class Bottleneck(nn.Module):
 class ResNetStem(nn.Module):
     """The root and some stages: (B, C, H, W) to (B, D, h, w)."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         stages = shapes(config.stem or (), config.stem_width)
         self.stem = Root(config)
@@ -90,7 +90,7 @@ class ResNetStem(nn.Module):
 class HybridEmbed(PatchEmbed):
     """E of equation (1) on the map of a ResNet: each patch covers one cell of it or several."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: Any) -> None:
         channels = config.stem_width * (2 ** (len(config.stem) + 1) if config.stem else 1)
         rows, columns = (length // config.stem_stride for length in config.patch_size)
         super().__init__(channels, config.width, (rows, columns))

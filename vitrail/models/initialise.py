@@ -36,15 +36,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.models.positions import sincos2d
-
-if TYPE_CHECKING:
-    from vitrail.models.vit_config import ViTConfig
 
 # standard deviation of a standard normal variable truncated at +-2, to correct LeCun's
 CUT = 0.87962566103423978
@@ -69,7 +66,7 @@ def fills(fill: Callable[Concatenate[M, P], None]) -> Callable[Concatenate[M, P]
 
 
 @fills
-def initialise(model: nn.Module, config: ViTConfig) -> None:
+def initialise(model: nn.Module, config: Any) -> None:
     """Initialises every parameter of a ViT in place, with torch's default generator."""
     fill_as_paper(model, head_bias=config.head_bias, layer_scale=config.layer_scale)
     named = dict(model.named_parameters())
@@ -102,7 +99,7 @@ def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | No
             _fill_token(last, parameter)
 
 
-def _mimic(block: dict[str, nn.Parameter], config: ViTConfig) -> None:
+def _mimic(block: dict[str, nn.Parameter], config: Any) -> None:
     q, k, v = block["attn.qkv.weight"].chunk(3)  # (D, D) each, heads along the rows
     for q_of_head, k_of_head in zip(q.chunk(config.heads), k.chunk(config.heads)):  # (E, D) each
         left, right = _factors(0.7, 0.7, q)
@@ -113,7 +110,7 @@ def _mimic(block: dict[str, nn.Parameter], config: ViTConfig) -> None:
     v.copy_(right)
 
 
-def _pass_on(block: dict[str, nn.Parameter], config: ViTConfig) -> None:
+def _pass_on(block: dict[str, nn.Parameter], config: Any) -> None:
     q, k, v = block["attn.qkv.weight"].chunk(3)  # (D, D) each, heads along the rows
     for q_of_head, k_of_head in zip(q.chunk(config.heads), k.chunk(config.heads)):  # (E, D) each
         # |W x|^2 of a token of unit variance is E, and logits are divided by sqrt(E)

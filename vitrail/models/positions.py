@@ -6,7 +6,7 @@ L tables, P prefix tokens with a slot, h x w patches, S = P + h w slots, D width
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +14,10 @@ from torch import Tensor
 
 from vitrail.models.config import RESIZES
 
-if TYPE_CHECKING:
-    from vitrail.models.vit_config import ViTConfig
-
 Grid = tuple[int, int]  # rows, columns
 
 
-def table_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+def table_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Returns names and shapes of the position parameters of ``config`` (paper, appendix D.4).
 
     ``learned`` has one vector per slot; ``learned2d`` half a vector per column and half per row; ``relative`` one vector
@@ -40,7 +37,7 @@ def table_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def embeddings(
-    config: ViTConfig, parameters: Mapping[str, Tensor], table: int, grid: Grid, device: torch.device
+    config: Any, parameters: Mapping[str, Tensor], table: int, grid: Grid, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Returns the positions of the prefix tokens, (1, P, D), and of the patches of ``grid``, (1, h w, D).
 
@@ -156,14 +153,14 @@ def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix:
     return dict(tables) if kept else {name: fit(name, table) for name, table in tables.items()}
 
 
-def relative_tables(config: ViTConfig, tables: Tensor, grid: Grid) -> Tensor:
+def relative_tables(config: Any, tables: Tensor, grid: Grid) -> Tensor:
     """Returns the embeddings of offsets on ``grid``, with a last row of zeros for pairs without an offset: (L, 2 S, E)."""
     name, prefix = "pos_embed_relative", config.prefix_slots
     resized = resize_tables({name: tables}, config.grid, grid, prefix=prefix, rule=config.position_resize)[name]
     return F.pad(resized, (0, 0, 0, 1))
 
 
-def relative_index(config: ViTConfig, grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
+def relative_index(config: Any, grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
     """Returns the row of `relative_tables` for each pair of tokens: (T, T), or (B, T, T) for a subset with ``ids``.
 
     The offset of slots p and q is row p - q + S - 1. Pairs with a token without a slot use the last row.

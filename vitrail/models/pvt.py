@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import AttentionGrid, OnAttention
 from vitrail.models.backbone import Backbone, block_number, first_token
 from vitrail.models.config import Config, check_divides
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
@@ -28,6 +27,7 @@ from vitrail.models.layers import (
     stage_drop_rates,
     whole_patches,
 )
+from vitrail.models.recording import AttentionGrid, OnAttention
 from vitrail.models.spatial_reduction import Grid, PyramidConfig, SpatialReductionAttention, as_map
 
 

@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import AttentionGrid, OnAttention
 from vitrail.models.axial_attention import AxialAttention, line_grids
 from vitrail.models.backbone import Backbone, block_number
 from vitrail.models.config import grid_of
 from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import Patches, Tokens, add_branch, residual_stream, stage_drop_rates
 from vitrail.models.positions import resize
+from vitrail.models.recording import AttentionGrid, OnAttention
 from vitrail.models.resnet_config import STEMS, AxialResNetConfig, BottleneckConfig, ResNetConfig
 from vitrail.models.standardise import GroupNorm, Shape, Stage, StdConv, shapes
 

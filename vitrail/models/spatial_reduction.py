@@ -14,9 +14,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
+from vitrail.models.attention import attend, attention_path
 from vitrail.models.config import GELUS, Config, grid_of, stage_cells
 from vitrail.models.layers import Conv, Dense, LayerNorm
+from vitrail.models.recording import AttentionGrid, AttentionRecord, OnAttention
 
 Grid = tuple[int, int]  # rows, columns
 

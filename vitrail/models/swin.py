@@ -15,14 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import (
-    AttentionGrid,
-    AttentionRecord,
-    GroupedAttentionRecord,
-    OnAttention,
-    attend,
-    attention_path,
-)
+from vitrail.models.attention import attend, attention_path
 from vitrail.models.backbone import Backbone, block_number
 from vitrail.models.config import GELUS, Config, grid_of, stage_cells
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
@@ -38,6 +31,7 @@ from vitrail.models.layers import (
     stage_drop_rates,
 )
 from vitrail.models.positions import resize
+from vitrail.models.recording import AttentionGrid, GroupedAttentionRecord, OnAttention
 from vitrail.models.windows import Windows
 
 BIAS_TABLE = "relative_position_bias_table"
@@ -169,18 +163,14 @@ class WindowAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         output = attend(q, k, v, bias=bias[None], dropout=dropout, path="plain" if rough else path)
         if on_attention is not None:
-            on_attention(self.record(x, windows, output))
+
+            def bias_of(q: Tensor, groups: slice) -> Tensor:
+                return self.bias(windows)[groups if windows.shifts else slice(None)]
+
+            on_attention(GroupedAttentionRecord(partial(self.split, x, windows), output, bias_of))
         x = output.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads)
         x = x.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows * side, columns * side, channels)
         return windows.lift(self.proj(x), height, width)
-
-    def record(self, x: Tensor, windows: Windows, output: Tensor | None = None) -> AttentionRecord:
-        """Returns the attention record for an input (B, h, w, D)."""
-
-        def bias(q: Tensor, groups: slice) -> Tensor:
-            return self.bias(windows)[groups if windows.shifts else slice(None)]
-
-        return GroupedAttentionRecord(partial(self.split, x, windows), output, bias)
 
 
 class Block(nn.Module):

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.models.attention import AttentionGrid
 from vitrail.models.config import grid_of
 from vitrail.models.grid_windows import opaque
+from vitrail.models.recording import AttentionGrid
 
 
 class Windows(NamedTuple):
