@@ -151,16 +151,6 @@ def test_positions_are_learned_fixed_or_none(build):
         assert hasattr(model, "pos_embed") == (positions == "learned")
 
 
-@pytest.mark.parametrize("rule", ["paper", "bicubic"])
-def test_a_model_of_another_size_has_the_positions_that_this_one_would_use_there(build, rule):
-    model = build(position_resize=rule)
-    larger = configure(model.config, image_size=(40, 56))
-    copy = create_backbone(larger).double().eval()
-    copy.load_state_dict(type(model).resize_tensors(model.state_dict(), model.config, larger))
-    images = draw(2, 3, 40, 56)
-    torch.testing.assert_close(copy(images), model(images))
-
-
 def test_samples_are_dropped_whole_in_both_layers_and_rates_grow_with_the_blocks(build):
     model = build(depth=3, drop_path=0.5).train()
     assert [(block.row.drop_path, block.column.drop_path) for block in model.blocks] == [

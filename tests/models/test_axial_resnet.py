@@ -13,8 +13,7 @@ from tests.models.conftest import gradients, shaken
 from tests.slow import slow_except
 from vitrail.models import configure, cost_of, create_backbone
 from vitrail.models.axial_attention import LineAttention
-from vitrail.models.resnet import AxialBottleneck
-from vitrail.models.resnet_config import AXIAL_RESNETS, AxialResNetConfig, ResNetConfig
+from vitrail.models.resnet import AXIAL_RESNETS, AxialBottleneck, AxialResNetConfig, ResNetConfig
 from vitrail.models.standardise import Shape, standardise
 
 TINY = AxialResNetConfig(image_size=(40, 24), classes=5, depths=(1, 2), heads=4)  # maps of 10 x 6 and 5 x 3

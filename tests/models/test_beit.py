@@ -10,7 +10,6 @@ import torch
 
 from tests.models.conftest import gradients, outputs_of, shaken
 from tests.models.equal_blocks import cost_by_two_blocks
-from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
 from vitrail.models.beit import BEITS, BEiT, BEiTConfig
 from vitrail.models.beit_bias import bias_index, gather_bias
@@ -168,19 +167,6 @@ def test_grids_say_what_rows_and_columns_are():
         torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:-1]))
 
 
-@pytest.mark.parametrize(
-    ("size", "bias"), [((32, 32), "none"), ((24, 40), "every"), ((17, 9), "shared"), ((8, 8), "every")]
-)
-def test_any_size_any_channels_and_no_head(size, bias):
-    model = make(in_channels=5, classes=0, pad=True, relative_bias=bias)
-    images = pictures(2, 5, *size)
-    rows, columns = math.ceil(size[0] / 8), math.ceil(size[1] / 8)
-    assert model(images).shape == (2, 12)
-    assert [each.shape for each in model.feature_maps(images)] == [(2, 12, rows, columns)] * 3
-    with pytest.raises(ConfigError, match="5 channels"):
-        model(images[:, :3])
-
-
 def test_pooling_reads_the_normed_mean_of_patches_or_the_normed_class_token():
     images = pictures()
     for pool in ("gap", "cls"):
@@ -191,34 +177,6 @@ def test_pooling_reads_the_normed_mean_of_patches_or_the_normed_class_token():
         torch.testing.assert_close(features, expected)
         assert ("norm.weight" in model.state_dict()) == (pool == "cls")
         torch.testing.assert_close(model.heads(features)[pool], model(images))
-
-
-@pytest.mark.parametrize(
-    ("kind", "rule"), [("every", "geometric"), ("shared", "geometric-cubic"), ("every", "bilinear")]
-)
-def test_a_model_of_another_size_with_resized_tables_is_the_model(kind, rule):
-    model = make(bias_resize=rule, relative_bias=kind, positions=True)
-    other = create_backbone(configure(model.config, image_size=(24, 56))).double().eval()
-    other.load_state_dict(BEiT.resize_tensors(model.state_dict(), model.config, other.config))
-    images = pictures(2, 3, 24, 56)
-    torch.testing.assert_close(other(images), model(images), atol=1e-5, rtol=1e-5)
-    same = BEiT.resize_tensors(model.state_dict(), model.config, model.config)
-    assert all(torch.equal(each, model.state_dict()[name]) for name, each in same.items())
-
-
-@pytest.mark.parametrize(("samples", "options"), [(2, {"patch_dropout": 0.5}), (16, {})], ids=str)
-def test_checkpointing_changes_nothing_with_all_randomness_on(samples, options):
-    found = []
-    for again in (False, True):
-        model = make(drop_path=0.8, checkpoint=again, **options).train()
-        assert [block.drop_path for block in model.blocks] == [0, 0.4, 0.8]
-        torch.manual_seed(3)
-        loss = model(pictures(samples)).square().sum()
-        found.append((loss, gradients(model, loss)))
-    (loss, kept), (loss_again, recomputed) = found
-    assert torch.equal(loss, loss_again)
-    for name in kept:
-        torch.testing.assert_close(kept[name], recomputed[name])
 
 
 def test_parameters_lie_in_layers_by_depth():

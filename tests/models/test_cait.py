@@ -11,7 +11,6 @@ import torch
 
 from tests.models.conftest import gradients, shaken
 from tests.models.equal_blocks import cost_by_two_blocks
-from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig, mix_heads
 
@@ -161,27 +160,6 @@ def test_grids_say_what_rows_and_columns_are():
     for grid, matrix in zip(grids, matrices, strict=True):
         assert matrix.shape == (2, 3, grid.prefix + math.prod(grid.queries), grid.prefix + math.prod(grid.keys))
         torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:-1]))
-
-
-@pytest.mark.parametrize("size", [(24, 40), (17, 9)])
-def test_any_size_any_channels_and_no_head(size):
-    model = make(in_channels=5, classes=0, pad=True)
-    images = pictures(2, 5, *size)
-    rows, columns = math.ceil(size[0] / 8), math.ceil(size[1] / 8)
-    assert model(images).shape == (2, 12)
-    assert [each.shape for each in model.feature_maps(images)] == [(2, 12, rows, columns)] * 3
-    with pytest.raises(ConfigError, match="5 channels"):
-        model(images[:, :3])
-
-
-@pytest.mark.parametrize("rule", ["bicubic", "paper"])
-def test_a_model_of_another_size_with_resized_positions_is_the_model(rule):
-    model = make(position_resize=rule)
-    larger = create_backbone(configure(model.config, image_size=(40, 56))).double().eval()
-    larger.load_state_dict(CaiT.resize_tensors(model.state_dict(), model.config, larger.config))
-    images = pictures(2, 3, 40, 56)
-    assert larger.pos_embed.shape == (1, 35, 12)
-    torch.testing.assert_close(larger(images), model(images))
 
 
 def test_a_subset_of_the_patches_is_the_whole_with_the_others_left_out():

@@ -16,7 +16,7 @@ from vitrail.models.beit import BEITS, BEiTConfig
 from vitrail.models.cait import CAITS, CaiTConfig
 from vitrail.models.pvt import PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2Config
-from vitrail.models.resnet_config import AXIAL_RESNETS, RESNETS, AxialResNetConfig, ResNetConfig
+from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNetConfig, ResNetConfig
 from vitrail.models.swin import SWINS
 from vitrail.models.vit import HYBRIDS, VITS
 

@@ -204,7 +204,7 @@ def test_only_kernels_decay(model):
 def test_a_new_head_answers_zero_for_other_classes_and_leaves_the_features(model):
     images = draw(model.config)
     before = model.forward_features(images).x
-    model.new_head(4)
+    model.reset_head(4)
     assert model.config.classes == 4
     assert torch.equal(model(images), torch.zeros(2, 4, dtype=torch.float64))
     assert torch.equal(model.forward_features(images).x, before)

@@ -229,20 +229,6 @@ def test_the_attention_matrices_lie_on_the_stated_grids():
 # verbs
 
 
-def test_the_verbs_one_after_another_are_the_model():
-    model, images = make(), pictures(64, 96)
-    patches = model.patchify(images)
-    assert (patches.x.shape, patches.grid) == ((2, 384, 8), (16, 24))
-    tokens = model.encode(model.place(patches))
-    assert (tokens.x.shape, tokens.grid) == ((2, 7, 16), (2, 3))
-    assert torch.equal(model.pool(tokens), tokens.x[:, 0])
-    assert torch.equal(model.heads(model.pool(tokens))["cls"], model(images))
-    maps = model.feature_maps(images)
-    assert [each.shape[1:] for each in maps] == [(8, 16, 24), (12, 8, 12), (12, 4, 6), (16, 2, 3)]
-    torch.testing.assert_close(model.norm(maps[3].flatten(2).mT), tokens.x[:, 1:])
-    assert model.prefix == ("cls",)
-
-
 def test_layers_hold_every_parameter_once_in_order_of_depth():
     model = make()
     layers = model.layers()
@@ -258,19 +244,6 @@ def test_layers_hold_every_parameter_once_in_order_of_depth():
     assert layers[-1].keys() == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
     assert {"cls_token", "stages.2.pos_embed", "norm.bias"} <= model.no_decay()
     assert not any(name.endswith(("sr.weight", "kv.weight", "proj.weight")) for name in model.no_decay())
-
-
-def test_tables_resized_once_are_tables_resized_at_every_image():
-    model, images = make(), pictures(96, 160)
-    config = replace(model.config, image_size=(96, 160))
-    other = create_backbone(config).double().eval()
-    other.load_state_dict(PVT.resize_tensors(model.state_dict(), model.config, config))
-    assert other.stages[3].pos_embed.shape == (1, 1 + 3 * 5, 16)
-    torch.testing.assert_close(other(images), model(images))
-
-
-def test_dropped_depth_grows_over_all_stages():
-    assert [block.drop_path for block in blocks_of(make(drop_path=0.5))] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
 
 
 def test_first_values_are_the_authors():

@@ -163,20 +163,6 @@ def test_the_convolution_with_gelu_without_gradients_is_the_one_with_them(dtype,
 # verbs
 
 
-def test_the_verbs_one_after_another_are_the_model():
-    model, images = make(), pictures(61, 83)
-    patches = model.patchify(images)
-    assert (patches.x.shape, patches.grid) == ((2, 336, 8), (16, 21))
-    tokens = model.encode(model.place(patches))
-    assert (tokens.x.shape, tokens.grid) == ((2, 6, 16), (2, 3))
-    torch.testing.assert_close(model.pool(tokens), tokens.x.mean(1))
-    assert torch.equal(model.heads(model.pool(tokens))["gap"], model(images))
-    maps = model.feature_maps(images)
-    assert [each.shape[1:] for each in maps] == [(8, 16, 21), (12, 8, 11), (12, 4, 6), (16, 2, 3)]
-    assert torch.equal(maps[3].flatten(2).mT, tokens.x)
-    assert model.prefix == ()
-
-
 @pytest.mark.parametrize("linear", [False, True])
 def test_the_attention_matrices_lie_on_the_stated_grids(linear):
     model = make(linear=linear)
@@ -208,12 +194,6 @@ def test_layers_hold_every_parameter_once_in_order_of_depth():
     assert "stages.1.norm.weight" in layers[3]
     assert layers[-1].keys() == {"stages.3.norm.weight", "stages.3.norm.bias", "head.weight", "head.bias"}
     assert not any(name.endswith(("dwconv.weight", "sr.weight", "proj.weight")) for name in model.no_decay())
-
-
-def test_dropped_depth_grows_over_all_stages():
-    model = make(drop_path=0.5)
-    found = [block.drop_path for stage in model.stages for block in stage.blocks]
-    assert found == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
 
 
 def test_smaller_patches_overlap_as_much():

@@ -15,8 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import configure, cost_of, create_backbone
 from vitrail.models.config import STANDARDISATIONS
 from vitrail.models.layers import drop_rates
-from vitrail.models.resnet import ResNet
-from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.resnet import ResNet, ResNetConfig
 from vitrail.models.standardise import GroupNorm, standardise
 
 TINY = ResNetConfig(image_size=32, classes=5, depths=(1, 2))

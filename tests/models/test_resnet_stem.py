@@ -14,7 +14,7 @@ from tests.models.conftest import assert_near, gradients, shaken
 from tests.tasks.dense_models import create
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, configure, cost_of, create_backbone
-from vitrail.models.resnet_config import AxialResNetConfig, BottleneckConfig, ResNetConfig
+from vitrail.models.resnet import AxialResNetConfig, BottleneckConfig, ResNetConfig
 from vitrail.weights.native import load_model, save_model
 
 SMALL = ResNetConfig(image_size=(12, 20), classes=5, depths=(2, 1, 1), stem="small", stem_width=32)

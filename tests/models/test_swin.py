@@ -33,36 +33,6 @@ def test_four_neighbours_are_merged_column_by_column_and_odd_maps_are_filled_up(
 # the verbs
 
 
-def test_the_verbs_one_after_another_are_the_model():
-    model, images = make(), pictures(50, 66)
-    patches = model.patchify(images)
-    assert (patches.x.shape, patches.grid) == ((2, 13 * 17, 8), (13, 17))
-    tokens = model.encode(model.place(patches))
-    assert (tokens.x.shape, tokens.grid) == ((2, 7 * 9, 16), (7, 9))
-    assert model.width == 16
-    torch.testing.assert_close(model.pool(tokens), tokens.x.mean(1))
-    assert torch.equal(model.head(model.pool(tokens)), model(images))
-    maps = model.feature_maps(images)
-    assert [each.shape for each in maps] == [(2, 8, 13, 17), (2, 16, 7, 9)]
-    torch.testing.assert_close(model.norm(maps[-1].permute(0, 2, 3, 1)).flatten(1, 2), tokens.x)
-    first = model.stages[0]
-    torch.testing.assert_close(
-        maps[0].permute(0, 2, 3, 1), first.blocks[1](first.blocks[0](patches.x.unflatten(1, (13, 17))))
-    )
-
-
-def test_attention_comes_with_the_same_logits():
-    model, images = make(), pictures(50, 66)
-    logits, attention = model.forward_with_attention(images)
-    assert torch.equal(logits, model(images))
-    grids = model.attention_grids((50, 66))
-    assert [grid.queries for grid in grids] == [(13, 17)] * 2 + [(7, 9)] * 3
-    for matrix, grid in zip(attention, grids, strict=True):
-        assert matrix.shape[2:] == grid.columns.shape
-        assert matrix.dtype == torch.float32
-        torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:3]))
-
-
 def test_an_image_is_filled_up_with_zeros_to_whole_patches():
     model, images = make(), pictures(46, 61)
     assert torch.equal(model(images), model(F.pad(images, (0, 3, 0, 2))))
@@ -111,16 +81,6 @@ def test_state_dict_names_and_shapes():
     assert others == rest
 
 
-def test_a_new_head_is_zero_and_no_classes_give_features():
-    model, images = make(head_bias=2.0), pictures(48, 48)
-    features = model.pool(model.forward_features(images))
-    model.new_head(3)
-    assert torch.equal(model(images), torch.zeros(2, 3).double())
-    assert model.config == replace(TINY, classes=3)
-    torch.testing.assert_close(make(classes=0)(images), make(classes=0).pool(make(classes=0).forward_features(images)))
-    assert features.shape == (2, 16)
-
-
 # numerics
 
 
@@ -140,38 +100,9 @@ def test_both_paths_of_attention_are_equal_gradients_included(size, monkeypatch)
         torch.testing.assert_close(of_fused[name], of_plain[name])
 
 
-def test_checkpointed_blocks_give_the_same_gradients_with_all_randomness_on():
-    found = []
-    for again in (False, True):
-        model = make(checkpoint=again, dropout=0.2, drop_path=0.4, attention_dropout=0.1).train()
-        torch.manual_seed(3)
-        loss = model(pictures(32, 40, batch=8)).square().sum()
-        found.append((loss, gradients(model, loss)))
-    (loss, kept), (loss_again, recomputed) = found
-    assert torch.equal(loss, loss_again)
-    for name in kept:
-        torch.testing.assert_close(kept[name], recomputed[name])
-
-
 def test_dropped_depth_grows_linearly_over_all_stages():
     drops = [block.drop_path for stage in make(drop_path=0.4).stages for block in stage.blocks]
     assert drops == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-
-
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_and_rough_weights_stay_near_fp32(kind):
-    model, images = make(dtype=torch.float32), pictures(41, 70).float()
-    exact = model(images)
-    with torch.autocast("cpu", kind):
-        logits = model(images)
-        with torch.inference_mode():
-            quick = model(images)
-    assert logits.dtype == quick.dtype == torch.float32
-    rough = make(dtype=kind)(images).float()
-    for each in (logits, quick, rough):
-        assert (each - exact).abs().max() < 0.05 * exact.abs().max()
-    logits.square().sum().backward()
-    assert all(parameter.grad.any() for parameter in model.parameters())
 
 
 # another window

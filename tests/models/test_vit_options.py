@@ -26,7 +26,7 @@ def test_the_class_token_stands_beside_the_mean(make, pictures):
     torch.testing.assert_close(model.pool(model.forward_features(images)), torch.cat([x[:, 0], x[:, 2:].mean(1)], 1))
     assert model.head.weight.shape == (7, 32)
     torch.testing.assert_close(model(images), model.head(torch.cat([x[:, 0], x[:, 2:].mean(1)], 1)))
-    model.new_head(3)
+    model.reset_head(3)
     assert model.head.weight.shape == (3, 32)
 
 
@@ -40,7 +40,7 @@ def test_the_class_token_may_be_read_alone_though_a_second_one_takes_part(make, 
     for logits in (alone(images), alone.heads(features)["cls"], alone.forward_with_attention(images)[0]):
         torch.testing.assert_close(logits, wanted)
     assert all(gradient.any() for gradient in gradients(alone, alone(images).square().sum()).values())
-    alone.new_head(3)
+    alone.reset_head(3)
     assert alone(images).shape == (2, 3)
 
 

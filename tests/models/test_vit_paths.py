@@ -259,33 +259,6 @@ def test_patches_keep_their_place_whatever_their_order(make, pictures, changes):
     assert not torch.allclose(model.encode(model.place(Patches(shuffled.x, (4, 4)))).x, mixed)
 
 
-@pytest.mark.parametrize(("kind", "pool"), [(torch.bfloat16, "cls"), (torch.bfloat16, "map"), (torch.float16, "gap")])
-def test_autocast_stays_near_fp32_and_gives_fp32_logits_and_gradients(make, pictures, kind, pool):
-    model, images = make(torch.float32, pool=pool, layer_scale=0.5, pre_logits=True), pictures(dtype=torch.float32)
-    exact = model(images)
-    inside = []
-    model.blocks[1].register_forward_pre_hook(lambda module, given: inside.append(given[0].dtype))
-    with torch.autocast("cpu", kind):
-        logits = model(images)
-        with torch.inference_mode():
-            quick = model(images)
-    assert logits.dtype == quick.dtype == torch.float32
-    assert inside[0] == (torch.bfloat16 if kind == torch.bfloat16 else torch.float32)  # of the residual stream
-    scale = exact.abs().max()
-    assert (logits - exact).abs().max() < 0.05 * scale
-    assert (quick - exact).abs().max() < 0.05 * scale
-    logits.square().sum().backward()
-    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
-
-
-def test_bf16_weights_take_fp32_images_and_stay_near_fp32(make, pictures):
-    images = pictures(dtype=torch.float32)
-    exact, model = make(torch.float32)(images), make(torch.bfloat16)
-    logits = model(images)
-    assert logits.dtype == torch.bfloat16
-    assert (logits.float() - exact).abs().max() < 0.05 * exact.abs().max()
-
-
 def test_gelu_is_the_stated_one_on_every_path():
     x = torch.linspace(-4, 4, 101)
     for gelu, approximate in (("tanh", "tanh"), ("exact", "none")):

@@ -11,7 +11,7 @@ from vitrail.models.beit import BEiTConfig
 from vitrail.models.cait import CaiTConfig
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.models.resnet_config import AxialResNetConfig, ResNetConfig
+from vitrail.models.resnet import AxialResNetConfig, ResNetConfig
 from vitrail.models.swin import SwinConfig
 
 SMALL = {"image_size": 32, "classes": 7}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,7 +115,8 @@ def test_more_images_are_taken_where_one_is_too_quick(monkeypatch):
     assert max(asked) == 6
 
 
-BLOCKS = {**SHALLOW, **{name: TINY[name] for name in (*QUICK, "vit, windows")}}
+RELATIVE = {"vit, relative positions": replace(SHALLOW["vit"], positions="relative")}
+BLOCKS = {**SHALLOW, **{name: TINY[name] for name in (*QUICK, "vit, windows")}, **RELATIVE}
 
 
 @pytest.mark.parametrize("name", BLOCKS)

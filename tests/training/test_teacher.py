@@ -11,7 +11,7 @@ import yaml
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig
-from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.resnet import ResNetConfig
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.training.frozen import CHUNK, Teacher, apply_in_chunks
 from vitrail.weights.native import save_model

@@ -12,7 +12,7 @@ import torch
 from tests.each_row import each_row
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, ViTConfig, create_backbone
-from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.resnet import ResNetConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.weights import load
 from vitrail.weights.google import from_google, to_google

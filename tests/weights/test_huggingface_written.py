@@ -22,7 +22,7 @@ from vitrail.models.beit import BEiTConfig
 from vitrail.models.cait import CaiTConfig
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.resnet import ResNetConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.weights import load

@@ -124,7 +124,7 @@ VERBS = {
     "feature_maps": lambda model: model.feature_maps(torch.zeros(1, 3, 16, 16)),
     "head": lambda model: model.head(torch.zeros(1, 3)),
     "layers": lambda model: model.layers(),
-    "new_head": lambda model: model.backbone.new_head(2),
+    "reset_head": lambda model: model.backbone.reset_head(2),
     "adapt": lambda model: adapt(model, classes=("dog", "elk")),
 }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.each_row import each_row
 from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, Config, ViTConfig, create_backbone
-from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.resnet import ResNetConfig
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model

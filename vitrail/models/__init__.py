@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from vitrail.models.costs import Cost as Cost
     from vitrail.models.family import ARCHITECTURES as ARCHITECTURES
     from vitrail.models.family import MODELS as MODELS
-    from vitrail.models.family import activation_bytes as activation_bytes
     from vitrail.models.family import configure as configure
     from vitrail.models.family import cost_of as cost_of
     from vitrail.models.family import create_backbone as create_backbone
@@ -36,7 +35,6 @@ _HOMES = {
     "Cost": "costs",
     "ARCHITECTURES": "family",
     "MODELS": "family",
-    "activation_bytes": "family",
     "configure": "family",
     "cost_of": "family",
     "create_backbone": "family",

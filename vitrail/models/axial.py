@@ -21,7 +21,16 @@ from vitrail.models.axial_attention import line_grids
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_as_paper
-from vitrail.models.layers import LayerNorm, Mlp, PatchEmbed, Patches, Tokens, add_branch, drop_rates, residual_stream
+from vitrail.models.layers import (
+    LayerNorm,
+    Mlp,
+    PatchEmbed,
+    Patches,
+    ResidualBlock,
+    Tokens,
+    drop_rates,
+    residual_stream,
+)
 from vitrail.models.positions import resize, resize_tables, sincos2d
 from vitrail.models.recording import AttentionGrid, AttentionRecord, GroupedAttentionRecord, OnAttention
 
@@ -73,16 +82,8 @@ class AxialConfig(Config):
         if not self.pad:
             check_divides(self.image_size, self.patch_size)
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return (self.width,) * self.depth
 
-    @property
-    def blocks(self) -> int:
-        return self.depth
-
-
-class Layer(nn.Module):
+class Layer(ResidualBlock):
     """Equations (2) and (3) of the ViT with attention within lines of tokens."""
 
     def __init__(self, config: AxialConfig, drop_path: float) -> None:
@@ -104,9 +105,7 @@ class Layer(nn.Module):
         def mlp(x: Tensor) -> Tensor:
             return self.mlp(self.norm2(x))
 
-        drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded for all images
-        return add_branch(add_branch(x, attention, drop=drop, skip=skip), mlp, drop=drop)
+        return self.add_branches(x, attention, mlp, whole=on_attention is not None)
 
 
 def _group_lines(record: AttentionRecord, batch: int) -> AttentionRecord:
@@ -151,9 +150,7 @@ class AxialViT(Backbone):
         self.head = self._make_head()
         fill_as_paper(self, head_bias=config.head_bias)
 
-    def place(self, patches: Patches) -> Patches:
-        """Adds learned or fixed positions, if any. Raises `ConfigError` for a subset of the patches."""
-        self._check_subset(patches)
+    def _add_positions(self, patches: Patches) -> Patches:
         config, (x, grid, _) = self.config, patches
         if config.positions == "none":
             return patches

@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.attention import processor
 from vitrail.models.config import Config, changed, grid_of
 from vitrail.models.heads import Head
-from vitrail.models.layers import Patches, Tokens, whole_patches
+from vitrail.models.layers import Patches, Tokens, drop_patches, whole_patches
 from vitrail.models.recording import AttentionGrid, OnAttention
 
 TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encode` support a subset of patches (``ids``)
@@ -92,13 +92,14 @@ class Backbone(nn.Module):
         return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
-        """Adds absolute positions, if any, to the patches."""
+        """Adds absolute positions, if any, to the patches (those of ``ids`` for a subset), and drops patches in training."""
         self._check_subset(patches)
-        return patches
+        dropped = getattr(self.config, "patch_dropout", 0.0) if self.training else 0.0
+        return drop_patches(self._add_positions(patches), dropped)
 
-    def _place_all(self, patches: Patches) -> Patches:
-        """Same as `place`, but never drops patches."""
-        return self.place(patches)
+    def _add_positions(self, patches: Patches) -> Patches:
+        """Adds absolute positions to the patches; none by default."""
+        return patches
 
     @abstractmethod
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
@@ -155,7 +156,7 @@ class Backbone(nn.Module):
         """Returns logits (B, K) identical to those of `forward`, and calls ``on_attention`` with the `AttentionRecord` of each
         layer, in the order of `attention_grids`. Patches are not dropped, and stochastic depth uses masks.
         """
-        return self.head(self.pool(self.encode(self._place_all(self.patchify(images)), on_attention)))
+        return self.head(self.pool(self.encode(self._add_positions(self.patchify(images)), on_attention)))
 
     def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns logits (B, K) and the attention of each layer, (B, heads, queries, keys) in fp32, in the order of
@@ -188,8 +189,8 @@ class Backbone(nn.Module):
         """Returns the names of parameters without weight decay: biases, norms, tokens, positions, LayerScale."""
         return {name for name, tensor in self.named_parameters() if tensor.ndim == 1 or not name.endswith(".weight")}
 
-    def new_head(self, classes: int) -> None:
-        """Returns a linear head of zeros for other classes (paper, appendix B.1.1)."""
+    def reset_head(self, classes: int) -> None:
+        """Replaces the head by a zero-initialised one for other classes (paper, appendix B.1.1)."""
         self.config = changed(self.config, classes=classes, head_bias=0.0)
         like = list(self.parameters())[-1]
         head = self._make_head().to(like)

@@ -26,10 +26,9 @@ from vitrail.models.layers import (
     Mlp,
     PatchEmbed,
     Patches,
+    ResidualBlock,
     Tokens,
-    add_branch,
     dense,
-    drop_patches,
     drop_rates,
     residual_stream,
     working_dtype,
@@ -97,14 +96,6 @@ class BEiTConfig(Config):
     def prefix(self) -> tuple[str, ...]:
         return ("cls",)
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return (self.width,) * self.depth
-
-    @property
-    def blocks(self) -> int:
-        return self.depth
-
 
 class RelativeBias(nn.Module):
     """One table for all blocks."""
@@ -146,7 +137,7 @@ class Attention(nn.Module):
         return q, k, v
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """z' = gamma_1 attention(LN(z)) + z, z = gamma_2 MLP(LN(z')) + z'."""
 
     def __init__(self, config: BEiTConfig, drop_path: float) -> None:
@@ -169,11 +160,8 @@ class Block(nn.Module):
         def mlp(x: Tensor) -> Tensor:
             return _scale(self.mlp(self.norm2(x)), self.gamma_2)
 
-        drop = self.drop_path if self.training else 0.0
-        # attention is recorded for all images, and a subset of images would need a subset of their biases
-        skip = False if on_attention is not None or (bias is not None and bias.shape[0] > 1) else None
-        x = add_branch(x, attention, drop=drop, skip=skip)
-        return add_branch(x, mlp, drop=drop, skip=skip)
+        whole = on_attention is not None or (bias is not None and bias.shape[0] > 1)
+        return self.add_branches(x, attention, mlp, whole=whole)
 
 
 def _scale(x: Tensor, gamma: Tensor | None) -> Tensor:
@@ -200,11 +188,7 @@ class BEiT(Backbone):
         self.head = self._make_head()
         _initialise(self)
 
-    def place(self, patches: Patches) -> Patches:
-        """Adds learned positions, if any, and applies patch dropout in training."""
-        return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
-
-    def _place_all(self, patches: Patches) -> Patches:
+    def _add_positions(self, patches: Patches) -> Patches:
         if self.pos_embed is None:
             return patches
         x, grid, ids = patches
@@ -251,7 +235,7 @@ class BEiT(Backbone):
 
     def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the patches after each block as images: depth times (B, D, h, w)."""
-        patches = self._place_all(self.patchify(images))
+        patches = self._add_positions(self.patchify(images))
         x, maps = self._begin(patches), []
         for block, bias in self._layers(patches):
             x = self._run(block, x, bias, on_attention=on_attention)

@@ -26,10 +26,9 @@ from vitrail.models.layers import (
     Mlp,
     PatchEmbed,
     Patches,
+    ResidualBlock,
     Tokens,
-    add_branch,
     by_hand,
-    drop_patches,
     residual_stream,
 )
 from vitrail.models.recording import ALL, AttentionGrid, AttentionRecord, OnAttention
@@ -83,10 +82,6 @@ class CaiTConfig(Config):
     @property
     def prefix(self) -> tuple[str, ...]:
         return ("cls",)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return (self.width,) * self.depth
 
     @property
     def blocks(self) -> int:
@@ -183,7 +178,7 @@ class ClassAttention(nn.Module):
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))  # type: ignore[return-value]
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """z' = diag(gamma_1) attention(LN(z)) + z, z = diag(gamma_2) MLP(LN(z')) + z' (paper, section 2, equation 2)."""
 
     def __init__(self, config: CaiTConfig, attention: type[TalkingHeads | ClassAttention], drop_path: float) -> None:
@@ -209,10 +204,7 @@ class Block(nn.Module):
             y = self.mlp(self.norm2(x))
             return y * self.gamma_2.to(y.dtype)
 
-        drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded for all images
-        x = add_branch(tokens, attention, drop=drop, skip=skip, queries=x.shape[1])
-        return add_branch(x, mlp, drop=drop)
+        return self.add_branches(tokens, attention, mlp, whole=on_attention is not None, queries=x.shape[1])
 
 
 class CaiT(Backbone):
@@ -234,11 +226,7 @@ class CaiT(Backbone):
         self.head = self._make_head()
         _initialise(self)
 
-    def place(self, patches: Patches) -> Patches:
-        """Adds the positions of the patches (those of ``ids`` for a subset), and applies patch dropout in training."""
-        return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
-
-    def _place_all(self, patches: Patches) -> Patches:
+    def _add_positions(self, patches: Patches) -> Patches:
         x, grid, ids = patches
         places = positions.resize(self.pos_embed, self.config.grid, grid, self.config.position_resize)
         return Patches(x + positions.take(places.to(x), ids), grid, ids)
@@ -265,7 +253,7 @@ class CaiT(Backbone):
 
     def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the patches after each self-attention block, before the last norm, as images: depth times (B, D, h, w)."""
-        patches = self._place_all(self.patchify(images))
+        patches = self._add_positions(self.patchify(images))
         x, maps = residual_stream(patches.x), []
         for block in self.blocks:
             x = self._run(block, x, on_attention=on_attention)

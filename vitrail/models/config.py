@@ -103,9 +103,19 @@ class Config(CheckedConfig):
         raise NotImplementedError
 
     @property
+    def width(self) -> int:
+        """Width of the tokens; a field in most architectures."""
+        raise NotImplementedError
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks; a field in networks without stages."""
+        raise NotImplementedError
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Width of each of the maps of `Backbone.feature_maps`; a field in some architectures."""
-        raise NotImplementedError
+        return (self.width,) * self.depth
 
     @property
     def cells(self) -> list[tuple[int, int]]:
@@ -126,7 +136,7 @@ class Config(CheckedConfig):
     @property
     def blocks(self) -> int:
         """Number of blocks in all stages."""
-        raise NotImplementedError
+        return self.depth
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -137,6 +147,25 @@ class Config(CheckedConfig):
     def prefix(self) -> tuple[str, ...]:
         """Learned tokens before the patches; a field in some architectures."""
         return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedConfig(Config):
+    """The config of a pyramid: ``depths`` blocks in each stage, of which each halves the map of the one before."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Number of blocks of each stage, a field."""
+        raise NotImplementedError
+
+    @property
+    def cells(self) -> list[tuple[int, int]]:
+        height, width = self.patch_size
+        return [(height << stage, width << stage) for stage in range(len(self.depths))]
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.depths)
 
 
 C = TypeVar("C", bound="CheckedConfig")
@@ -156,12 +185,6 @@ def grid_of(size: Sequence[int], patch_size: Sequence[int]) -> tuple[int, int]:
     # without negative numbers, whose quotient the ONNX exporter rounds up
     rows, columns = ((length + patch - 1) // patch for length, patch in zip(size, patch_size))
     return rows, columns
-
-
-def stage_cells(patch_size: tuple[int, int], stages: int) -> list[tuple[int, int]]:
-    """Returns `Config.cells` of a pyramid, in which each stage halves the map of the one before."""
-    height, width = patch_size
-    return [(height << stage, width << stage) for stage in range(stages)]
 
 
 def check_divides(size: Sequence[int], patch_size: Sequence[int]) -> None:

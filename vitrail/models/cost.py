@@ -37,7 +37,7 @@ def count_cost(backbone: Backbone) -> Cost:
 
 
 def saved_bytes(module: nn.Module, images: Tensor) -> int:
-    """Returns the bytes that a module on the meta device stores for the backward pass of ``images``."""
+    """Returns the bytes that a module on the meta device stores for the backward pass of ``images``, without its parameters."""
     parameters = {id(parameter.untyped_storage()) for parameter in module.parameters()}
     kept: dict[int, int] = {}
 

@@ -13,13 +13,12 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.beit import BEITS, BEiT, BEiTConfig
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
-from vitrail.models.cost import count_cost, image_for, saved_bytes
+from vitrail.models.cost import count_cost
 from vitrail.models.costs import Cost
 from vitrail.models.foreign_names import explain_field, translate_model
 from vitrail.models.pvt import PVT, PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
-from vitrail.models.resnet import AxialResNet, ResNet
-from vitrail.models.resnet_config import AXIAL_RESNETS, RESNETS, AxialResNetConfig, ResNetConfig
+from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNet, AxialResNetConfig, ResNet, ResNetConfig
 from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import DEITS, HYBRIDS, VITS, ViT, ViTConfig
 
@@ -86,9 +85,3 @@ def sketch(model: str | Config, **changes: Any) -> Backbone:
 def cost_of(config: Config) -> Cost:
     """Returns the cost of a network of ``config``."""
     return count_cost(sketch(config))
-
-
-def activation_bytes(config: Config) -> int:
-    """Returns the bytes stored for the backward pass of one image in fp32, without parameters."""
-    backbone = sketch(config)
-    return saved_bytes(backbone.train(), image_for(backbone))

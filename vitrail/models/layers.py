@@ -236,6 +236,30 @@ def add_branch(
     return x[:, :queries] + branch(x) * (keep.to(x.dtype) / (1 - drop))
 
 
+class ResidualBlock(nn.Module):
+    """A block of two residual branches, attention and MLP, each dropped with probability ``drop_path`` (stochastic depth)."""
+
+    drop_path: float
+
+    def add_branches(
+        self,
+        x: Tensor,
+        attention: Callable[[Tensor], Tensor],
+        mlp: Callable[[Tensor], Tensor],
+        *,
+        whole: bool = False,
+        queries: int | None = None,
+    ) -> Tensor:
+        """Returns z of z' = attention(x) + x, z = mlp(z') + z', for the first ``queries`` tokens.
+
+        With ``whole`` the branches see all images: attention is recorded, or depends on the image.
+        """
+        drop = self.drop_path if self.training else 0.0
+        skip = False if whole else None
+        x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
+        return add_branch(x, mlp, drop=drop, skip=skip)
+
+
 def drop_rates(last: float, depth: int) -> list[float]:
     """Returns the drop rate of each of ``depth`` blocks, linear from 0 to ``last`` (Huang et al. 2016)."""
     return [last * block / max(depth - 1, 1) for block in range(depth)]

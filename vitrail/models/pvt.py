@@ -21,8 +21,8 @@ from vitrail.models.layers import (
     Mlp,
     PatchEmbed,
     Patches,
+    ResidualBlock,
     Tokens,
-    add_branch,
     residual_stream,
     stage_drop_rates,
     whole_patches,
@@ -88,7 +88,7 @@ class StageEmbed(PatchEmbed):
         return Patches(self(images), (images.shape[2] // self.size[0], images.shape[3] // self.size[1]))
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """x' = SRA(LN(x)) + x, then MLP(LN(x')) + x' (section 3.3)."""
 
     def __init__(self, config: PVTConfig, stage: int, drop_path: float) -> None:
@@ -104,10 +104,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded for all images
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, on_attention)), drop=drop, skip=skip)
-        return add_branch(x, lambda x: self.mlp(self.norm2(x)), drop=drop)
+
+        def attention(x: Tensor) -> Tensor:
+            return self.dropout(self.attn(self.norm1(x), grid, on_attention))
+
+        return self.add_branches(x, attention, lambda x: self.mlp(self.norm2(x)), whole=on_attention is not None)
 
 
 class Stage(nn.Module):
@@ -152,9 +153,8 @@ class PVT(Backbone):
         self.config.check_size(images.shape[2:])
         return self.patch_embed.cut(images, pad=self.config.pad)
 
-    def place(self, patches: Patches) -> Patches:
+    def _add_positions(self, patches: Patches) -> Patches:
         """Adds the positions of stage 1; those of later stages are added in `encode`."""
-        self._check_subset(patches)
         return patches._replace(x=patches.x + self._positions(0, patches.grid)[1].to(patches.x))
 
     def _positions(self, stage: int, grid: Grid) -> tuple[Tensor, Tensor]:

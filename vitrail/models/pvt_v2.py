@@ -22,9 +22,9 @@ from vitrail.models.layers import (
     Dense,
     LayerNorm,
     Patches,
+    ResidualBlock,
     Tokens,
     activate,
-    add_branch,
     residual_stream,
     stage_drop_rates,
 )
@@ -137,7 +137,7 @@ class ConvMlp(nn.Module):
         return self.dropout(self.fc2(self.dropout(y)))
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """x' = SRA(LN(x)) + x, then MLP(LN(x')) + x'."""
 
     def __init__(self, config: PVTv2Config, stage: int, drop_path: float) -> None:
@@ -152,10 +152,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
-        drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded for all images
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, on_attention)), drop=drop, skip=skip)
-        return add_branch(x, lambda x: self.mlp(self.norm2(x), grid), drop=drop)
+
+        def attention(x: Tensor) -> Tensor:
+            return self.dropout(self.attn(self.norm1(x), grid, on_attention))
+
+        return self.add_branches(x, attention, lambda x: self.mlp(self.norm2(x), grid), whole=on_attention is not None)
 
 
 class Stage(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.models.attention import attend, attention_path
-from vitrail.models.config import GELUS, Config, grid_of, stage_cells
+from vitrail.models.config import GELUS, StagedConfig, grid_of
 from vitrail.models.layers import Conv, Dense, LayerNorm
 from vitrail.models.recording import AttentionGrid, AttentionRecord, OnAttention
 
@@ -23,7 +23,7 @@ Grid = tuple[int, int]  # rows, columns
 
 
 @dataclass(frozen=True, kw_only=True)
-class PyramidConfig(Config):
+class PyramidConfig(StagedConfig):
     """The shared fields of PVT and PVT v2; the defaults are those of their second smallest models.
 
     Args:
@@ -62,20 +62,12 @@ class PyramidConfig(Config):
         divide = all(width % heads == 0 for width, heads in zip(self.widths, self.heads))
         self._check("heads", divide, f"in each stage a divisor of its width, widths={self.widths}")
 
-    @property
-    def blocks(self) -> int:
-        return sum(self.depths)
-
     def grids(self, size: Sequence[int]) -> list[Grid]:
         """Returns rows and columns of the map of each stage for an image of ``size`` (height, width) in pixels."""
         grids = [grid_of(size, self.patch_size)]
         for _ in self.depths[1:]:
             grids.append(grid_of(grids[-1], (2, 2)))
         return grids
-
-    @property
-    def cells(self) -> list[Grid]:
-        return stage_cells(self.patch_size, len(self.depths))
 
     def check_reduces(self, size: Sequence[int]) -> None:
         """Raises `ConfigError` for an image whose map in some stage is smaller than one square of R x R cells."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.models.attention import attend, attention_path
 from vitrail.models.backbone import Backbone, block_number
-from vitrail.models.config import GELUS, Config, grid_of, stage_cells
+from vitrail.models.config import GELUS, Config, StagedConfig, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
     Dense,
@@ -25,8 +25,8 @@ from vitrail.models.layers import (
     Mlp,
     PatchEmbed,
     Patches,
+    ResidualBlock,
     Tokens,
-    add_branch,
     residual_stream,
     stage_drop_rates,
 )
@@ -38,7 +38,7 @@ BIAS_TABLE = "relative_position_bias_table"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwinConfig(Config):
+class SwinConfig(StagedConfig):
     """The fields of a Swin Transformer; the defaults are Swin-T as in the paper. Images may have any size.
 
     Args:
@@ -81,14 +81,6 @@ class SwinConfig(Config):
     def _check_together(self) -> None:
         divides = all(width % heads == 0 for width, heads in zip(self.widths, self.heads))
         self._check("heads", divides, f"in each stage a divisor of its width, {', '.join(map(str, self.widths))}")
-
-    @property
-    def cells(self) -> list[tuple[int, int]]:
-        return stage_cells(self.patch_size, len(self.depths))
-
-    @property
-    def blocks(self) -> int:
-        return sum(self.depths)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -173,7 +165,7 @@ class WindowAttention(nn.Module):
         return windows.lift(self.proj(x), height, width)
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """z' = W-MSA(LN(z)) + z, z = MLP(LN(z')) + z', with shifted windows in every second block (paper, equation 3)."""
 
     def __init__(self, config: SwinConfig, width: int, heads: int, drop_path: float, *, shifted: bool) -> None:
@@ -200,10 +192,7 @@ class Block(nn.Module):
         def mlp(x: Tensor) -> Tensor:
             return self.mlp(self.norm2(x))
 
-        drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded for all images
-        x = add_branch(x, attention, drop=drop, skip=skip)
-        return add_branch(x, mlp, drop=drop)
+        return self.add_branches(x, attention, mlp, whole=on_attention is not None)
 
 
 class PatchMerging(nn.Module):

@@ -42,9 +42,8 @@ from vitrail.models.layers import (
     Mlp,
     PatchEmbed,
     Patches,
+    ResidualBlock,
     Tokens,
-    add_branch,
-    drop_patches,
     drop_rates,
     residual_stream,
     whole_patches,
@@ -211,14 +210,6 @@ class ViTConfig(Config):
         return len(self.prefix) if self.prefix_positions else 0
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        return (self.width,) * self.depth
-
-    @property
-    def blocks(self) -> int:
-        return self.depth
-
-    @property
     def stem_stride(self) -> int:
         """Stride in pixels of the map that is split into patches."""
         return 1 if self.stem is None else 4 * 2 ** max(len(self.stem) - 1, 0)
@@ -228,7 +219,7 @@ class ViTConfig(Config):
         return self.width // self.heads
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """Equations (2) and (3): z' = MSA(LN(z)) + z, z = MLP(LN(z')) + z'; optionally without the skips "+ z"."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
@@ -255,11 +246,8 @@ class Block(nn.Module):
 
         if not self.skips:
             return mlp(attention(x))
-        drop = self.drop_path if self.training else 0.0
-        # attention is recorded for all images, and a subset of images would need a subset of their indices
-        skip = False if on_attention is not None or context.is_per_image else None
-        x = add_branch(x, attention, drop=drop, skip=skip, queries=context.queries)
-        return add_branch(x, mlp, drop=drop, skip=skip)
+        whole = on_attention is not None or context.is_per_image
+        return self.add_branches(x, attention, mlp, whole=whole, queries=context.queries)
 
 
 class ViT(Backbone):
@@ -320,12 +308,8 @@ class ViT(Backbone):
         x = self.patch_embed(images, self._run) if hybrid else self.patch_embed(images)
         return Patches(x, grid_of(images.shape[2:], self.config.patch_size))
 
-    def place(self, patches: Patches) -> Patches:
-        """Adds E_pos of the patches (those of ``ids`` for a subset), and applies patch dropout in training."""
-        return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
-
-    def _place_all(self, patches: Patches) -> Patches:
-        self._check_subset(patches)
+    def _add_positions(self, patches: Patches) -> Patches:
+        """Adds E_pos of the patches, where positions are added at the stem."""
         if not self._is_placed_at_stem:
             return patches
         x, grid, ids = patches
@@ -432,7 +416,7 @@ class ViT(Backbone):
 
     def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
-        patches = self._place_all(self.patchify(images))
+        patches = self._add_positions(self.patchify(images))
         x, maps = self._begin(patches), []
         for block, added, context in self._layers(patches):
             x = self._run(block, x if added is None else x + added, context, on_attention=on_attention)
@@ -444,7 +428,7 @@ class ViT(Backbone):
         return self.fc_norm if self.config.pool_norm else self.norm
 
     def forward_recording(self, images: Tensor, on_attention: OnAttention) -> Tensor:
-        patches = self._place_all(self.patchify(images))
+        patches = self._add_positions(self.patchify(images))
         return self.head(self.pool(self._encode(patches, self._reads, on_attention)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
@@ -453,10 +437,10 @@ class ViT(Backbone):
         prefix = len(self.prefix) + self.config.registers
         return [AttentionGrid(prefix, grid, grid, self.config.patch_size)] * self.config.depth
 
-    def new_head(self, classes: int) -> None:
-        """Returns a linear head of zeros for other classes, without the hidden layer (paper, appendix B.1.1)."""
+    def reset_head(self, classes: int) -> None:
+        """Replaces the head by a zero-initialised linear one for other classes (paper, appendix B.1.1)."""
         self.config = changed(self.config, pre_logits=False)
-        super().new_head(classes)
+        super().reset_head(classes)
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig) -> dict[str, Tensor]:

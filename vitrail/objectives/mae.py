@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches, Tokens, ViTConfig
+from vitrail.models.attention import EVERYWHERE, Context
 from vitrail.models.backbone import TAKE_SUBSETS, takes_subsets
 from vitrail.models.config import grid_of, is_number
 from vitrail.models.initialise import fills
@@ -163,9 +164,9 @@ class Decoder(nn.Module):
         seen = torch.cat([take(places, tokens.ids), x.new_zeros(len(x), prefix, x.shape[2])], 1)
         x = residual_stream(torch.cat([before, x + seen], 1))
         for block in self.blocks:
-            queries = hidden.shape[1] if block is self.blocks[-1] else None
+            context = Context(queries=hidden.shape[1]) if block is self.blocks[-1] else EVERYWHERE
             again = self.checkpoint and self.training and torch.is_grad_enabled()
-            x = checkpoint(block, x, None, queries, use_reentrant=False) if again else block(x, None, queries)
+            x = checkpoint(block, x, context, use_reentrant=False) if again else block(x, context)
         return self.pred(self.norm(x))
 
 

@@ -261,8 +261,9 @@ def _fill(value: Any, device: torch.device, **how: bool) -> Any:
         return filled.requires_grad_(how["gradient"])
     if isinstance(value, dict):
         return {name: _fill(each, device, **how) for name, each in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_fill(each, device, **how) for each in value)
+    if isinstance(value, tuple | list):
+        parts = [_fill(each, device, **how) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 

@@ -38,12 +38,6 @@ def fingerprint_data(data: RunData) -> dict[str, str]:
     return used | {name + TARGETS: part.digest_targets() for name, part in list_splits(data.opened).items()}
 
 
-def hash_weights(run: Run) -> dict[str, str]:
-    """The SHA-256 of the weights that a run starts from and learns from; see `hash_model`. Raises as `resolve_model` does."""
-    named = {"init": run.model.init, "teacher": run.objective.teacher, "tokenizer": run.objective.tokenizer}
-    return {name: hash_model(resolve_model(path)) for name, path in named.items() if path}
-
-
 def bind_run(
     folder: RunFolder,
     run: Run,
@@ -74,27 +68,29 @@ def bind_run(
             raise CheckpointError(what, "start a new run with another --out (--init takes this one's weights)")
         say(f"warning  {RECORD} was damaged; it is written again from the checkpoint and the seed")
         record = {"images": saved.state["images"]}
-    weights = hash_weights(run)
+    named = {"init": run.model.init, "teacher": run.objective.teacher, "tokenizer": run.objective.tokenizer}
+    weights = {name: hash_model(resolve_model(path)) for name, path in named.items() if path}
     begun = record or {}
     stamps = _read_stamps(folder, begun)
     if stamped and stamps is None and begun.get("stamps"):
         say(f"warning  {STAMPS} was damaged; names, classes and targets are compared, contents of images are not")
     refused, untrained, unknown = _compare(begun, digests, data.opened, stamps or {})
     refused += _compare_weights(begun, weights, ("teacher", "tokenizer"))
-    named = [*untrained, *unknown, *_compare_weights(begun, weights, ("init",)), *_compare_versions(begun)]
+    changed = [*untrained, *unknown, *_compare_weights(begun, weights, ("init",)), *_compare_versions(begun)]
     if refused:
         raise _explain(folder, refused)
-    for line in named:
+    for line in changed:
         say(f"warning  {line}")
-    if record is not None and stamps is not None and not named:
+    if record is not None and stamps is not None and not changed:
         return
+    val = data.splits.val
     recorded = _write_stamps(folder, data.opened) if stamped else None
     write_sealed(
         folder.path / RECORD,
         {
             "seed": data.splits.seed,
             "images": dict(digests),
-            "held_out": _list_held_out(data.splits),
+            "held_out": [str(key) for key in val.keys] if data.splits.held_out and val is not None else [],
             "classes": list(data.opened.classes),
             "weights": weights,
             "versions": begun.get("versions", versions()),
@@ -115,10 +111,6 @@ def check_finished(folder: RunFolder, data: RunData) -> None:
 def _explain(folder: RunFolder, lines: list[str]) -> DataError:
     what = f"the data are not those with which the run {folder.path} began"
     return DataError(what, START_AGAIN, value="\n".join(lines))
-
-
-def _list_held_out(splits: Splits) -> list[str]:
-    return [str(key) for key in splits.val.keys] if splits.held_out and splits.val is not None else []
 
 
 def _compare(

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from vitrail.config.schema import Parallel, Run
 from vitrail.errors import ConfigError, nearest
-from vitrail.models import Config, activation_bytes, cost_of, sketch
+from vitrail.models import Config, sketch
+from vitrail.models.cost import count_cost, image_for, saved_bytes
 
 SENT = 0.85  # of the rate of a network that is reached
 STRATEGIES: tuple[Parallel, ...] = ("replicate", "hybrid", "shard")
@@ -73,10 +74,6 @@ class Cluster:
         sent = SENT * int(cards[1] or 1) * int(cards[2]) * 1e9 / 8
         return cls(device=DEVICES[match[2]], count=count, local=local, network=sent)
 
-    def devices_of(self, parallel: Parallel) -> int:
-        """The number of devices that a shard belongs to."""
-        return {"replicate": 1, "hybrid": self.local, "shard": self.count}[parallel]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -111,11 +108,14 @@ class Workload:
         steps, epochs = run.schedule.steps, run.schedule.epochs
         seen = steps * run.data.batch if steps is not None else epochs * images if epochs and images else None
         blocks = [sum(p.numel() for p in block.parameters()) for block in getattr(drawn, "blocks", [drawn])]
+        activations = saved_bytes(
+            drawn.train(), image_for(drawn)
+        )  # before the cost, which is counted without gradients
         return cls(
             parameters=sum(p.numel() for p in drawn.parameters()),
             block=max(blocks),
-            multiply_adds=cost_of(config).multiply_adds,
-            activations=activation_bytes(config) / (1 if precision == "fp32" else 2),
+            multiply_adds=count_cost(drawn).multiply_adds,
+            activations=activations / (1 if precision == "fp32" else 2),
             state={"adamw": 8, "sgd": 4, "muon": 4}[run.optim.name],
             average=run.optim.ema is not None,
             gathered=2 if precision == "bf16-weights" else 4,
@@ -184,7 +184,8 @@ def estimate(work: Workload, cluster: Cluster, parallel: Parallel, micro: int, m
     compute = 6 * work.multiply_adds * share / (mfu * cluster.device.operations)
     inside, outside = sent_bytes(work, cluster, parallel, steps)
     exchange = inside / cluster.device.link + outside / (cluster.network / cluster.local)
-    memory = static_bytes(work, cluster.devices_of(parallel)) + micro * work.activations
+    shards = {"replicate": 1, "hybrid": cluster.local, "shard": cluster.count}[parallel]
+    memory = static_bytes(work, shards) + micro * work.activations
     step = max(compute, exchange)
     return Estimate(
         parallel=parallel,

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from vitrail.config.schema import DataSettings, Run
-from vitrail.data.augment.policy import Augment
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, Collate, train_batches
 from vitrail.data.sample_order import measure_mixing
@@ -144,65 +143,41 @@ def warn_of_order(train: Source, seed: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBatches:
-    """Called with two steps, it gives the batches from the first up to and without the second; see `train_batches`."""
+    """This rank's part of the batches of a resolved run; called with two steps, it yields those in between (`train_batches`).
 
+    Each image comes in ``views`` views, with its target as ``collate`` makes it. A smaller ``batch``, another ``source`` or
+    fewer ``workers`` are for looking at a few images.
+    """
+
+    run: Run
+    data: RunData
     source: Source
-    policy: Augment
-    size: tuple[int, int]
-    channels: int
     batch: int
-    seed: int
     workers: int
-    repeats: int
     views: int
-    transform: Transform | None
     collate: Collate
-    bad: BadImages
     device: torch.device
-    max_pixels: int
     ranks: Ranks = SINGLE
 
-    @classmethod
-    def of(
-        cls, run: Run, data: RunData, device: torch.device, *, views: int, collate: Collate, ranks: Ranks = SINGLE
-    ) -> TrainingBatches:
-        """This rank's part of those of a resolved run, each image in ``views`` views, the targets as ``collate`` makes them."""
-        assert run.model.size is not None and run.data.channels is not None, "the run is not resolved"
-        return cls(
-            source=data.train,
-            policy=run.augment,
-            size=run.model.size,
-            channels=run.data.channels,
-            batch=run.data.batch,
-            seed=run.seed,
-            workers=-(-(run.data.workers or 0) // ranks.local_world),
-            repeats=run.data.repeats,
-            views=views,
-            transform=data.transform,
-            collate=collate,
-            bad=data.bad,
-            device=device,
-            max_pixels=run.data.max_pixels,
-            ranks=ranks,
-        )
-
     def __call__(self, start: int, stop: int) -> Generator[Batch, None, None]:
+        run, ranks = self.run, self.ranks
+        assert run.model.size is not None and run.data.channels is not None, "the run is not resolved"
         return train_batches(
             self.source,
-            policy=self.policy,
-            size=self.size,
+            policy=run.augment,
+            size=run.model.size,
             batch=self.batch,
-            seed=self.seed,
+            seed=run.seed,
             start=start,
             stop=stop,
-            workers=self.workers,
-            repeats=self.repeats,
+            workers=-(-self.workers // ranks.local_world),
+            repeats=run.data.repeats,
             views=self.views,
-            share=None if self.ranks.is_single else self.ranks.share(self.batch),
-            channels=self.channels,
-            transform=self.transform,
+            share=None if ranks.is_single else ranks.share(self.batch),
+            channels=run.data.channels,
+            transform=self.data.transform,
             collate=self.collate,
-            bad=self.bad,
+            bad=self.data.bad,
             device=self.device,
-            max_pixels=self.max_pixels,
+            max_pixels=run.data.max_pixels,
         )

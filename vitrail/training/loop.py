@@ -123,7 +123,7 @@ def _share_bad(training: Training) -> None:
     ranks = training.ranks
     if ranks.is_single:
         return
-    bad = training.batches.bad
+    bad = training.batches.data.bad
     try:
         for reasons in ranks.gather(bad.reasons):
             bad.merge(reasons)

@@ -58,19 +58,17 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, pairs: list[tuple[Tensor, Tensor]], rate: float, momentum: float, decay: float) -> None:
         parameters, gradients = ([pair[side] for pair in pairs] for side in (0, 1))
-        means = [self._mean(parameter) for parameter in parameters]
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states):
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+        means = [state["momentum_buffer"] for state in states]
         lerp_(means, gradients, 1 - momentum)
         ahead = lerp(gradients, means, momentum)
         multiply_(parameters, 1 - rate * decay)
         for parameter, direction in zip(parameters, orthogonalise(ahead, self.kind, self.ranks), strict=True):
             side = max(len(parameter), parameter.numel() // len(parameter))
             parameter.add_(spread_like(direction, parameter), alpha=-rate * 0.2 * side**0.5)
-
-    def _mean(self, parameter: Tensor) -> Tensor:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        return state["momentum_buffer"]
 
 
 def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ranks: Ranks = SINGLE) -> list[Tensor]:

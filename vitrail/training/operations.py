@@ -57,9 +57,6 @@ def _operations_an_update(training: Training, few: Sequence[Tensor], *, head_onl
     inputs = [torch.empty((images, *part.shape[1:]), dtype=part.dtype, device="meta") for part in few]
     frozen = training.optimiser.parameters.keys() - find_head_names(objective) if head_only else ()
     if together:
-        return step_operations(objective, inputs, backward=partial(_cached, micro=micro))
+        backward = partial(cached_backward, micro=micro, seed=lambda index: None)
+        return step_operations(objective, inputs, backward=backward)
     return round(step_operations(objective, inputs, frozen=frozen) * data.batch / images)
-
-
-def _cached(objective: ContrastiveObjective, inputs: Sequence[Tensor], micro: int) -> None:
-    cached_backward(objective, inputs, micro, seed=lambda index: None)

@@ -34,7 +34,11 @@ def spread(objective: Kind, compute: ComputeSettings, ranks: Ranks, device: torc
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    mesh = _make_mesh(compute.parallel or "replicate", ranks, device)
+    if compute.parallel == "hybrid":
+        shape = (ranks.world // ranks.local_world, ranks.local_world)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = DeviceMesh.from_group(ranks.group, device.type)
     apply = replicate if compute.parallel == "replicate" else fully_shard
     for block in find_blocks(spread_copy):
         if compute.compile:
@@ -62,13 +66,6 @@ def find_blocks(objective: Objective) -> list[nn.Module]:
         for block in modules
     ]
     return [block for block in blocks if sum(p.nbytes for p in block.parameters()) >= UNIT_BYTES]
-
-
-def _make_mesh(parallel: str, ranks: Ranks, device: torch.device) -> DeviceMesh:
-    if parallel != "hybrid":
-        return DeviceMesh.from_group(ranks.group, device.type)
-    shape = (ranks.world // ranks.local_world, ranks.local_world)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
 class InOrder:

@@ -16,7 +16,6 @@ from vitrail.data.sources.source import Source, describe_data
 from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.evaluation.result import EvaluationResult
 from vitrail.inference.options import InferenceOptions
-from vitrail.objectives.objective import Objective
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
 from vitrail.runtime.distributed import SINGLE, Ranks, localise
@@ -126,7 +125,11 @@ def assemble(
     objective, inputs = goal.objective(run, built, data, say)
     objective.to(device)
     select_trainable(objective, head_only=run.model.head_only)
-    trained = objective if ranks.is_single else _spread(objective, run, ranks, device)
+    trained = objective
+    if not ranks.is_single:
+        from vitrail.training.parallel import spread  # loading FSDP takes a second
+
+        trained = spread(objective, run.compute, ranks, device)
     parameters = localise(select_trainable(trained, head_only=run.model.head_only))
     digests = fingerprint_data(data)
     ranks.check_same(settings=identify(run), images=digests, versions=versions())
@@ -142,12 +145,15 @@ def assemble(
             trained, run.optim, parameters, exact=run.compute.exact, precision=run.compute.precision, ranks=ranks
         ),
         average=Average(parameters, run.optim.ema, run.optim.ema_ramp) if run.optim.ema else None,
-        batches=TrainingBatches.of(
-            run,
-            data,
-            device,
+        batches=TrainingBatches(
+            run=run,
+            data=data,
+            source=data.train,
+            batch=run.data.batch,
+            workers=run.data.workers or 0,
             views=objective.views,
             collate=built.model.targets.collate if isinstance(built.model, Task) else collate_labels,
+            device=device,
             ranks=ranks,
         ),
         monitor=goal.monitor(run, built, data),
@@ -163,9 +169,3 @@ def assemble(
         training = replace(training, run=run, steps=steps)
     check_warmup(run.schedule, steps, say, begun=folder.config.exists())
     return training
-
-
-def _spread(objective: Objective, run: Run, ranks: Ranks, device: torch.device) -> Objective:
-    from vitrail.training.parallel import spread  # loading FSDP takes a second
-
-    return spread(objective, run.compute, ranks, device)

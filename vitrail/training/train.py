@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.config.recipes import recipe_of
 from vitrail.config.reconcile import continue_run
-from vitrail.config.schema import OptimSettings, Run
+from vitrail.config.schema import Run
 from vitrail.data.sources.open import FoundData
 from vitrail.errors import DataError, VitrailError
 from vitrail.rows import Scores
@@ -123,7 +123,11 @@ def train(
                 if recipe := recipe_of(run):
                     say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
                 if run.optim.rates:
-                    say(f"rate     {describe_choice(run.optim)}")
+                    losses = (
+                        f"{rate}: {'diverged' if loss is None else f'{loss:.4f}'}"
+                        for rate, loss in run.optim.rates.items()
+                    )
+                    say(f"rate     {run.optim.lr:g}, chosen by validation losses: {', '.join(losses)}")
                 prepared = prepare(run, folder, data=data, transform=transform, say=say, ranks=ranks)
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
                     # a program that judges for itself, as a study does, has its own record of its data
@@ -175,12 +179,6 @@ def _begin(run: Run, out: Path | None, data: Any, transform: Transform | None) -
 def name_folder(run: Run) -> Path:
     """A new folder under ``runs``, named after the data and the model."""
     return default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem)
-
-
-def describe_choice(optim: OptimSettings) -> str:
-    """The learning rate, and the validation losses of the rates among which it was chosen."""
-    losses = (f"{rate}: {'diverged' if loss is None else f'{loss:.4f}'}" for rate, loss in optim.rates.items())
-    return f"{optim.lr:g}, chosen by validation losses: {', '.join(losses)}"
 
 
 def resolve_paths(run: Run) -> Run:

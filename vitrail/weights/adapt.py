@@ -64,7 +64,7 @@ def adapt(
     if classes is not None or arguments is not None:
         keeps_head = keeps_head and not has_ambiguous_order(start.classes, start.provenance)
     if not keeps_head:
-        backbone.new_head(count_head_outputs(kind, options["classes"]))
+        backbone.reset_head(count_head_outputs(kind, options["classes"]))
     preprocessing = _fit_preprocessing(start.preprocessing.at(config.image_size), channels)
     provenance = {name: value for name, value in start.provenance.items() if name != NUMBERED or keeps_head}
     model = kind(backbone, preprocessing=preprocessing, provenance=provenance, **options)

@@ -24,7 +24,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.config import STANDARDISATIONS
-from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.resnet import ResNetConfig
 from vitrail.weights.description import parse_config
 from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
 from vitrail.weights.grids import check_grid_is_open, choose_grid, describe_grid, most_likely

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.models import ViTConfig
-from vitrail.models.resnet_config import ResNetConfig, width_fields
+from vitrail.models.resnet import ResNetConfig, width_fields
 
 Names = dict[str, tuple[str, str]]  # vitrail's tensor -> Google's array, and its kind
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.errors import CheckpointError
 from vitrail.models.config import GROUPS
-from vitrail.models.resnet_config import ResNetConfig, width_fields
+from vitrail.models.resnet import ResNetConfig, width_fields
 from vitrail.models.standardise import standardise
 from vitrail.weights.huggingface.family import CHANNELS, Family, Field, State, check_expressible
 

@@ -190,5 +190,5 @@ class ExportedBackbone(Backbone):
 
     patchify = place = encode = pool = head = heads = _refuse
     feature_maps = dense_maps = forward_recording = pooling_shares = _refuse
-    layers = no_decay = new_head = _refuse
+    layers = no_decay = reset_head = _refuse
     resize_tensors = classmethod(_refuse)

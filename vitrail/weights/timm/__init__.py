@@ -16,7 +16,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.config import STANDARDISATIONS
-from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.resnet import ResNetConfig
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import parse_config
 from vitrail.weights.grids import check_grid_is_open, describe_grid

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.models.resnet_config import ResNetConfig, width_fields
+from vitrail.models.resnet import ResNetConfig, width_fields
 from vitrail.weights.timm.family import COMMON, Family, State, count_outputs, refuse
 
 BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.")
