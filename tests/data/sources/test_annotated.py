@@ -207,35 +207,6 @@ def expect_halves(source) -> None:
         assert (levels[1:, :middle] == 0).all() and (levels[1:, middle:] == 1).all()
 
 
-def test_shapes_of_labelme_and_cvat_become_the_boxes_around_them(tmp_path):
-    write_labelme(tmp_path / "labelme")
-    points = {
-        "point": [[5, 5]],
-        "circle": [[20, 20], [23, 24]],
-        "line": [[0, 0], [9, 9]],
-        "polygon": [[1, 2], [9, 3], [4, 8]],
-    }
-    shapes = [{"label": "cat", "shape_type": kind, "points": places} for kind, places in points.items()]
-    write(tmp_path / "labelme" / "train" / "a.json", labelme("a", shapes=shapes))
-    splits = open_data(tmp_path / "labelme", validation=0)
-    assert splits.train.targets.of(0).boxes.tolist() == [[15, 15, 25, 25], [1, 2, 9, 8]]
-    assert splits.notes == (
-        "train: shapes without area (point), left out: 1 (a.png)",
-        "train: shapes without area (line), left out: 1 (a.png)",
-    )
-    write_cvat(tmp_path / "cvat")
-    drawn = (
-        '<box label="dog" xtl="10" ytl="12" xbr="14" ybr="20" rotation="90"/><points label="dog" points="1,2"/>'
-        '<ellipse label="cat" cx="10" cy="12" rx="3" ry="2"/><mask label="cat" rle="0,30" left="3" top="4" width="5" height="6"/>'
-    )
-    write(tmp_path / "cvat" / "annotations.xml", cvat(drawn))
-    splits = open_data(tmp_path / "cvat", validation=0)
-    assert splits.classes == NAMES
-    expected = [[8, 14, 16, 18], [7, 10, 13, 14], [3, 4, 8, 10]]
-    np.testing.assert_allclose(splits.train.targets.of(0).boxes, expected, atol=1e-5)
-    assert "train: shapes without area (points), left out: 2 (a.png, b.png)" in splits.notes
-
-
 def test_mistakes_in_files_of_labelme_and_cvat_are_named_with_the_remedy(tmp_path):
     write_labelme(tmp_path / "labelme")
     path = tmp_path / "labelme" / "train" / "a.json"
@@ -274,14 +245,6 @@ def test_masks_are_paired_with_their_images_and_255_is_ignored(splits, tmp_path)
     opened = open_data(tmp_path, validation=0)
     assert opened.classes == ("sky", "ground")
     assert [part and len(part) for part in (opened.train, opened.val)] == ([2, 1] if splits else [3, None])
-    expect_halves(opened.train)
-
-
-def test_masks_of_colours_are_read_by_their_table(tmp_path):
-    write_masks(tmp_path, {0: (9, 8, 7), 1: (200, 0, 0), 2: (0, 0, 0)}, mode="RGB")
-    write(tmp_path / "palette.csv", "index,name,red,green,blue\n0,sky,9,8,7\n1,ground,200,0,0\n255,void,0,0,0\n")
-    opened = open_data(tmp_path)
-    assert opened.classes == ("sky", "ground")
     expect_halves(opened.train)
 
 

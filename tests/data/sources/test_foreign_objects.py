@@ -87,44 +87,41 @@ def with_picture(folder: Path, file: str, content: Any) -> None:
     write(folder / file, content)
 
 
+def picture_and(file: str, content: Any) -> Make:
+    """Writes the picture a.png and a file beside it."""
+    return lambda root: with_picture(root, file, content)
+
+
 SHAPES: dict[str, tuple[Make, dict[int, int]]] = {
     "labelme's circle": (
-        lambda root: with_picture(root, "a.json", labelme("a.png", [{"shape_type": "circle", "points": CIRCLE}])),
+        picture_and("a.json", labelme("a.png", [{"shape_type": "circle", "points": CIRCLE}])),
         {1: circle_pixels()},
     ),
     "labelme's mask": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "a.json",
             labelme("a.png", [{"shape_type": "mask", "points": [[5, 5], [14, 14]], "mask": labelme_mask(TRIANGLE)}]),
         ),
         {1: 55},
     ),
     "X-AnyLabeling's turned box": (
-        lambda root: with_picture(
-            root,
-            "a.json",
-            labelme("a.png", [{"shape_type": "rotation", "points": [[20, 10], [30, 20], [20, 30], [10, 20]]}]),
+        picture_and(
+            "a.json", labelme("a.png", [{"shape_type": "rotation", "points": [[20, 10], [30, 20], [20, 30], [10, 20]]}])
         ),
         {1: 200},
     ),
     "CVAT's brush": (
-        lambda root: with_picture(
-            root,
-            "annotations.xml",
-            cvat('<mask label="cat" rle="0,1,2,1,1,2,1,1" left="3" top="4" width="3" height="3"/>'),
+        picture_and(
+            "annotations.xml", cvat('<mask label="cat" rle="0,1,2,1,1,2,1,1" left="3" top="4" width="3" height="3"/>')
         ),
         {1: 5},
     ),
     "CVAT's ellipse": (
-        lambda root: with_picture(
-            root, "annotations.xml", cvat('<ellipse label="cat" cx="20" cy="20" rx="10" ry="10"/>')
-        ),
+        picture_and("annotations.xml", cvat('<ellipse label="cat" cx="20" cy="20" rx="10" ry="10"/>')),
         {1: circle_pixels()},
     ),
     "CVAT's turned box": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "annotations.xml",
             cvat(
                 '<box label="cat" xtl="10" ytl="15" xbr="30" ybr="25" rotation="90"/><points label="cat" points="1,2"/>'
@@ -133,8 +130,7 @@ SHAPES: dict[str, tuple[Make, dict[int, int]]] = {
         {1: 200},
     ),
     "Label Studio's ellipse": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "export.json",
             [
                 label_studio(
@@ -153,8 +149,7 @@ SHAPES: dict[str, tuple[Make, dict[int, int]]] = {
         {1: circle_pixels()},
     ),
     "Label Studio's brush": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "export.json",
             [
                 label_studio(
@@ -170,8 +165,7 @@ SHAPES: dict[str, tuple[Make, dict[int, int]]] = {
         {1: 55},
     ),
     "a polygon of COCO as pairs, and one of two points": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "a.json",
             coco(
                 ABC[:1],
@@ -190,8 +184,7 @@ SHAPES: dict[str, tuple[Make, dict[int, int]]] = {
         {1: 400, 255: 100},
     ),
     "Roboflow's polygon in VOC": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "a.xml",
             voc(
                 inside="<polygon><x1>10</x1><y1>10</y1><x2>30</x2><y2>10</y2><x3>30</x3><y3>20</y3><x4>10</x4><y4>20</y4></polygon>"
@@ -334,15 +327,11 @@ LAYOUTS: dict[str, tuple[Make, dict[str, Any]]] = {
         THREE | {"notes": ""},
     ),
     "labelme: JSON": (
-        lambda root: with_picture(
-            root, "a.json", labelme("a.png", [{"points": SQUARE}, {"shape_type": "line", "points": SQUARE[:2]}])
-        ),
+        picture_and("a.json", labelme("a.png", [{"points": SQUARE}, {"shape_type": "line", "points": SQUARE[:2]}])),
         {"train": one(), "notes": "shapes without area (line), left out: 1"},
     ),
     "X-AnyLabeling: JSON": (
-        lambda root: with_picture(
-            root, "a.json", labelme("a.png", [{"shape_type": "rectangle", "points": SQUARE, "difficult": False}])
-        ),
+        picture_and("a.json", labelme("a.png", [{"shape_type": "rectangle", "points": SQUARE, "difficult": False}])),
         {"train": one(), "notes": ""},
     ),
     "CVAT: COCO 1.0": (
@@ -448,7 +437,7 @@ def group(number: int | None) -> Make:
         {"points": [[10, 10], [20, 10], [20, 30]], "group_id": number},
         {"points": [[25, 10], [30, 20], [30, 30]], "group_id": number},
     ]
-    return lambda root: with_picture(root, "a.json", labelme("a.png", shapes))
+    return picture_and("a.json", labelme("a.png", shapes))
 
 
 def pose(line: str, shape: str) -> Make:
@@ -525,7 +514,7 @@ READINGS: dict[str, tuple[Make, dict[str, Any]]] = {
         {"train": one(name=f"images/{CAFE['NFD']}")},
     ),
     "areas of COCO that are no numbers": (
-        lambda root: with_picture(root, "a.json", coco(ABC[:1], each={"area": "400"})),
+        picture_and("a.json", coco(ABC[:1], each={"area": "400"})),
         {"train": one(), "notes": "areas that are no positive numbers, taken from the boxes: 1 (a.png)"},
     ),
     "Label Studio's names in another Unicode form": (
@@ -547,7 +536,7 @@ READINGS: dict[str, tuple[Make, dict[str, Any]]] = {
     "labelme's group is one object": (group(1), {"train": one()}),
     "shapes without a group are several": (group(None), {"train": {"a.png": [[10, 10, 20, 30], [25, 10, 30, 30]]}}),
     "labelme's image of another machine": (
-        lambda root: with_picture(root, "a.json", labelme("C:\\Users\\me\\a.png", [{"points": SQUARE}])),
+        picture_and("a.json", labelme("C:\\Users\\me\\a.png", [{"points": SQUARE}])),
         {"train": one()},
     ),
     "labelme's files in a folder of their own": (
@@ -558,37 +547,31 @@ READINGS: dict[str, tuple[Make, dict[str, Any]]] = {
         {"train": one(name="images/a.png"), "notes": ""},
     ),
     "labelme's label that is a number": (
-        lambda root: with_picture(
-            root, "a.json", labelme("a.png", [{"points": SQUARE, "label": 3}, {"points": SQUARE, "label": "3"}])
-        ),
+        picture_and("a.json", labelme("a.png", [{"points": SQUARE, "label": 3}, {"points": SQUARE, "label": "3"}])),
         {"classes": ("3",)},
     ),
     "CVAT's turned box in COCO": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "a.json",
             coco(ABC[:1], each={"bbox": [10, 15, 20, 10], "segmentation": [], "attributes": {"rotation": 90.0}}),
         ),
         {"train": one((15, 10, 25, 30))},
     ),
-    "iscrowd as text": (lambda root: with_picture(root, "a.json", coco(ABC[:1], each={"iscrowd": "0"})), {"crowds": 0}),
+    "iscrowd as text": (picture_and("a.json", coco(ABC[:1], each={"iscrowd": "0"})), {"crowds": 0}),
     "iscrowd as true": (
-        lambda root: with_picture(root, "a.json", coco(ABC[:1], each={"iscrowd": True})),
+        picture_and("a.json", coco(ABC[:1], each={"iscrowd": True})),
         {"crowds": 1},
     ),
     "COCO's ids as text and numbers": (
-        lambda root: with_picture(root, "a.json", coco(ABC[:1], each={"image_id": "0", "category_id": 1.0})),
+        picture_and("a.json", coco(ABC[:1], each={"image_id": "0", "category_id": 1.0})),
         {"train": one()},
     ),
     "CVAT's turned ellipse": (
-        lambda root: with_picture(
-            root, "annotations.xml", cvat('<ellipse label="cat" cx="20" cy="20" rx="10" ry="5" rotation="90"/>')
-        ),
+        picture_and("annotations.xml", cvat('<ellipse label="cat" cx="20" cy="20" rx="10" ry="5" rotation="90"/>')),
         {"train": one((15, 10, 25, 30))},
     ),
     "Label Studio's rectangle, turned about its corner": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "export.json",
             [
                 label_studio(
@@ -607,8 +590,7 @@ READINGS: dict[str, tuple[Make, dict[str, Any]]] = {
         {"train": one((10, 10, 20, 30))},
     ),
     "Label Studio's labels in a region of their own": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "export.json",
             [
                 label_studio(
@@ -623,18 +605,15 @@ READINGS: dict[str, tuple[Make, dict[str, Any]]] = {
         {"train": one(name="images/a.png"), "notes": "images of a.json are found by their names, without folders"},
     ),
     "COCO without a box": (
-        lambda root: with_picture(root, "a.json", coco(ABC[:1], each={"bbox": None, "segmentation": SQUARE})),
+        picture_and("a.json", coco(ABC[:1], each={"bbox": None, "segmentation": SQUARE})),
         {"train": one()},
     ),
     "COCO's polygon without a list around it": (
-        lambda root: with_picture(
-            root, "a.json", coco(ABC[:1], each={"bbox": [], "segmentation": [10, 10, 30, 10, 30, 30, 10, 30]})
-        ),
+        picture_and("a.json", coco(ABC[:1], each={"bbox": [], "segmentation": [10, 10, 30, 10, 30, 30, 10, 30]})),
         {"train": one()},
     ),
     "labelme's mask with its last pixels": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "a.json",
             labelme("a.png", [{"shape_type": "mask", "points": [[5, 5], [14, 14]], "mask": labelme_mask(TRIANGLE)}]),
         ),
@@ -648,19 +627,19 @@ READINGS: dict[str, tuple[Make, dict[str, Any]]] = {
         {"train": one(name="a.jpg"), "notes": "photographs turned by EXIF"},
     ),
     "COCO without a size": (
-        lambda root: with_picture(root, "a.json", coco(ABC[:1], image={"width": None, "height": None})),
+        picture_and("a.json", coco(ABC[:1], image={"width": None, "height": None})),
         {"train": one()},
     ),
     "COCO's keypoints": (
-        lambda root: with_picture(root, "a.json", coco(ABC[:1], each={"keypoints": [1, 2, 2], "num_keypoints": 1})),
+        picture_and("a.json", coco(ABC[:1], each={"keypoints": [1, 2, 2], "num_keypoints": 1})),
         {"train": one(), "notes": "keypoints, not used: 1 (a.png)"},
     ),
     "a field that COCO does not have": (
-        lambda root: with_picture(root, "a.json", coco(ABC[:1], each={"bbox_head": [1, 2, 3, 4]})),
+        picture_and("a.json", coco(ABC[:1], each={"bbox_head": [1, 2, 3, 4]})),
         {"train": one(), "notes": "fields 'bbox_head', not used: 1 (a.png)"},
     ),
     "COCO's images that are listed twice": (
-        lambda root: with_picture(root, "a.json", coco(("a.png", "a.png"))),
+        picture_and("a.json", coco(("a.png", "a.png"))),
         {
             "train": {"a.png": [list(BOX)] * 2},
             "notes": "images that are listed several times, whose objects are joined: 1",
@@ -674,8 +653,7 @@ READINGS: dict[str, tuple[Make, dict[str, Any]]] = {
         {"train": one(name=CAFE["NFD"])},
     ),
     "roLabelImg: XML": (
-        lambda root: with_picture(
-            root,
+        picture_and(
             "a.xml",
             "<annotation><object><name>cat</name><robndbox><cx>20</cx><cy>20</cy><w>20</w><h>10</h><angle>1.5707963</angle>"
             "</robndbox></object></annotation>",
