@@ -105,17 +105,17 @@ def find_fault(name: str) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, torch on a CPU or torch on a GPU could not allocate memory."""
-    words = str(error).lower()
+    message = str(error).lower()
     names = {kind.__name__ for kind in type(error).__mro__}  # torch is not imported here
     return (
         bool(names & {"MemoryError", "OutOfMemoryError"})
-        or "out of memory" in words
-        or "can't allocate memory" in words
+        or "out of memory" in message
+        or "can't allocate memory" in message
     )
 
 
 def explain_system(error: BaseException) -> tuple[str, str] | None:
-    """What is wrong, and what to do, where the operating system refused memory, files or a disk; None for other errors."""
+    """Returns what is wrong and the remedy where the operating system refused memory, files or a disk; None for other errors."""
     if is_out_of_memory(error):
         remedy = "give a smaller --batch, close other programs, or raise the limit (ulimit -v)"
         return f"there is not enough memory: {error or 'no details'}", remedy

@@ -33,7 +33,7 @@ class Rows:
 
 
 class Record(Protocol):
-    """What a row is made from."""
+    """A record that gives a row."""
 
     def row(self) -> dict[str, Any]: ...
 
@@ -55,7 +55,7 @@ class Scores(Rows):
     """The result of an evaluation: a row for each figure of `to_dict`, with the ends of its 95 % interval if it has one."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as one flat dict: words on what was evaluated, then the figures."""
+        """The result as one flat dict: texts on what was evaluated, then the figures."""
         raise NotImplementedError
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -69,16 +69,16 @@ class Scores(Rows):
         ]
 
     def __repr__(self) -> str:
-        words = (f"{name}={_format(value)}" for name, value in self.to_dict().items())
-        return f"{type(self).__name__}({', '.join(words)})"
+        figures = (f"{name}={_format(value)}" for name, value in self.to_dict().items())
+        return f"{type(self).__name__}({', '.join(figures)})"
 
     def _repr_html_(self) -> str:
-        words = {name: value for name, value in self.to_dict().items() if isinstance(value, str)}
+        texts = {name: value for name, value in self.to_dict().items() if isinstance(value, str)}
         rows = []
         for row in self.to_rows():
             interval = "" if row["low"] is None else f"{_format(row['low'])} to {_format(row['high'])}"
             rows.append({"metric": row["metric"], "value": row["value"], "95 % interval": interval})
-        return join(show_facts(words.items()), show_rows(rows, most=len(rows)))
+        return join(show_facts(texts.items()), show_rows(rows, most=len(rows)))
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], most: int = SHOWN) -> Markup:
@@ -102,7 +102,7 @@ def show_facts(facts: Iterable[tuple[str, Any]]) -> Markup:
 
 
 def _side(column: Sequence[Any]) -> str:
-    """Numbers to the right, words to the left."""
+    """Numbers to the right, texts to the left."""
     is_number = any(isinstance(value, int | float) and not isinstance(value, bool) for value in column)
     return f"text-align:{'right' if is_number else 'left'}"
 

@@ -24,7 +24,7 @@ ENDS = 2**15  # bytes at each end of a file that are read for its hash
 
 @dataclass(frozen=True, eq=False)
 class Stamps:
-    """What a change of n files or images would alter, as it is recorded.
+    """The recorded state of n files or images.
 
     Args:
         names: (n,) uint64 hashes of their names, in the order of the data.
@@ -102,10 +102,10 @@ class Changes:
 
     def describe(self) -> str:
         """Each kind of difference with its count and an example, without those that are unknown; empty if there are none."""
-        words = [f"{self.removed:,} removed"] if self.removed else []
+        differences = [f"{self.removed:,} removed"] if self.removed else []
         kinds = {"added": self.added, "changed": self.changed}
-        words += [f"{len(names):,} {kind}, e.g. {names[0]!r}" for kind, names in kinds.items() if names]
-        return "; ".join(words or ["in another order"] * self.reordered)
+        differences += [f"{len(names):,} {kind}, e.g. {names[0]!r}" for kind, names in kinds.items() if names]
+        return "; ".join(differences or ["in another order"] * self.reordered)
 
 
 def find_changes(before: Stamps, now: Stamped) -> Changes:

@@ -104,7 +104,7 @@ def _decode(source: Source, size: tuple[int, int], channels: int) -> Decoded | N
 
 
 def _share(source: Source, size: tuple[int, int], channels: int, folder: Path) -> Decoded | None:
-    """What `_decode` gives, its images mapped from a file in ``folder``, which is written if it is missing or damaged."""
+    """Returns the result of `_decode` with its images mapped from a file in ``folder``, written if missing or damaged."""
     name = _hash_contents(source, size, channels)
     path, about = folder / f"{name}.npy", folder / f"{name}.json"
     stored = read_sealed(about)

@@ -144,7 +144,7 @@ def measure_mixing(labels: np.ndarray, units: Units | StoredUnits, seed: int) ->
 
 
 def _mean_entropy(labels: np.ndarray, lengths: np.ndarray) -> float:
-    """Of consecutive parts with these lengths, in nats."""
+    """Returns the mean entropy of consecutive labels of these lengths, in nats."""
     entropies = []
     for part in np.split(labels, lengths.cumsum()[:-1]):
         counts = np.bincount(part)

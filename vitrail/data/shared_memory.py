@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 HEAD = 64  # bytes before the first array: the mark; arrays are aligned to as many
-Place = tuple[int, Sequence[int], str]  # the byte where an array starts, its shape, its type as `numpy.dtype.str`
+Location = tuple[int, Sequence[int], str]  # the byte where an array starts, its shape, its type as `numpy.dtype.str`
 TYPES = {"|u1": 1, "<f4": 4}  # what a reader accepts, and the bytes of an element
 
 
@@ -52,7 +52,7 @@ class Writer:
         """Sets the number that `Reader.marked` returns, also after this process died."""
         struct.pack_into("<Q", self._bytes, 0, row)
 
-    def append(self, array: np.ndarray) -> Place:
+    def append(self, array: np.ndarray) -> Location:
         """Copies an array and returns where it is."""
         start, end = self._used, self._used + array.nbytes
         if end > len(self._bytes):
@@ -75,7 +75,7 @@ class Reader:
         return struct.unpack_from("<Q", self._bytes)[0]
 
     def view(self, start: int, shape: Sequence[int], kind: str) -> np.ndarray:
-        """The array at a `Place`, read-only.
+        """The array at a `Location`, read-only.
 
         Raises:
             ValueError: it is not within the memory, or its type is none of `TYPES`.

@@ -42,7 +42,7 @@ for name in ("PIL.TiffImagePlugin", "tifffile"):
 
 
 class Pixels(NamedTuple):
-    """What a header says: the number of bands, their bits, and whether `decode` cannot give all of their values."""
+    """The number of bands by a header, their bits, and whether `decode` cannot give all of their values."""
 
     bands: int
     bits: int

@@ -13,5 +13,5 @@ Levels = tuple[float, float]  # what becomes 0 and 1
 def check_levels(levels: Sequence[float]) -> None:
     """Raises `ConfigError` for anything else than two finite numbers, the smaller one first."""
     if len(levels) != 2 or not all(map(math.isfinite, levels)) or not levels[0] < levels[1]:
-        words = ",".join(f"{level:g}" for level in levels)
-        raise ConfigError(f"the pixel range is {words}", "give the values that become black and white, e.g. 0,4095")
+        given = ",".join(f"{level:g}" for level in levels)
+        raise ConfigError(f"the pixel range is {given}", "give the values that become black and white, e.g. 0,4095")

@@ -113,7 +113,7 @@ class Rle:
 
     @classmethod
     def of_coco(cls, segmentation: Any, size: tuple[int, int]) -> Rle:
-        """What stands under "segmentation" in COCO's json: polygons, or run lengths of either form.
+        """Reads the field "segmentation" of COCO's json: polygons, or run lengths of either form.
 
         Args:
             size: (H, W) of the picture.

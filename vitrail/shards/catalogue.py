@@ -1,4 +1,4 @@
-"""What an index of shards says, checked before it is used: whoever wrote the files sealed them as well."""
+"""Checks the files of an index of shards before they are used: whoever wrote the files sealed them as well."""
 
 from __future__ import annotations
 

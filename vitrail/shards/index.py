@@ -48,7 +48,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tables:
-    """What an index has of each image."""
+    """The arrays of an index, a row for each image."""
 
     starts: np.ndarray  # (n,) int64, position of the content
     lengths: np.ndarray  # (n,) int32, bytes of the content
@@ -146,7 +146,7 @@ class ShardIndex:
         """A sentence for each of these shards that here is missing or has another length; no content is read."""
         if is_remote(self.root):
             return []
-        return [words for number in numbers if (words := _find_fault(self.root, self.shards[number]))]
+        return [fault for number in numbers if (fault := _find_fault(self.root, self.shards[number]))]
 
 
 class _File:

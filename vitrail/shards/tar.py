@@ -34,7 +34,7 @@ AGAIN = "write it again with `tar --format=ustar`, or download it again if it sh
 
 
 class Stream(Protocol):
-    """What an archive is read from."""
+    """A file that an archive is read from."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -64,7 +64,7 @@ def pack_header(name: str, size: int) -> bytes:
 
 
 def pad(size: int) -> bytes:
-    """What follows a content of ``size`` bytes, up to the next block."""
+    """Returns the zeros after a content of ``size`` bytes, up to the next block."""
     return bytes(-size % BLOCK)
 
 

@@ -15,7 +15,7 @@ from tests.data.augment.operate import operate
 from vitrail.data.augment.apply import augment
 from vitrail.data.augment.crops import crop_box
 from vitrail.data.augment.erasing import NOISE_DEVIATION, NOISE_MEAN, normal
-from vitrail.data.augment.operations import GEOMETRY, PART, cut_boxes
+from vitrail.data.augment.operations import CHUNK, GEOMETRY, cut_boxes
 from vitrail.data.augment.policy import POLICIES, Augment
 from vitrail.data.augment.sample import draw_erasing, draw_flips, draw_layers, draw_shifts
 from vitrail.data.rng import keys, words
@@ -144,7 +144,7 @@ def three_threads():
 def test_an_augmentation_is_a_function_of_the_picture_its_ids_and_the_seed(three_threads):
     """Not of the other pictures of its batch, and not of the number of threads."""
     images, order, wrong = photographs(), np.array([31, 4, 17]), []
-    assert images.numel() > PART
+    assert images.numel() > CHUNK
     for name in KINDS:
         augmented = partial(run, policy=POLICIES[name], cropped=False)
         threaded = augmented(images)
@@ -175,7 +175,7 @@ def test_the_augmentation_of_a_crop_is_its_own():
 def test_large_pictures_one_at_a_time_are_as_several(name, monkeypatch):
     images = photographs()
     several = [run(given, POLICIES[name]) for given in (images, images / 255)]
-    monkeypatch.setattr("vitrail.data.augment.operations.PART", 1)
+    monkeypatch.setattr("vitrail.data.augment.operations.CHUNK", 1)
     monkeypatch.setattr("vitrail.data.augment.apply.LARGE", 1)
     for given, expected in zip((images, images / 255), several):
         before = given.clone()

@@ -14,7 +14,17 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from tests.data.augment.operate import operate
 from vitrail.data.augment import operations
 from vitrail.data.augment.geometry import box, flip, resample, rotation, shift, visible
-from vitrail.data.augment.operations import GEOMETRY, LOOKING, PASSES, TABLES, cut_boxes, inside, look_up, parts, put
+from vitrail.data.augment.operations import (
+    GEOMETRY,
+    LOOKING,
+    PASSES,
+    TABLES,
+    cut_boxes,
+    inside,
+    look_up,
+    put,
+    split_rows,
+)
 
 HEIGHT, WIDTH = 54, 75
 AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
@@ -202,8 +212,8 @@ def test_looking_up_takes_the_table_of_the_picture_and_the_channel():
 def test_working_in_parts_changes_nothing(monkeypatch, count):
     images = tensor(pictures()[..., :3])
     rows, values = torch.tensor([9, 2, 30, 31, 8]), torch.arange(5.0)
-    monkeypatch.setattr(operations, "PART", count * images[0].numel())
-    some = list(parts(images, rows, values))
+    monkeypatch.setattr(operations, "CHUNK", count * images[0].numel())
+    some = list(split_rows(images, rows, values))
     assert [len(each[0]) for each in some] == ([1] * 5 if count == 1 else [5])
     for together, whole in zip(zip(*some), (rows, images[rows], values)):
         assert torch.equal(torch.cat(together), whole)

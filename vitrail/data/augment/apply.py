@@ -32,16 +32,16 @@ from vitrail.data.augment.crops import crop_boxes
 from vitrail.data.augment.erasing import noise_boxes
 from vitrail.data.augment.geometry import Numbers, box, flip, resample, shift, visible
 from vitrail.data.augment.operations import (
+    CHUNK,
     GEOMETRY,
     LOOKING,
-    PART,
     PASSES,
     TABLES,
     cut_boxes,
     inside,
     look_up,
-    parts,
     put,
+    split_rows,
 )
 from vitrail.data.augment.policy import Augment
 from vitrail.data.augment.sample import NOTHING, Layer, draw_erasing, draw_flips, draw_layers, draw_shifts
@@ -81,7 +81,7 @@ def augment_and_place(
     made = images.new_empty(*images.shape[:2], *size)
     work = partial(_augment, policy=policy, seed=seed, cropped=cropped)
     threads = min(torch.get_num_threads(), len(images))
-    if images.device.type != "cpu" or threads < 2 or images.numel() < PART:
+    if images.device.type != "cpu" or threads < 2 or images.numel() < CHUNK:
         return made, work(images, ids, made)
     return made, _in_threads(work, images, ids, made, threads)
 
@@ -103,7 +103,7 @@ def _mirror(images: Tensor, flips: NDArray[np.bool_]) -> Tensor:
 def _flip(levels: Tensor, flips: NDArray[np.bool_]) -> None:
     """Mirrors the images of ``flips`` (B,) in place."""
     if (chosen := np.flatnonzero(flips)).size:
-        for rows, chunk in parts(levels, to_device(chosen, levels.device)):
+        for rows, chunk in split_rows(levels, to_device(chosen, levels.device)):
             put(levels, rows, chunk.flip(-1))
 
 
@@ -209,7 +209,9 @@ def _resample(
         matrix = matrices[chosen]
         uncovers = policy.crop == "jitter" or turned[chosen].any()
         regions = [visible(matrix, frames[chosen], size)] if uncovers else []
-        for rows, chunk, *where in parts(levels, to_device(chosen, levels.device), torch.from_numpy(matrix), *regions):
+        for rows, chunk, *where in split_rows(
+            levels, to_device(chosen, levels.device), torch.from_numpy(matrix), *regions
+        ):
             placed = resample(chunk, *where, size=size, fill=policy.fill, border=border, step=2**times)
             put(made, rows, placed)
     return matrices
@@ -226,7 +228,7 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
     def settle(chosen: NDArray[np.bool_]) -> None:
         if (due := np.flatnonzero(chosen & waiting)).size:
             all_rows = to_device(due, levels.device)
-            for rows, chunk, table in parts(levels, all_rows, tables[all_rows]):
+            for rows, chunk, table in split_rows(levels, all_rows, tables[all_rows]):
                 put(levels, rows, look_up(chunk, table))
             tables[all_rows] = identity
             waiting[due] = False
@@ -235,7 +237,7 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
         settle(~np.isin(layer.names, [NOTHING, *(TABLES.keys() - set(LOOKING))]))
         for name, chosen in _list_groups(layer):
             values = torch.from_numpy(layer.values[chosen].astype(np.float32))
-            for rows, chunk, value in parts(levels, to_device(chosen, levels.device), values):
+            for rows, chunk, value in split_rows(levels, to_device(chosen, levels.device), values):
                 if name in TABLES:
                     table = TABLES[name](chunk, to_device(value, levels.device)).expand(len(rows), *tables.shape[1:])
                     tables[rows] = table.gather(-1, tables[rows].long())
@@ -249,7 +251,7 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
 
 
 def _fill(levels: Tensor, chosen: NDArray[np.intp], boxes: NDArray[np.int64], fill: int) -> None:
-    for rows, chunk, corners in parts(levels, to_device(chosen, levels.device), to_device(boxes, levels.device)):
+    for rows, chunk, corners in split_rows(levels, to_device(chosen, levels.device), to_device(boxes, levels.device)):
         put(levels, rows, chunk.masked_fill(inside(corners, *levels.shape[-2:]), fill))
 
 

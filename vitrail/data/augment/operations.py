@@ -27,7 +27,7 @@ from vitrail.data.to_device import to_device
 Strength = Callable[[Numbers, Numbers], Numbers]
 LUMA = (0.299, 0.587, 0.114)
 HALF = 128.0  # Pillow's threshold of solarise
-PART = 2**18  # numbers that a CPU processes at a time, so that they and the results fit in the cache of a core
+CHUNK = 2**18  # numbers that a CPU processes at a time, so that they and the results fit in the cache of a core
 
 
 def _levels(like: Tensor) -> Tensor:
@@ -272,12 +272,12 @@ def cut_boxes(half: NDArray[np.float64], places: NDArray[np.float64], height: in
     return np.concatenate([corner, 2 * reach, 2 * reach], -1)
 
 
-def parts(images: Tensor, rows: Tensor, *arguments: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def split_rows(images: Tensor, rows: Tensor, *arguments: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield ``(rows, images[rows], *arguments)`` (M, ...) for all rows at once, or on a CPU in chunks.
 
     A chunk of one image is a view, which saves a copy.
     """
-    count = max(PART // max(images[0].numel(), 1), 1) if images.device.type == "cpu" else len(rows)
+    count = max(CHUNK // max(images[0].numel(), 1), 1) if images.device.type == "cpu" else len(rows)
     for chunk, *rest in zip(*(tensor.split(count) for tensor in (rows, *arguments))):
         if len(chunk) == 1 and images.device.type == "cpu":
             yield chunk, images.narrow(0, int(chunk), 1), *rest

@@ -95,10 +95,10 @@ class Augment:
     smoothing: Annotated[float, "label smoothing"] = 0.0
 
     def __post_init__(self) -> None:
-        for name, words in CHOICES.items():
-            if getattr(self, name) not in words:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
                 raise ConfigError(
-                    f"augment.{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), words)
+                    f"augment.{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), choices)
                 )
         for name in ("flip", "probability", "jitter_probability", "grey", "erase", "switch", "mix_probability"):
             self._demand(name, 0 <= getattr(self, name) <= 1, "give a probability, 0 to 1")

@@ -97,7 +97,7 @@ def count_damaged_rows(path: Path) -> int:
 
 
 def _continue_file(path: Path | None) -> dict[str, str]:
-    """What a file holds, from which damaged rows are removed: what is appended would become part of them."""
+    """Reads a file, and removes its damaged rows: what is appended would become part of them."""
     if path is None or not path.exists():
         return {}
     reasons = read_bad_images(path)

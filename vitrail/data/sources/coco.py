@@ -287,13 +287,13 @@ def _list_candidates(path: Path, root: Path) -> Iterable[Path]:
     """The folders in which images of a COCO file usually lie."""
     seen = set()
     split = split_of(path, root)
-    words = [
+    names = [
         word for word in (path.stem.partition("_")[2], split, *(key for key in SPLITS if SPLITS[key] == split)) if word
     ]
     for base in dict.fromkeys((path.parent, path.parent.parent, root)):
         for inside in IMAGE_FOLDERS:
-            for word in (*words, ""):
-                folder = base / inside / word
+            for name in (*names, ""):
+                folder = base / inside / name
                 if folder.is_dir() and folder not in seen and folder.is_relative_to(root):
                     seen.add(folder)
                     yield folder

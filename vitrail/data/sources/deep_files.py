@@ -77,17 +77,17 @@ def open_deep(
     channels = channels or max(pixels.bands for pixels in found)
     if levels is None and any(pixels.deep for pixels in found):
         levels = measure_levels(source, max_pixels)
-    words = f"; images of {channels} channel{'s' if channels > 1 else ''}"
-    words += f", of which the values {levels[0]:g} to {levels[1]:g} become 0 to 1" if levels else ""
+    clause = f"; images of {channels} channel{'s' if channels > 1 else ''}"
+    clause += f", of which the values {levels[0]:g} to {levels[1]:g} become 0 to 1" if levels else ""
     parts: dict[str, Any] = {
         name: replace(part, contents=DeepFiles(part.contents, channels, levels, max_pixels))
         for name, part in list_splits(splits).items()
     }
-    return replace(splits, **parts, layout=splits.layout + words)
+    return replace(splits, **parts, layout=splits.layout + clause)
 
 
 def find_levels(source: Source) -> Levels | None:
-    """What becomes 0 and 1 of the images of a source; None for images of 8 bits."""
+    """Returns the values that become 0 and 1 in the images of a source; None for images of 8 bits."""
     return source.contents.levels if isinstance(source.contents, DeepFiles) else None
 
 

@@ -14,7 +14,7 @@ from vitrail.data.sources.label_studio import find_label_studio
 from vitrail.data.sources.labelme import find_labelme
 from vitrail.data.sources.labels import RawSplit
 from vitrail.data.sources.mask_folders import read_masks
-from vitrail.data.sources.mask_pairs import Place, find_masks
+from vitrail.data.sources.mask_pairs import MaskFolder, find_masks
 from vitrail.data.sources.object_lists import Read
 from vitrail.data.sources.scan import is_system_name
 from vitrail.data.sources.voc import find_voc
@@ -39,7 +39,7 @@ class AnnotatedData:
     objects: Read | None
 
     @cached_property
-    def masks(self) -> list[Place]:
+    def masks(self) -> list[MaskFolder]:
         """The folders of images and masks; of a file of annotations none."""
         return find_masks(self.root) if self.root.is_dir() else []
 

@@ -18,10 +18,10 @@ from vitrail.data.sources.source import Source
 COMPARED = 100_000  # items; larger data sets are not searched for duplicates
 
 
-def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, part: float, seed: int) -> np.ndarray:
+def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, fraction: float, seed: int) -> np.ndarray:
     """Which items are held out: (n,) bool, True = held out.
 
-    The split is stratified: of the m distinct images of a class round(``part`` x m) are held out; if m > 1, each side
+    The split is stratified: of the m distinct images of a class round(``fraction`` x m) are held out; if m > 1, each side
     gets at least one. An item with several classes counts for the rarest one. Items of equal content stay on one side,
     if comparing contents is cheap.
 
@@ -35,7 +35,7 @@ def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, pa
     sizes = np.bincount(strata)
     place = np.empty(len(leaders), np.int64)  # of each leader within its class
     place[order] = np.arange(len(leaders)) - (sizes.cumsum() - sizes)[strata[order]]
-    wanted = np.minimum(np.maximum(np.round(part * sizes), 1), sizes - 1)
+    wanted = np.minimum(np.maximum(np.round(fraction * sizes), 1), sizes - 1)
     held = np.zeros(len(first), bool)
     held[leaders] = place < wanted[strata]
     return held[first]

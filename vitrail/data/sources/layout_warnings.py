@@ -25,51 +25,53 @@ def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
         return list(splits.notes)
     named = f"class {splits.classes[0]!r}" if len(splits.classes) == 1 else f"{len(splits.classes):,} classes"
     annotated = [part for part in list_splits(splits).values() if isinstance(part.targets, Annotations)]
-    words = [*splits.notes, *(_find_unused(splits) if annotated else [])]
+    warnings = [*splits.notes, *(_find_unused(splits) if annotated else [])]
     by_folders = splits.layout.startswith("class folders") and not any("/" in name for name in splits.classes)
     if by_folders and (pattern := _find_nested_pattern(splits, data)):
-        words.append(
+        warnings.append(
             f"the images are in subfolders of the class folders, but the first folder level gives the labels ({named}); "
             f"if the subfolders are the classes, give '{pattern}'"
         )
     elif len(splits.classes) == 1 and not annotated:
-        words.append(f"there is only one class, {splits.classes[0]!r}; a classifier needs two or more")
-    return words + _find_odd_names(splits.classes)
+        warnings.append(f"there is only one class, {splits.classes[0]!r}; a classifier needs two or more")
+    return warnings + _find_odd_names(splits.classes)
 
 
 def _find_unused(splits: Splits) -> list[str]:
-    """Of annotated data: classes that never occur in training, and images without objects."""
-    words = []
+    """Describes classes of annotated data that never occur in training, and images without objects."""
+    warnings = []
     if splits.train is not None and (empty := np.flatnonzero(splits.train.counts() == 0)).size:
         names = ", ".join(repr(splits.classes[index]) for index in empty[:5])
         of_all = f"{len(empty)} of {len(splits.classes)} classes"
-        words.append(f"{of_all} have no {splits.train.counted} in train: {names}{', ...' if len(empty) > 5 else ''}")
+        warnings.append(f"{of_all} have no {splits.train.counted} in train: {names}{', ...' if len(empty) > 5 else ''}")
     for split, source in list_splits(splits).items():
         if isinstance(source.targets, Objects) and (nothing := int((source.targets.lengths() == 0).sum())):
-            words.append(f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background")
-    return words
+            warnings.append(
+                f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background"
+            )
+    return warnings
 
 
 def _find_odd_names(classes: tuple[str, ...]) -> list[str]:
     folded: dict[str, list[str]] = {}
     for name in classes:
         folded.setdefault(name.strip().casefold(), []).append(name)
-    words = [
+    warnings = [
         f"the classes {', '.join(map(repr, names))} differ only in case or spaces; rename them if they are the same class"
         for names in folded.values()
         if len(names) > 1
     ]
     if missing := [name for name in classes if name.casefold() in MISSING]:
-        words.append(f"the class {missing[0]!r} looks like a missing label; remove its images if it is one")
+        warnings.append(f"the class {missing[0]!r} looks like a missing label; remove its images if it is one")
     if combined := find_combined_labels(classes):
-        words.append(combined)
+        warnings.append(combined)
     if spaced := [name for name in classes if name != name.strip()]:
-        words.append(f"{len(spaced):,} class names begin or end with a space, e.g. {spaced[0]!r}")
+        warnings.append(f"{len(spaced):,} class names begin or end with a space, e.g. {spaced[0]!r}")
     if long := [name for name in classes if len(name) > LONG_NAME]:
-        words.append(
+        warnings.append(
             f"{len(long):,} class names have more than {LONG_NAME} characters, e.g. {long[0][:LONG_NAME]!r}..."
         )
-    return words
+    return warnings
 
 
 def _find_nested_pattern(splits: Splits, data: Any) -> str:
@@ -90,7 +92,7 @@ def _find_nested_pattern(splits: Splits, data: Any) -> str:
 
 
 def _count_levels(source: Source) -> list[int]:
-    """Of sampled images, the number of folders from the class folder down to the image."""
+    """Counts for sampled images the number of folders from the class folder down to the image."""
     levels = []
     for row in choose_evenly(len(source), SAMPLED).tolist():
         folders = source.keys[row].split("/")[:-1]

@@ -49,7 +49,7 @@ class Columns:
     label_column: str = ""
     joined: bool = False  # labels of columns of zeros and ones
     others: dict[str, list[str]] = field(default_factory=dict)  # columns that may hold labels or splits
-    words: list[str] = field(default_factory=list)  # how the table was read, where it does not say
+    notes: list[str] = field(default_factory=list)  # how the table was read, where it does not say
 
     def describe_row(self, row: int) -> str:
         return f"{self.source}, line {self.lines[row]}"
@@ -74,7 +74,7 @@ def read_manifest(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSpli
     if labelled and columns.names and columns.labels is None:
         choose_columns(columns.names, source=str(path), labelled=True)
     splits = read_columns(columns, path.parent)
-    return "; ".join([f"a manifest, {path.name}", *columns.words]), splits
+    return "; ".join([f"a manifest, {path.name}", *columns.notes]), splits
 
 
 def _read_rows(path: Path) -> Columns:
@@ -120,9 +120,9 @@ def _find_splits(columns: Columns) -> None:
         unknown = [text for text in distinct if text.lower() not in SPLITS]
         if not unknown and columns.splits is None:
             columns.splits = values
-            columns.words.append(f"splits in the column {name!r}")
+            columns.notes.append(f"splits in the column {name!r}")
         elif 0 < len(unknown) < len(distinct):
-            columns.words.append(f"the column {name!r} is not used, {unknown[0]!r} is no split")
+            columns.notes.append(f"the column {name!r} is not used, {unknown[0]!r} is no split")
 
 
 def _find_labels(columns: Columns) -> None:
@@ -131,11 +131,11 @@ def _find_labels(columns: Columns) -> None:
         return
     if len(columns.others) == 1:
         [(columns.label_column, columns.labels)] = columns.others.items()
-        columns.words.append(f"labels in the column {columns.label_column!r}")
+        columns.notes.append(f"labels in the column {columns.label_column!r}")
     elif joined := join_columns(columns.others):
-        columns.labels, words = joined
+        columns.labels, note = joined
         columns.joined = True
-        columns.words.append(words)
+        columns.notes.append(note)
 
 
 def _has_boxes(names: Sequence[str]) -> bool:
@@ -174,8 +174,8 @@ def read_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
     """The splits of a table of paths. Raises `DataError` with the line."""
     if not columns.paths:
         raise DataError(f"{columns.source} has no rows", "give one image per row, below the column names")
-    columns.paths, words = locate_files(_normalise_paths(columns), root, columns.source)
-    columns.words += [words] if words else []
+    columns.paths, note = locate_files(_normalise_paths(columns), root, columns.source)
+    columns.notes += [note] if note else []
     _refuse_repeated(columns, root)
     contents = Files(str(root), Strings(columns.paths))
     return group_by_split(RawSplit(contents, _make_labels(columns)), columns)
@@ -215,11 +215,11 @@ def _advise_repeated(columns: Columns) -> str:
 def _make_labels(columns: Columns) -> Labels | None:
     if columns.labels is None:
         return None
-    texts, words = unify_labels(columns.labels, columns.label_column)
-    columns.words += [words] if words else []
+    texts, note = unify_labels(columns.labels, columns.label_column)
+    columns.notes += [note] if note else []
     if not any(texts):
         return None
-    labels = from_texts(texts, several=True if "" in texts and (words or columns.joined) else None)
+    labels = from_texts(texts, several=True if "" in texts and (note or columns.joined) else None)
     if not labels.multi and "" in labels.names:
         row = texts.index("")
         raise DataError(f"{columns.describe_row(row)}: no label", "give every row a label, or remove the row")
@@ -309,7 +309,7 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 def _name_columns(cells: list[str], path: Path) -> list[str]:
-    """The names of the columns: the first row, or for a row of a path, a label and perhaps a split, these words."""
+    """The names of the columns: the first row, or for a row of a path, a label and perhaps a split, these names."""
     if _is_header(cells):
         return cells
     names = ["path" if not _is_header([cell]) else "split" if cell.lower() in SPLITS else "label" for cell in cells]

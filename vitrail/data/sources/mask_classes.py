@@ -149,8 +149,8 @@ def _match_numbers(root: Path, found: MaskValues, table: ClassTable | None) -> M
     numbers = {level.number for level in found.levels if level.kind != BITS}
     if numbers <= {0, IGNORED} and (binary := _find_binary(root, numbers, found, table)):
         values, indices = [0, 1, IGNORED], [0, 1, 1]
-        words = "masks have only the values 0 and 255: 255 is taken as the second class, not as ignored"
-        notes = (words,) if numbers and table is None else ()
+        note = "masks have only the values 0 and 255: 255 is taken as the second class, not as ignored"
+        notes = (note,) if numbers and table is None else ()
         names = tuple(entry.name for entry in sorted(binary, key=lambda entry: entry.value))
         return Meaning(np.array(values, np.uint8), np.array(indices, np.uint8), names, (*notes, *_note_bits(found)))
     every = numbers | {level.number for level in found.levels}

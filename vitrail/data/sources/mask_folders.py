@@ -13,7 +13,7 @@ from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.labels import Labels, RawSplit, name_some
 from vitrail.data.sources.mask_classes import Meaning, find_meaning, number_entries
 from vitrail.data.sources.mask_names import Entry, find_class_table, list_unread
-from vitrail.data.sources.mask_pairs import LABEL_IDS, TRAIN_IDS, Pairs, Place, pair_files, split_of_folder
+from vitrail.data.sources.mask_pairs import LABEL_IDS, TRAIN_IDS, MaskFolder, Pairs, pair_files, split_of_folder
 from vitrail.data.sources.mask_values import measure_masks
 from vitrail.data.sources.scan import Scan
 from vitrail.data.sources.split_lists import divide_images, pair_by_lists
@@ -28,7 +28,7 @@ CITYSCAPES = {
 }
 
 
-def read_masks(root: Path, places: Sequence[Place]) -> tuple[str, dict[str, RawSplit]]:
+def read_masks(root: Path, folders: Sequence[MaskFolder]) -> tuple[str, dict[str, RawSplit]]:
     """Reads the images and masks of the folders that `find_masks` found, divided by folders or by the lists of ``ImageSets``.
 
     Names of classes are those of the file nearest to the masks, see `find_class_table`; without one, classes are named after
@@ -37,19 +37,19 @@ def read_masks(root: Path, places: Sequence[Place]) -> tuple[str, dict[str, RawS
     Raises:
         DataError: no image has a mask, two folders of one split, a list that does not fit, or as `find_meaning` says.
     """
-    for split, count in Counter(place.split for place in places).items():
+    for split, count in Counter(each.split for each in folders).items():
         if count > 1:
-            folders = ", ".join(place.images for place in places if place.split == split)
-            raise DataError(f"{root} has more than one {split} folder: {folders}", "keep one of them")
-    parts = {place.split: pair_files(root, place) for place in places}
+            names = ", ".join(each.images for each in folders if each.split == split)
+            raise DataError(f"{root} has more than one {split} folder: {names}", "keep one of them")
+    parts = {each.split: pair_files(root, each) for each in folders}
     spare: set[str] = set().union(*(part.spare for part in parts.values()))
-    notes = list(_note_outside(root, places))
+    notes = list(_note_outside(root, folders))
     layout = "images and masks"
     if others := sum(part.others for part in parts.values()):
         layout += f"; {others:,} further files of masks not used"
-    if not any(split_of_folder(name) for place in places for name in Path(place.images).parts):
-        parts, by_lists, words = _divide(root, parts["train"])
-        layout, notes = layout + by_lists, notes + words
+    if not any(split_of_folder(name) for each in folders for name in Path(each.images).parts):
+        parts, by_lists, misfits = _divide(root, parts["train"])
+        layout, notes = layout + by_lists, notes + misfits
     used = {split: parts[split] for split in SPLIT_ORDER if split in parts and parts[split].pairs}
     if not used:
         raise DataError(f"no image below {root} has a mask of the same name", "give masks the names of their images")
@@ -90,12 +90,12 @@ def _divide(root: Path, part: Pairs) -> tuple[dict[str, Pairs], str, list[str]]:
     return parts, f", divided by the lists in {'the folder' if where == '.' else where}", notes
 
 
-def _note_outside(root: Path, places: Sequence[Place]) -> tuple[str, ...]:
+def _note_outside(root: Path, folders: Sequence[MaskFolder]) -> tuple[str, ...]:
     """Images beside the folders of splits."""
-    above = {os.path.dirname(place.images) for place in places}
+    above = {os.path.dirname(each.images) for each in folders}
     if len(above) > 1 or not (folder := above.pop()):
         return ()
-    inside = tuple(f"{place.images}/" for place in places)
+    inside = tuple(f"{each.images}/" for each in folders)
     paths = (f"{folder}/{path}" for path in Scan().list_images(str(root / folder), ""))
     return name_some(
         "images in no folder of a split, left out", [path for path in paths if not path.startswith(inside)]

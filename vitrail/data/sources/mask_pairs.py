@@ -30,8 +30,8 @@ SUFFIXES = (
 RENDERINGS = ("_gtFine_color", "_gtFine_instanceIds")  # what Cityscapes has beside its masks
 
 
-class Place(NamedTuple):
-    """Where a split has its images and its masks, relative to the data; "" is their own folder."""
+class MaskFolder(NamedTuple):
+    """The folders of the images and the masks of a split, relative to the data; "" is the folder of the data."""
 
     split: str
     images: str
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Pairs:
-    """The images of a place and their masks, relative to the data.
+    """The images of a folder and their masks, relative to the data.
 
     Args:
         pairs: (image, mask) of each image with a mask.
@@ -55,7 +55,7 @@ class Pairs:
     others: int = 0
 
 
-def find_masks(root: Path) -> list[Place]:
+def find_masks(root: Path) -> list[MaskFolder]:
     """Finds the folders of images and of masks below ``root``; empty if there are none.
 
     These are ``images/train`` and ``masks/train``, ``train/images`` and ``train/masks``, ``train`` and ``train_masks``, or
@@ -65,8 +65,8 @@ def find_masks(root: Path) -> list[Place]:
     if pair := _find_pair(root, folders):
         images, masks = pair
         splits = [(split, name) for name in _list_folders(root / images) if (split := split_of_folder(name))]
-        inside = [Place(split, f"{images}/{name}", _find_inside(root, masks, name)) for split, name in splits]
-        return inside or [Place("train", images, masks)]
+        inside = [MaskFolder(split, f"{images}/{name}", _find_inside(root, masks, name)) for split, name in splits]
+        return inside or [MaskFolder("train", images, masks)]
     found, others = [], []
     for name in folders:
         if split := split_of_folder(name):
@@ -74,17 +74,17 @@ def find_masks(root: Path) -> list[Place]:
             pair = _find_pair(root / name, inside)
             after = [name + end for end in AFTER if name + end in folders]
             if pair:
-                found.append(Place(split, f"{name}/{pair[0]}", f"{name}/{pair[1]}"))
+                found.append(MaskFolder(split, f"{name}/{pair[0]}", f"{name}/{pair[1]}"))
             elif after and Scan().list_images(str(root / after[0]), ""):
-                found.append(Place(split, name, after[0]))
+                found.append(MaskFolder(split, name, after[0]))
             elif _has_masks_beside(root / name):
-                found.append(Place(split, name, name))
+                found.append(MaskFolder(split, name, name))
             else:
                 images = _find_images(name, inside)
-                others.append(Place(split, images, images))
+                others.append(MaskFolder(split, images, images))
     if found:
-        return [*found, *(place for place in others if Scan().list_images(str(root / place.images), ""))]
-    return [Place("train", "", "")] if _has_masks_beside(root) else []
+        return [*found, *(folder for folder in others if Scan().list_images(str(root / folder.images), ""))]
+    return [MaskFolder("train", "", "")] if _has_masks_beside(root) else []
 
 
 def _find_images(split: str, inside: Iterable[str]) -> str:
@@ -126,15 +126,15 @@ def _list_folders(folder: Path) -> list[str]:
     return [path.name for path in list_folders(folder)]
 
 
-def pair_files(root: Path, place: Place) -> Pairs:
-    """Finds the mask of each image of a place: the one of the same path, or of the same name where that is unique."""
-    images = Scan().list_images(str(root / place.images), "")
-    if place.images == place.masks:
+def pair_files(root: Path, folder: MaskFolder) -> Pairs:
+    """Finds the mask of each image of a folder: the one of the same path, or of the same name where that is unique."""
+    images = Scan().list_images(str(root / folder.images), "")
+    if folder.images == folder.masks:
         masks = find_masks_beside(images)
         images = sorted(set(images).difference(masks))
         renderings = 0
     else:
-        listed = Scan().list_images(str(root / place.masks), "")
+        listed = Scan().list_images(str(root / folder.masks), "")
         masks = [path for path in listed if not os.path.splitext(path)[0].endswith(RENDERINGS)]
         renderings = len(listed) - len(masks)
     mask_of = _match(images, masks)
@@ -143,9 +143,9 @@ def pair_files(root: Path, place: Place) -> Pairs:
     unused = [mask for mask in masks if mask not in used]
     spare = {mask for mask in unused if _plain_name(mask) not in known}
     return Pairs(
-        [(_join(place.images, image), _join(place.masks, mask)) for image, mask in mask_of.items()],
-        [_join(place.images, image) for image in images if image not in mask_of],
-        {_join(place.masks, mask) for mask in spare},
+        [(_join(folder.images, image), _join(folder.masks, mask)) for image, mask in mask_of.items()],
+        [_join(folder.images, image) for image in images if image not in mask_of],
+        {_join(folder.masks, mask) for mask in spare},
         renderings + len(unused) - len(spare),
     )
 
@@ -153,7 +153,7 @@ def pair_files(root: Path, place: Place) -> Pairs:
 def list_images(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
     """Lists the images in a folder as `list_image_files` does, without masks of other images, which ``scan`` counts."""
     root, paths = Path(folder), list_image_files(folder, scan)
-    pairs = (pair for place in find_masks(root) for pair in pair_files(root, place).pairs)
+    pairs = (pair for folder in find_masks(root) for pair in pair_files(root, folder).pairs)
     masks = {str(root / mask) for _, mask in pairs} | set(find_masks_beside(paths))
     scan.masks += len(masks)
     return [path for path in paths if path not in masks]
@@ -194,4 +194,4 @@ def _plain_name(path: str) -> str:
 
 def _rank(path: str) -> int:
     stem, _ = os.path.splitext(path)
-    return next((place for place, suffix in enumerate(SUFFIXES) if stem.endswith(suffix)), len(SUFFIXES))
+    return next((rank for rank, suffix in enumerate(SUFFIXES) if stem.endswith(suffix)), len(SUFFIXES))

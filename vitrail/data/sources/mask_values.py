@@ -162,7 +162,7 @@ def _judge_void(mask: _Mask) -> str:
 
 
 def _examine(files: Files, row: int) -> _Mask | str:
-    """What a mask contains, or why it cannot be used."""
+    """Returns the levels of a mask, or why it cannot be used."""
     try:
         image = open_mask(files[row])
     except BadImage as error:

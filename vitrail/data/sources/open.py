@@ -142,7 +142,7 @@ def open_data(
     splits = Splits(train=train, val=val, test=test, classes=names, layout=layout, seed=seed, notes=notes)
     if val is not None or train is None or not validation:
         return splits
-    held = choose_held_out(train.contents, train.targets, part=validation, seed=seed)
+    held = choose_held_out(train.contents, train.targets, fraction=validation, seed=seed)
     if not held.any():
         return splits
     rest, val = (train.subset(np.flatnonzero(chosen)) for chosen in (~held, held))

@@ -70,13 +70,13 @@ class Scan:
 
     def describe_others(self) -> str:
         """Returns a clause on the files that were not used, for the description of the layout."""
-        words = ""
+        clause = ""
         if self.others:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.others.items()))
-            words += f"; {self.others.total():,} other file{'s' if self.others.total() > 1 else ''} not used ({kinds})"
+            clause += f"; {self.others.total():,} other file{'s' if self.others.total() > 1 else ''} not used ({kinds})"
         if self.system:
-            words += f"; {len(self.system):,} system folder{'s' if len(self.system) > 1 else ''} skipped"
-        return words
+            clause += f"; {len(self.system):,} system folder{'s' if len(self.system) > 1 else ''} skipped"
+        return clause
 
 
 def list_folders(folder: Path) -> list[Path]:

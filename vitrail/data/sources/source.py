@@ -126,7 +126,7 @@ class Source:
 
     @property
     def counted(self) -> str:
-        """What `counts` counts: images, objects or pixels."""
+        """The unit of `counts`: images, objects or pixels."""
         return self.targets.counted if isinstance(self.targets, Annotations) else "images"
 
     def counts(self) -> np.ndarray:

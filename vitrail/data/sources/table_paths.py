@@ -43,12 +43,12 @@ def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[st
         if len(best) > 1 and Path(before).name not in _likely_folders(Path(source).stem):
             folders = " and ".join(sorted({place for place, _ in best}))
             raise DataError(f"the files in {source} are found in {folders}", "write the folder into the paths")
-    words = [f"files in {before}"] if before else []
-    words += [f"{after} added to the names"] if after else []
+    how = [f"files in {before}"] if before else []
+    how += [f"{after} added to the names"] if after else []
     # only such names may differ from those that the file system has
     located = (f"{before}{path}{after}" for path in paths)
     return [path if path.isascii() and "\\" not in path else named.find(path) or path for path in located], ", ".join(
-        words
+        how
     )
 
 

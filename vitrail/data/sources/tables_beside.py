@@ -37,7 +37,7 @@ def read_tables_beside(root: Path) -> tuple[str, dict[str, RawSplit]] | str:
             faults.append(f"{path.relative_to(root)}: not named after a split")
             continue
         try:
-            words, splits = _read_table(path, labelled=split in ("", "train"))
+            note, splits = _read_table(path, labelled=split in ("", "train"))
         except DataError as error:
             faults.append(f"{path.relative_to(root)}: {error.what}")
             continue
@@ -46,12 +46,12 @@ def read_tables_beside(root: Path) -> tuple[str, dict[str, RawSplit]] | str:
             raise DataError(f"{root} has several tables of labels: {names}", "give the one that is meant")
         if split and len(splits) > 1:
             raise DataError(f"{path} itself contains several splits: {', '.join(splits)}", "give that table")
-        found[split] = path, words, {split: next(iter(splits.values()))} if split else splits
+        found[split] = path, note, {split: next(iter(splits.values()))} if split else splits
     parts = {name: part for _, _, splits in found.values() for name, part in splits.items()}
     if not any(part.labels for part in parts.values()):
         return "; ".join(faults)
     names = ", ".join(str(path.relative_to(root)) for path, *_ in found.values())
-    how = dict.fromkeys(words for _, words, _ in found.values() if words)
+    how = dict.fromkeys(note for _, note, _ in found.values() if note)
     unused = [f"tables not used: {', '.join(faults)}"] if faults else []
     return "; ".join([f"images with a table of labels ({names})", *how, *unused]) + _describe_rest(root, parts), parts
 

@@ -99,7 +99,7 @@ def _pair_files(root: Path) -> tuple[dict[str, Path | None], list[Path]]:
 
 
 def _choose_image(annotation: PurePosixPath, images: Sequence[PurePosixPath]) -> PurePosixPath | None:
-    """Of the images with the name of an annotation that in its folder, in a folder of images beside that, or the only one."""
+    """Chooses an image with the name of an annotation: in its folder, in a folder of images beside that, or the only one."""
     same = [part for part in annotation.parent.parts if part.lower() not in ANNOTATIONS]
 
     def rank(image: PurePosixPath) -> int:

@@ -59,7 +59,7 @@ def open_pool(pool: Pool, data: Any = None) -> tuple[Splits, str]:
 
 
 def _hold_out(train: Source, share: float) -> tuple[Source, Source]:
-    held = choose_held_out(train.contents, train.labels, part=share, seed=0)
+    held = choose_held_out(train.contents, train.labels, fraction=share, seed=0)
     return train.subset(np.flatnonzero(~held)), train.subset(np.flatnonzero(held))
 
 
