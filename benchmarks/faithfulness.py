@@ -13,7 +13,7 @@ from dataclasses import asdict
 import harness
 
 from vitrail.inference.options import InferenceOptions
-from vitrail.workflows.explain_faithfulness import faithfulness
+from vitrail.verbs.explain.faithfulness import measure_faithfulness
 
 
 def main() -> None:
@@ -25,7 +25,9 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     given = parser.parse_args()
     options = InferenceOptions(batch=64, precision=given.precision)
-    images, scores = faithfulness(given.model, [given.images], steps=given.steps, draws=given.draws, inference=options)
+    images, scores = measure_faithfulness(
+        given.model, [given.images], steps=given.steps, draws=given.draws, inference=options
+    )
     for each in scores:
         print(f"{each.method:10} deletion {each.deletion:.4f} {each.deletion_gain}")
         print(f"{'':10} insertion {each.insertion:.4f} {each.insertion_gain}")

@@ -21,7 +21,7 @@ from loading import passes
 from vitrail.data.augment.policy import POLICIES
 from vitrail.data.loader import train_batches
 from vitrail.data.sources.open import open_data
-from vitrail.workflows.shard_data import shard_data
+from vitrail.verbs.data import shard_data
 
 
 def write_folder(parquet: str, folder: Path) -> None:

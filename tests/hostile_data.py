@@ -25,10 +25,10 @@ from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import write_sealed
 from vitrail.inference.parts import Plan
-from vitrail.inference.parts_check import check_parts
-from vitrail.workflows.check_data import check
-from vitrail.workflows.index_shards import index_shards
-from vitrail.workflows.shard_data import shard_data
+from vitrail.inference.parts_check import verify_parts
+from vitrail.verbs.data import shard_data
+from vitrail.verbs.data.findings import check
+from vitrail.verbs.data.index import index_shards
 from vitrail.workflows.study.definitions import read_study
 from vitrail.workflows.study.exchange import add, pack
 
@@ -230,7 +230,7 @@ def parts(record: Mapping[str, Any] | None = None, **changes: Any) -> Make:
             facts = {"part": 0, "plan": Plan(**plan).digest, "images": 2, "unreadable": 0, "rows": 2}
             (folder / "_records").mkdir()
             write_sealed(folder / "_records" / "0000000.json", {**facts, **record})
-        return lambda: check_parts(folder, quiet=True)
+        return lambda: verify_parts(folder, quiet=True)
 
     return make
 

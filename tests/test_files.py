@@ -22,9 +22,9 @@ from tests.weights.kinds import a_model
 from vitrail.checksums import sha256_of
 from vitrail.files import replace_file, settle, settle_folder, stage_folder
 from vitrail.inference.features import digest_of
+from vitrail.verbs.convert import convert
 from vitrail.weights import load
 from vitrail.weights.native import save_model
-from vitrail.workflows.convert import convert
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}  # events of sys.addaudithook
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked to be killed")

@@ -18,7 +18,7 @@ from cyclopts import App, CycloptsError
 from PIL import Image
 
 from vitrail.cli import build_app
-from vitrail.config.settings import MEANINGS
+from vitrail.config.schema import list_fields
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -134,7 +134,7 @@ def test_the_settings_that_pages_name_exist():
     """Changes of a model or an objective are checked when these are built."""
     keys = {(named(page), key) for page in PAGES for key in re.findall(r"--set [\"']?([\w.]+)=", page.read_text())}
     assert keys
-    known, built = {*MEANINGS, "group.key"}, ("model.changes.", "objective.changes.")
+    known, built = {*list_fields(), "group.key"}, ("model.changes.", "objective.changes.")
     assert not [each for each in sorted(keys) if each[1] not in known and not each[1].startswith(built)]
 
 

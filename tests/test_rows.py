@@ -20,7 +20,7 @@ from vitrail.reports.transfer.results import Cell, Transfer
 from vitrail.rows import Rows, Scores, show_rows
 from vitrail.tasks import Classifier
 from vitrail.training.train import Result
-from vitrail.workflows.probe import Probe
+from vitrail.verbs.probe.protocols import Probe
 
 HOSTILE = "<script>alert(1)</script>"
 

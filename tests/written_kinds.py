@@ -30,12 +30,12 @@ from vitrail.runs.cells import Cells
 from vitrail.runs.folder import RECORDS, RunFolder
 from vitrail.runtime.distributed import SINGLE
 from vitrail.training.binding import STAMPS, _read_stamps
+from vitrail.verbs.convert import convert
+from vitrail.verbs.export import export
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
 from vitrail.weights.onnx.digest import seal_onnx
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
-from vitrail.workflows.convert import convert
-from vitrail.workflows.export import export_model
 from vitrail.workflows.study.exchange import add, pack
 from vitrail.workflows.study.plan import make_plan, read_plan, write_plan
 from vitrail.workflows.study.pool import DATA, decode_pool, describe_pool, load_pool, open_pool, store_pool
@@ -122,8 +122,8 @@ def write_kinds(place: Path, *, exports: bool) -> Iterator[Kind]:
     write_sums(place / "graph.onnx", [place / "graph.onnx"])
     yield read_sums(place / "graph.onnx")
     if exports:
-        yield read_sums(export_model(place / "native", place / "p.onnx", pictures=True, images=2, say=ignore).path)
-        yield read_sums(export_model(place / "native", place / "p.pt2", "program", images=2, say=ignore).path)
+        yield read_sums(export(place / "native", place / "p.onnx", pictures=True, images=2, log=ignore).path)
+        yield read_sums(export(place / "native", place / "p.pt2", "program", images=2, log=ignore).path)
     yield write_ranks(place / "ranks")
     photos = write_photos(place / "photos")
     yield train_run(place / "run", photos)
@@ -145,7 +145,7 @@ def write_models(place: Path, *, exports: bool) -> Iterator[Kind]:
     written.append(write_graph(place / "graph.onnx"))
     seal_onnx(written[-1])
     if exports:
-        written.append(export_model(native, place / "export.onnx", images=2, say=ignore).path)
+        written.append(export(native, place / "export.onnx", images=2, log=ignore).path)
     for layout, name in {"timm": "timm", "google": "a.npz", "huggingface": "hf"}.items():
         source = save_model(place / "eps", a_model(depth=1, norm_eps=1e-12, gelu="exact")) if name == "hf" else native
         written.append(convert(source, place / layout / name, layout, force=True).path)

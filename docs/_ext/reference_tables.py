@@ -16,9 +16,9 @@ from vitrail import errors
 from vitrail.cli import build_app
 from vitrail.config.parse import flatten, plain
 from vitrail.config.recipes import RECIPES
-from vitrail.config.settings import list_settings
 from vitrail.evaluation.vtab import PUBLISHED, TASKS
-from vitrail.workflows.models import ModelFacts
+from vitrail.verbs.models import ModelFacts
+from vitrail.verbs.settings import list_settings
 
 LONG = 100  # characters of a cell that is written below its table
 

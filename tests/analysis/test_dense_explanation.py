@@ -17,8 +17,8 @@ from vitrail.analysis.rollout import relevance_of_score
 from vitrail.data.augment.placement import Frames
 from vitrail.errors import ConfigError
 from vitrail.models.backbone import at_rest
-from vitrail.workflows.explain import explain
-from vitrail.workflows.explain_faithfulness import faithfulness
+from vitrail.verbs.explain.faithfulness import measure_faithfulness
+from vitrail.verbs.explain.pictures import explain_inputs
 
 
 def find(model, images, **asked):
@@ -132,7 +132,7 @@ def photo(tmp_path):
 @pytest.mark.parametrize(("task", "method"), [("detection", "gradient"), ("segmentation", "occlusion")])
 def test_the_overlay_shows_what_was_explained(task, method, photo, tmp_path):
     model = create(task)
-    (found,) = explain(model, [photo], tmp_path / "out", options=ExplainOptions(method=method), inference=QUIET)
+    (found,) = explain_inputs(model, [photo], tmp_path / "out", options=ExplainOptions(method=method), inference=QUIET)
     row = found.row()
     stored = json.loads((tmp_path / "out" / f"{method}.json").read_text())["images"][0]
     assert row["label"] in model.classes and stored["label"] == row["label"]
@@ -146,7 +146,7 @@ def test_the_overlay_shows_what_was_explained(task, method, photo, tmp_path):
 def test_what_is_not_there_is_refused_with_a_remedy(photo, tmp_path):
     def refused(model, **how) -> str:
         with pytest.raises(ConfigError) as caught:
-            list(explain(model, [photo], tmp_path / "out", options=ExplainOptions(**how), inference=QUIET))
+            list(explain_inputs(model, [photo], tmp_path / "out", options=ExplainOptions(**how), inference=QUIET))
         return str(caught.value)
 
     detector, segmenter = create("detection"), create("segmentation")
@@ -157,4 +157,4 @@ def test_what_is_not_there_is_refused_with_a_remedy(photo, tmp_path):
     assert "a segmenter has no boxes\n  try: name a class" in refused(segmenter, method="gradient", box=0)
     assert "give one of them" in refused(detector, method="gradient", box=0, target="cell")
     with pytest.raises(ConfigError, match=r"the task of the model is detection\n.*take a classifier"):
-        faithfulness(detector, [photo], inference=QUIET)
+        measure_faithfulness(detector, [photo], inference=QUIET)

@@ -14,10 +14,10 @@ from tests.models.conftest import shaken
 from tests.slow import few_or_nightly
 from vitrail import load
 from vitrail.cli import run
-from vitrail.inference.options import InferenceOptions
 from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.verbs.export import export
+from vitrail.verbs.export.files import Exported
 from vitrail.weights.native import save_model
-from vitrail.workflows.export import Exported, export_model
 
 SMALL = {"image_size": 8, "patch_size": 2, "width": 16, "depth": 1, "heads": 2, "mlp_width": 32, "in_channels": 1}
 
@@ -94,9 +94,8 @@ def test_int8_of_the_real_model_loses_at_most_two_points(images, tmp_path, real_
     folder, weights = real_data / "imagenet_val", real_data / "vit_tiny_patch16_224.safetensors"
 
     def exported(**how: bool) -> Exported:
-        inference = InferenceOptions(quiet=True, batch=50)
         data = {"check": folder / "labels.csv", "classes": folder / "classes.txt", "images": images}
-        return export_model(weights, tmp_path / "ti.onnx", inference=inference, say=lambda line: None, **data, **how)
+        return export(weights, tmp_path / "ti.onnx", quiet=True, log=lambda line: None, **data, **how)
 
     right = {60: 49, 300: 218}[images] / images
     if images == 300:

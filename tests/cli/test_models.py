@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from vitrail.cli.models import models
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, configure, cost_of
 from vitrail.models.costs import KNOWN, Known
 from vitrail.models.family import sketch
 from vitrail.models.published import PUBLISHED, VIT
+from vitrail.verbs.models import run as models
 
 
 def test_every_model_has_its_cost_its_paper_and_a_figure_its_setting():
@@ -92,7 +92,7 @@ def test_one_model_is_shown_at_any_size(capsys):
 
 def test_the_list_leaves_out_what_cannot_be(capsys, monkeypatch):
     known = {name: KNOWN[name] for name in ("vit-ti16", "vit-s14", "bit-r50x1")}
-    monkeypatch.setattr("vitrail.workflows.models.KNOWN", known)
+    monkeypatch.setattr("vitrail.verbs.models.KNOWN", known)
     models(size=96)
     head, tiny, patches, bit = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head[:3] == ["model", "image", "tokens"]

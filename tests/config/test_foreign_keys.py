@@ -10,9 +10,9 @@ import vitrail
 from tests.each_row import each_row
 from vitrail.config.compose import request
 from vitrail.config.foreign_keys import KEYS
-from vitrail.config.settings import list_settings
 from vitrail.errors import ConfigError
 from vitrail.models.vit import ViTConfig
+from vitrail.verbs.settings import list_settings
 
 NOTES = {
     "num_layers": "model.changes.depth",

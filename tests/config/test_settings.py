@@ -13,15 +13,16 @@ from vitrail.cli import run
 from vitrail.config.compose import request
 from vitrail.config.parse import plain
 from vitrail.config.recipes import RECIPES, find_recipe
-from vitrail.config.settings import MEANINGS, list_settings
+from vitrail.config.schema import list_fields
 from vitrail.errors import ConfigError
+from vitrail.verbs.settings import list_settings
 
 
 @each_row("recipe", RECIPES)
 def test_the_list_has_every_setting_of_a_recipe_with_its_value(recipe):
     composed = find_recipe(recipe).run
     found = list_settings(recipe=recipe)
-    assert found.keys() == MEANINGS.keys()
+    assert found.keys() == list_fields().keys()
     assert all(plain(reduce(getattr, key.split("."), composed)) == found[key].value for key in found)
 
 
@@ -49,6 +50,6 @@ def test_an_unknown_setting_names_the_nearest(capsys):
     assert run(["settings", "data.max_bad"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("data.max_bad: 0.01  (--max-bad)\n")
-    assert "bad images" in said
+    assert "maximum share of images" in said
     assert run(["settings", "save", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["save.keep"]["value"] == 2

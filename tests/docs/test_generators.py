@@ -15,7 +15,7 @@ import vitrail
 from tests.test_pages import ROOT
 from vitrail.cli import build_app
 from vitrail.config.recipes import RECIPES
-from vitrail.config.settings import MEANINGS
+from vitrail.config.schema import list_fields
 
 RECORDS = sorted((ROOT / "benchmarks/records").glob("*.json"))
 
@@ -48,7 +48,7 @@ def test_every_setting_is_there_with_its_meaning():
     from reference_tables import settings
 
     text = settings()
-    assert all(f"| `{key}` | {meaning}" in text for key, meaning in MEANINGS.items())
+    assert all(f"| `{key}` | {field.meaning}" in text for key, field in list_fields().items())
 
 
 def test_every_recipe_has_its_source_and_a_column():

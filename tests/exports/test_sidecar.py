@@ -10,7 +10,7 @@ import pytest
 from tests.each_row import each_row
 from vitrail.cli import run
 from vitrail.errors import CheckpointError
-from vitrail.exports.sidecar import check_export, sums_of, write_sums
+from vitrail.exports.sidecar import sums_of, verify_sums, write_sums
 
 FILES = {"a.onnx": b"graph", "a.onnx.data": b"weights"}
 
@@ -27,7 +27,7 @@ def test_the_sums_are_those_of_sha256sum_and_of_all_files(tmp_path):
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
     lines = [f"{digests[name]}  {name}\n" for name in ("a.onnx.data", "a.onnx")]
     assert sums_of(path).read_text() == "".join(lines)
-    assert check_export(path) == digests
+    assert verify_sums(path) == digests
 
 
 DAMAGE = [
@@ -47,7 +47,7 @@ def test_damage_to_an_export_or_to_its_sums_is_named(file, damage, words, tmp_pa
     path = make(tmp_path)
     (tmp_path / file).write_bytes(damage((tmp_path / file).read_bytes()))
     with pytest.raises(CheckpointError, match=words):
-        check_export(path)
+        verify_sums(path)
 
 
 def test_the_command_line_names_what_is_whole_and_ends_with_4_where_it_is_not(tmp_path, capsys):

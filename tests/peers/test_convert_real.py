@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from timm.data import create_transform, resolve_data_config
 
+from vitrail.verbs.convert import convert
 from vitrail.weights import load
-from vitrail.workflows.convert import convert
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 CHAIN = ("native", "google", "native", "huggingface", "native", "timm")
@@ -29,7 +29,7 @@ def written(tmp_path_factory, real_data):
     for number, layout in enumerate(CHAIN):
         named = real_data / "imagenet_val" / "classes.txt" if number == 0 else None
         name = f"{number}.npz" if layout == "google" else str(number)
-        place = found[number, layout] = convert(place, folder / name, layout, classes_file=named).path
+        place = found[number, layout] = convert(place, folder / name, layout, classes=named).path
     return found
 
 

@@ -19,11 +19,11 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, sketch
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
+from vitrail.verbs.convert import convert
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import family_of, read_arguments, read_timm
 from vitrail.weights.timm.vit import VIT, from_timm
-from vitrail.workflows.convert import convert
 
 pytestmark = pytest.mark.peers
 SMALL: dict[str, Any] = {"image_size": 48, "patch_size": 8, "width": 192, "depth": 2, "heads": 3, "mlp_width": 401}

@@ -120,7 +120,7 @@ def test_a_verb_leaves_threads_malloc_and_generators_as_they_were(verb, data, tm
 
     monkeypatch.setattr("vitrail.exports.comparison.SECONDS", 0.01)
     if "cost" in verb:
-        monkeypatch.setattr("vitrail.workflows.inspect.measure_cost", lambda *_: [])
+        monkeypatch.setattr("vitrail.verbs.inspect.measurements.measure_cost", lambda *_: [])
     monkeypatch.setattr(ctypes, "CDLL", record)
     VERBS[verb](data, tmp_path)
     assert torch.get_num_threads() == THREADS
@@ -132,8 +132,8 @@ def test_a_verb_that_fails_leaves_them_too(verb, tmp_path, user_threads, monkeyp
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("vitrail.workflows.inspect.measure_cost", fail)
-    monkeypatch.setattr("vitrail.workflows.export.to_onnx", fail)
+    monkeypatch.setattr("vitrail.verbs.inspect.measurements.measure_cost", fail)
+    monkeypatch.setattr("vitrail.verbs.export.files.to_onnx", fail)
     nowhere = str(tmp_path / "nowhere")
     if verb == "transfer":  # it names the data set that failed, and goes on
         assert transfer(nowhere, tmp_path).code

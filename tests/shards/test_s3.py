@@ -13,7 +13,7 @@ from vitrail.data.augment.policy import POLICIES
 from vitrail.data.loader import train_batches
 from vitrail.data.sources.open import open_data
 from vitrail.shards import cache
-from vitrail.workflows.shard_data import shard_data
+from vitrail.verbs.data import shard_data
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from vitrail.errors import DataError
 from vitrail.files import read_sealed
 from vitrail.runs.checkpoint import list_checkpoints, step_of
 from vitrail.training import binding
-from vitrail.workflows.shard_data import shard_data
+from vitrail.verbs.data import shard_data
 
 TINY = (
     "model.name=vit-ti16",

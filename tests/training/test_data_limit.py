@@ -23,7 +23,7 @@ from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.training.data import limit_training
-from vitrail.workflows.shard_data import shard_data
+from vitrail.verbs.data import shard_data
 
 TINY = (
     "model.changes={width: 16, depth: 1, heads: 1, mlp_width: 32, patch_size: [4, 4]}",

@@ -14,8 +14,8 @@ from vitrail.models import ViTConfig
 from vitrail.models.resnet import ResNetConfig
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.training.frozen import CHUNK, Teacher, apply_in_chunks
+from vitrail.verbs.train import train
 from vitrail.weights.native import save_model
-from vitrail.workflows.train import train
 
 NAMES = ("ant", "bee", "cat")
 STUDENT = Preprocessing.paper((32, 32))

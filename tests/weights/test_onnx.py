@@ -20,10 +20,10 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
+from vitrail.verbs.convert import convert
 from vitrail.weights import adapt
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.native import save_model, set_temperature
-from vitrail.workflows.convert import convert
 
 pytestmark = pytest.mark.usefixtures("fast_trial")
 WEIGHT, BIAS = head_of(3, 3)

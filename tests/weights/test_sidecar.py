@@ -9,9 +9,9 @@ import pytest
 
 from vitrail.checksums import seal
 from vitrail.errors import CheckpointError, VitrailError
+from vitrail.verbs.convert import convert
 from vitrail.weights import load
 from vitrail.weights.arrays import read_npz
-from vitrail.workflows.convert import convert
 
 LIES = [
     ("describes other weights than a", lambda told: told | {"sha256": "0" * 64}),

@@ -15,10 +15,10 @@ from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, Config, ViTConfig, create_backbone
 from vitrail.models.resnet import ResNetConfig
 from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.verbs.convert import convert
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import family_of, read_timm
-from vitrail.workflows.convert import convert
 
 WHERE = Path("weights.safetensors")
 BIT = ResNetConfig(image_size=32, classes=5, depths=(3,), standardise="timm")

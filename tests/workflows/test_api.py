@@ -16,9 +16,8 @@ from PIL import Image
 import vitrail
 from tests.looked_at import picture, shaken
 from vitrail.cli import build_app, run
-from vitrail.config.flags_training import TrainFlags
-from vitrail.config.keywords import fits, flags_of
 from vitrail.errors import ConfigError
+from vitrail.verbs.verb import fits, options_of
 from vitrail.weights.native import save_model
 
 OTHER_NAMES = {
@@ -36,7 +35,7 @@ OF_THE_TERMINAL = {
     "restarts",
     "network",
 }  # how results are printed, how ranks are started
-OF_PYTHON = {"log", "transform", "command", "say", "ranks"}  # what no shell can say
+OF_PYTHON = {"log", "transform", "command", "say", "ranks", "settings"}  # what no shell can say
 
 
 def silent(line: str) -> None: ...
@@ -108,7 +107,7 @@ def test_what_must_be_given_is_asked_for() -> None:
 
 
 def test_values_are_checked_by_the_types_of_the_table() -> None:
-    flags = flags_of(TrainFlags)
+    flags = options_of(vitrail.train)
     values: list[tuple[str, Any, bool]] = [
         ("steps", np.int64(3), True),
         ("steps", True, False),

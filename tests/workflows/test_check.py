@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitrail.cli import run
 from vitrail.data.sources.open import open_data
-from vitrail.workflows.check_data import check
+from vitrail.verbs.data.findings import check
 
 
 def picture(seed, size=(10, 12)):

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from tests.weights.kinds import a_model
+from vitrail.verbs.convert import convert
+from vitrail.verbs.convert.compare import compare
 from vitrail.weights.native import save_model
-from vitrail.workflows.compare import compare
-from vitrail.workflows.convert import convert
 
 
 def test_two_copies_of_a_model_do_not_differ(tmp_path, saved):

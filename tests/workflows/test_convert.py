@@ -24,13 +24,13 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models import MODELS, ViTConfig, configure
 from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.verbs.convert import convert
+from vitrail.verbs.convert.compare import compare, equal_bits
 from vitrail.weights import load
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import as_timm, parse_preprocessing
 from vitrail.weights.timm.vit import architecture_of, arguments_of
-from vitrail.workflows.compare import compare, equal_bits
-from vitrail.workflows.convert import convert
 
 QUICK_KINDS = ("the paper's", "attention pooling", "DeiT III", "Swin", "BEiT", "BiT")
 
@@ -196,14 +196,14 @@ def test_a_disk_that_fails_at_any_step_leaves_what_was_there(tmp_path, saved, mo
 
 def test_a_model_is_made_to_fit_on_the_way(tmp_path, saved):
     source = saved()
-    done = convert(source, tmp_path / "b", "timm", image_size=(16, 32), in_channels=1, classes=("x", "y"))
+    done = convert(source, tmp_path / "b", "timm", crop=(16, 32), channels=1, head=("x", "y"))
     made, before = load(done.path), load(source)
     assert (made.config.image_size, made.config.in_channels, made.classes) == ((16, 32), 1, ("x", "y"))
     assert not made.backbone.head.weight.any()
     assert made.config.grid == (4, 8)
     assert equal_bits(made.backbone.get_parameter("norm.weight"), before.backbone.get_parameter("norm.weight"))
     (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
-    convert(source, tmp_path / "named.npz", "google", classes_file=tmp_path / "names.txt")
+    convert(source, tmp_path / "named.npz", "google", classes=tmp_path / "names.txt")
     assert load(tmp_path / "named.npz").classes == ("one", "two", "three")
 
 

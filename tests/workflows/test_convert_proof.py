@@ -15,10 +15,10 @@ from tests.weights.kinds import a_model
 from vitrail.checksums import seal
 from vitrail.errors import CheckpointError
 from vitrail.tasks.classification.classifier import Classifier
+from vitrail.verbs.convert import convert
 from vitrail.weights import encode
 from vitrail.weights.encode import EncodedModel
 from vitrail.weights.native import save_model
-from vitrail.workflows.convert import convert
 
 
 def corrupted(tensor: str, by: float) -> Callable[[Classifier, Path], EncodedModel]:

@@ -10,10 +10,9 @@ import torch
 from transformers import Dinov2Config, Dinov2ForImageClassification
 
 from tests.each_row import each_row
-from vitrail.inference.options import InferenceOptions
+from vitrail.verbs.convert import convert
+from vitrail.verbs.export import export
 from vitrail.weights import load
-from vitrail.workflows.convert import convert
-from vitrail.workflows.export import export_model
 
 IMAGES = torch.randn(2, 3, 42, 42, generator=torch.Generator().manual_seed(1))
 RESIZED = "resized  positions for images of 70x70 to 42x42, the crop of the preprocessing (--crop gives another)"
@@ -55,7 +54,7 @@ def test_a_converted_model_gives_the_logits_of_transformers(to, tmp_path):
 def test_a_requested_size_keeps_the_positions(tmp_path):
     saved(tmp_path / "dinov2")
     lines: list[str] = []
-    convert(tmp_path / "dinov2", tmp_path / "copy", "native", image_size=70, log=lines.append)
+    convert(tmp_path / "dinov2", tmp_path / "copy", "native", crop=70, log=lines.append)
     copy, source = (load(tmp_path / name, log=lines.append) for name in ("copy", "dinov2"))
     assert torch.equal(copy.backbone.pos_embed, source.backbone.pos_embed)
     assert copy.preprocessing.size == (70, 70)
@@ -66,7 +65,6 @@ def test_a_requested_size_keeps_the_positions(tmp_path):
 def test_an_exported_model_gives_the_logits_of_transformers(tmp_path):
     expected = saved(tmp_path / "dinov2")
     lines: list[str] = []
-    options = InferenceOptions(quiet=True)
-    export_model(tmp_path / "dinov2", tmp_path / "x.onnx", images=2, inference=options, say=lines.append)
+    export(tmp_path / "dinov2", tmp_path / "x.onnx", images=2, quiet=True, log=lines.append)
     assert RESIZED in lines
     torch.testing.assert_close(load(tmp_path / "x.onnx")(IMAGES), expected, atol=1e-4, rtol=1e-4)

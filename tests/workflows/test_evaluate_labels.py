@@ -16,9 +16,9 @@ from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import create_backbone
 from vitrail.tasks.classification.classifier import Classifier
+from vitrail.verbs.convert import convert
 from vitrail.weights import adapt, load
 from vitrail.weights.native import save_model
-from vitrail.workflows.convert import convert
 
 CLASSES = ("ant", "bee", "cat", "dog")
 QUIET = {"quiet": True, "tune": False}
@@ -156,7 +156,7 @@ def test_outputs_without_names_are_not_matched_with_folders_of_numbers_in_two_po
     for order in (sorted(map(str, range(12))), list(map(str, range(12)))):
         names.write_text("\n".join(order))
         assert figures(path, data, classes=names)["images"] == 36
-    named = convert(path, tmp_path / "named", "native", classes_file=names).path
+    named = convert(path, tmp_path / "named", "native", classes=names).path
     assert figures(named, data)["images"] == 36
 
 

@@ -20,9 +20,9 @@ from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError, DiskError
 from vitrail.inference.options import InferenceOptions
 from vitrail.models.config import changed
+from vitrail.verbs.explain.faithfulness import measure_faithfulness
+from vitrail.verbs.explain.pictures import explain_inputs
 from vitrail.weights.native import save_model
-from vitrail.workflows.explain import explain
-from vitrail.workflows.explain_faithfulness import faithfulness
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ def photos(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("method", METHODS)
 def test_each_image_gets_an_overlay_of_its_own_size_its_heads_and_the_numbers(photos, tmp_path, method):
     model, out = shaken(), tmp_path / "out"
-    found = list(explain(model, [str(photos)], out, options=ExplainOptions(method=method, layer=1), inference=QUIET))
+    found = list(
+        explain_inputs(model, [str(photos)], out, options=ExplainOptions(method=method, layer=1), inference=QUIET)
+    )
     assert [Path(each.key).name for each in found] == ["wide.png", "wide.png", "grey ü.png"]
     assert [each.files["overlay"] for each in found] == [
         f"{name}.{method}.png" for name in ("wide", "wide-2", "grey ü")
@@ -70,7 +72,7 @@ def test_each_image_gets_an_overlay_of_its_own_size_its_heads_and_the_numbers(ph
 def test_one_head_and_every_head(photos, tmp_path):
     model, wide = shaken(), str(photos / "a" / "wide.png")
     one, two = (
-        next(explain(model, [wide], tmp_path / "out", options=ExplainOptions(head=head), inference=QUIET))
+        next(explain_inputs(model, [wide], tmp_path / "out", options=ExplainOptions(head=head), inference=QUIET))
         for head in (1, "all")
     )
     np.testing.assert_array_equal(one.heat, one.heads[1])
@@ -83,7 +85,7 @@ def test_another_class_than_the_answer_can_be_explained(photos, tmp_path):
     images = model.preprocess(Path(wide).read_bytes())
     for target in NAMES:
         how = ExplainOptions(method="gradient", target=target)
-        found = next(explain(model, [wide], tmp_path / "out", options=how, inference=QUIET))
+        found = next(explain_inputs(model, [wide], tmp_path / "out", options=how, inference=QUIET))
         truth = relevance(model, images, torch.tensor([NAMES.index(target)]))[0]
         np.testing.assert_allclose(found.heat, truth, rtol=1e-5)
         assert found.answer is not None and found.answer.target == target
@@ -97,9 +99,9 @@ def test_every_architecture_is_explained_by_every_method_that_it_has(name, photo
         wide, options = [str(photos / "b" / "wide.png")], ExplainOptions(method=method)
         if method in NEEDS_ATTENTION and not has_attention:
             with pytest.raises(ConfigError, match=r"has no attention, .*\n.*occlusion"):
-                explain(model, wide, tmp_path / "out", options=options, inference=QUIET)
+                explain_inputs(model, wide, tmp_path / "out", options=options, inference=QUIET)
             continue
-        found = next(explain(model, wide, tmp_path / "out", options=options, inference=QUIET))
+        found = next(explain_inputs(model, wide, tmp_path / "out", options=options, inference=QUIET))
         assert np.isfinite(found.heat).all() and found.heat.max() > 0
         assert (found.heads is not None) == has_attention
 
@@ -109,7 +111,7 @@ def test_arrays_of_other_channels(tmp_path, channels):
     np.save(tmp_path / "some.npy", np.random.default_rng(0).integers(0, 256, (2, 40, 48, channels), dtype=np.uint8))
     model = shaken(changed(TINY["vit"], in_channels=channels))
     found = list(
-        explain(
+        explain_inputs(
             model,
             [str(tmp_path / "some.npy")],
             tmp_path / "out",
@@ -126,19 +128,27 @@ def test_an_encoder_without_a_head_is_looked_into_but_has_no_answer_to_explain(p
     encoder = shaken(names=())
     for method in ("attention", "rollout"):
         out = tmp_path / method
-        found = list(explain(encoder, [str(photos)], out, options=ExplainOptions(method=method), inference=QUIET))
+        found = list(
+            explain_inputs(encoder, [str(photos)], out, options=ExplainOptions(method=method), inference=QUIET)
+        )
         assert len(found) == 3 and all(each.answer is None and each.heat.max() > 0 for each in found)
         rows = json.loads((out / f"{method}.json").read_text())["images"]
         assert "label" not in rows[0] and (out / rows[0]["heads"]).exists()
     for asked in ({"method": "gradient"}, {"method": "occlusion"}, {"target": "ant"}):
         with pytest.raises(ConfigError, match="no head"):
-            list(explain(encoder, [str(photos)], tmp_path / "out", options=ExplainOptions(**asked), inference=QUIET))
+            list(
+                explain_inputs(
+                    encoder, [str(photos)], tmp_path / "out", options=ExplainOptions(**asked), inference=QUIET
+                )
+            )
 
 
 def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):
     def refused(inputs: Path = photos, out: str = "out", **how) -> str:
         with pytest.raises((ConfigError, DataError, DiskError)) as caught:
-            list(explain(shaken(), [str(inputs)], tmp_path / out, options=ExplainOptions(**how), inference=QUIET))
+            list(
+                explain_inputs(shaken(), [str(inputs)], tmp_path / out, options=ExplainOptions(**how), inference=QUIET)
+            )
         return str(caught.value)
 
     assert "unknown method 'rolout'\n  try: did you mean 'rollout'" in refused(method="rolout")
@@ -154,7 +164,7 @@ def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):
 
 
 def test_methods_are_judged_on_the_same_images_against_random_maps(photos):
-    images, scores = faithfulness(shaken(), [str(photos)], steps=4, draws=2, inference=QUIET)
+    images, scores = measure_faithfulness(shaken(), [str(photos)], steps=4, draws=2, inference=QUIET)
     assert images == 3
     assert [each.method for each in scores] == [*METHODS, "random"]
     random = scores[-1]
@@ -167,18 +177,18 @@ def test_methods_are_judged_on_the_same_images_against_random_maps(photos):
 
 
 def test_a_model_without_attention_is_judged_by_what_it_has(photos):
-    _, scores = faithfulness(shaken(TINY["bit"]), [str(photos)], steps=2, draws=1, inference=QUIET)
+    _, scores = measure_faithfulness(shaken(TINY["bit"]), [str(photos)], steps=2, draws=1, inference=QUIET)
     assert [each.method for each in scores] == ["occlusion", "random"]
 
 
 def test_methods_are_judged_on_maps_of_few_cells(photos):
     model = shaken(changed(TINY["vit"], image_size=(16, 16)))  # 2 x 2 patches, less than the steps that are asked for
-    images, scores = faithfulness(model, [str(photos / "a" / "wide.png")], draws=1, inference=QUIET)
+    images, scores = measure_faithfulness(model, [str(photos / "a" / "wide.png")], draws=1, inference=QUIET)
     assert (images, len(scores)) == (1, len(METHODS) + 1)
 
 
 def test_a_single_image_has_no_interval(photos):
-    _, scores = faithfulness(shaken(), [str(photos / "a" / "wide.png")], steps=2, draws=1, inference=QUIET)
+    _, scores = measure_faithfulness(shaken(), [str(photos / "a" / "wide.png")], steps=2, draws=1, inference=QUIET)
     assert {(each.deletion_gain, each.insertion_gain) for each in scores} == {(None, None)}
 
 
@@ -186,17 +196,17 @@ def test_covered_images_are_shown_as_many_at_a_time_as_asked_for(photos, tmp_pat
     model, seen = shaken(), []
     model.backbone.patch_embed.register_forward_hook(lambda module, given, found: seen.append(len(given[0])))
     how, options = ExplainOptions(method="occlusion"), InferenceOptions(quiet=True, batch=5)
-    next(explain(model, [str(photos / "a" / "wide.png")], tmp_path / "out", options=how, inference=options))
+    next(explain_inputs(model, [str(photos / "a" / "wide.png")], tmp_path / "out", options=how, inference=options))
     assert seen.count(5) == 3 and max(seen) == 5  # 16 windows
 
 
 def test_bad_images_of_another_time_do_not_count(photos, tmp_path):
     (photos / "worse.jpg").write_bytes(b"no picture")
     said = []
-    list(explain(shaken(), [str(photos)], tmp_path / "out", inference=QUIET, say=said.append))
+    list(explain_inputs(shaken(), [str(photos)], tmp_path / "out", inference=QUIET, say=said.append))
     assert said[-1].startswith("inputs   3 explained, 2 unreadable (listed in ")
     few = [str(photos / "a" / "wide.png"), str(photos / "broken.jpg")]
-    assert len(list(explain(shaken(), few, tmp_path / "out", inference=replace(QUIET, max_bad=0.5)))) == 1
+    assert len(list(explain_inputs(shaken(), few, tmp_path / "out", inference=replace(QUIET, max_bad=0.5)))) == 1
 
 
 def test_the_command_prints_a_table_and_leaves_with_the_codes_of_the_house(photos, tmp_path, monkeypatch, capsys):
@@ -230,17 +240,17 @@ def test_a_map_that_was_filled_up_lies_where_it_looked(name, tmp_path):
     """Of images of 34 x 27 pixels the places of the last map, of 16 pixels, cover 48 x 32."""
     model = shaken(TINY[name])
     picture(34, 27).save(tmp_path / "small.png")
-    found = next(explain(model, [str(tmp_path / "small.png")], tmp_path / "out", inference=QUIET))
+    found = next(explain_inputs(model, [str(tmp_path / "small.png")], tmp_path / "out", inference=QUIET))
     assert found.heat.shape == (3, 2)
     assert found.reach == found.heads_reach == (48 / 34, 32 / 27)
     how = ExplainOptions(method="rollout")
-    found = next(explain(model, [str(tmp_path / "small.png")], tmp_path / "out", options=how, inference=QUIET))
+    found = next(explain_inputs(model, [str(tmp_path / "small.png")], tmp_path / "out", options=how, inference=QUIET))
     assert found.reach == (36 / 34, 28 / 27)  # 9 x 7 patches of 4 pixels
 
 
 def test_a_file_named_twice_is_one(photos, tmp_path):
     wide = str(photos / "a" / "wide.png")
-    found = list(explain(shaken(), [wide, wide], tmp_path / "out", inference=QUIET))
+    found = list(explain_inputs(shaken(), [wide, wide], tmp_path / "out", inference=QUIET))
     assert [each.files["overlay"] for each in found] == ["wide.attention.png"] * 2
 
 
@@ -248,4 +258,4 @@ def test_the_folder_of_a_run_is_refused(photos, tmp_path):
     for name in ("status.json", "config.yaml"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match=r"is the folder of a run\n.*inside"):
-        next(explain(shaken(), [str(photos)], tmp_path, inference=QUIET))
+        next(explain_inputs(shaken(), [str(photos)], tmp_path, inference=QUIET))

@@ -15,9 +15,9 @@ from tests.models.tiny import TINY
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.inference.options import InferenceOptions
+from vitrail.verbs.explain import masks as explain_masks
+from vitrail.verbs.explain.masks import measure_localisation
 from vitrail.weights.native import save_model
-from vitrail.workflows import explain_masks
-from vitrail.workflows.explain_masks import judge_by_masks
 
 QUIET = InferenceOptions(device="cpu", quiet=True)
 
@@ -38,7 +38,7 @@ def photos(tmp_path):
 
 def judge(photos, model=None, say=lambda line: None, **changes):
     model = shaken() if model is None else model
-    return judge_by_masks(model, [str(photos / "photos")], photos / "masks", inference=QUIET, say=say, **changes)
+    return measure_localisation(model, [str(photos / "photos")], photos / "masks", inference=QUIET, say=say, **changes)
 
 
 def test_images_with_a_mask_are_measured_and_summarised(photos, monkeypatch):
@@ -95,10 +95,10 @@ def test_python_and_the_command_line_print_the_same_figures(photos, capsys):
 
 def test_what_cannot_be_measured_is_refused(photos):
     with pytest.raises(DataError, match=r"nowhere is not a folder of masks"):
-        judge_by_masks(shaken(), [str(photos / "photos")], photos / "nowhere", inference=QUIET)
+        measure_localisation(shaken(), [str(photos / "photos")], photos / "nowhere", inference=QUIET)
     (photos / "empty").mkdir()
     with pytest.raises(DataError, match=r"none of 4 images has a mask in .*empty\n.*0\.png"):
-        judge_by_masks(shaken(), [str(photos / "photos")], photos / "empty", inference=QUIET)
+        measure_localisation(shaken(), [str(photos / "photos")], photos / "empty", inference=QUIET)
     with pytest.raises(ConfigError, match="no attention"):
         judge(photos, shaken(TINY["bit"]))
     with pytest.raises(ConfigError, match="two tables"):
@@ -111,4 +111,4 @@ def test_what_cannot_be_measured_is_refused(photos):
         (photos / folder).mkdir()
         picture(32, 40).save(photos / folder / "2.png")
     with pytest.raises(ConfigError, match=r"stands for .*a/2\.png and .*b/2\.png"):
-        judge_by_masks(shaken(), [str(photos / "a"), str(photos / "b")], photos / "masks", inference=QUIET)
+        measure_localisation(shaken(), [str(photos / "a"), str(photos / "b")], photos / "masks", inference=QUIET)

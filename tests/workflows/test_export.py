@@ -22,15 +22,13 @@ from tests.weights.graphs import DYNAMIC, a_graph
 from tests.weights.kinds import a_model
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
-from vitrail.inference.options import InferenceOptions
 from vitrail.models import Backbone, Tokens
 from vitrail.tasks.classification.classifier import Classifier
+from vitrail.verbs.export import export, files
+from vitrail.verbs.export.files import Exported
+from vitrail.verbs.export.proof import Tolerances, open_source
 from vitrail.weights.native import save_model
-from vitrail.workflows import export
-from vitrail.workflows.export import Exported, export_model
-from vitrail.workflows.export_gate import Tolerances, open_source
 
-QUIET = InferenceOptions(quiet=True)
 CLASSES = ("ant", "bee", "cat")
 Sabotage = Callable[[np.ndarray, np.ndarray], None]
 
@@ -81,7 +79,7 @@ def writer(sabotage: Sabotage = lambda weight, bias: None, *, size: tuple = DYNA
 def honest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are read without a process that tries them first, of which `tests.weights` has the proof."""
     monkeypatch.setattr("vitrail.weights.onnx.try_out", lambda *given: None)
-    monkeypatch.setattr(export, "to_onnx", writer())
+    monkeypatch.setattr(files, "to_onnx", writer())
     monkeypatch.setattr("vitrail.exports.comparison.SECONDS", 0.01)
 
 
@@ -100,7 +98,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def made(model: Any, out: Path, **how: Any) -> Exported:
-    done = export_model(model, out, **{"inference": QUIET, "say": silent, **how})
+    done = export(model, out, **{"quiet": True, "log": silent, **how})
     assert isinstance(done, Exported)
     return done
 
@@ -126,8 +124,7 @@ def test_it_is_a_model_again_and_carries_its_figures(model, tmp_path):
 
 def test_labelled_images_give_the_accuracy_before_and_after(model, tmp_path, photos):
     said: list[str] = []
-    options = InferenceOptions(quiet=True, max_bad=0.2)
-    figures = made(model, tmp_path / "a.onnx", check=photos, inference=options, say=said.append).figures
+    figures = made(model, tmp_path / "a.onnx", check=photos, max_bad=0.2, log=said.append).figures
     assert (figures["images"], figures["real_images"], figures["metric"]) == (21, True, "top1")
     judged = vitrail.evaluate(model, photos, quiet=True, max_bad=0.2, log=silent)
     assert figures["top1_before"] == figures["top1_after"] == judged.figures["top1"]
@@ -144,7 +141,7 @@ def test_unlabelled_images_are_compared_too_and_spread_evenly(model, tmp_path, p
 
 
 def test_a_graph_of_one_size_is_compared_at_that(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "to_onnx", writer(size=(16, 16)))
+    monkeypatch.setattr(files, "to_onnx", writer(size=(16, 16)))
     done = made(model, tmp_path / "a.onnx")
     assert (done.dynamic, done.figures["sizes"]) == (False, "16x16")
 
@@ -159,7 +156,7 @@ def nan(weight: np.ndarray, bias: np.ndarray) -> None:
 
 @pytest.mark.parametrize(("sabotage", "words"), [(one_weight, "outputs differ by"), (nan, "are not finite")])
 def test_a_graph_that_is_not_the_model_leaves_figures_and_no_file(model, tmp_path, monkeypatch, sabotage, words):
-    monkeypatch.setattr(export, "to_onnx", writer(sabotage))
+    monkeypatch.setattr(files, "to_onnx", writer(sabotage))
     with pytest.raises(CheckpointError, match=words) as error:
         made(model, tmp_path / "a.onnx")
     if sabotage is one_weight:
@@ -169,13 +166,13 @@ def test_a_graph_that_is_not_the_model_leaves_figures_and_no_file(model, tmp_pat
 
 
 def test_a_tolerance_allows_more(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "to_onnx", writer(one_weight))
+    monkeypatch.setattr(files, "to_onnx", writer(one_weight))
     assert 1e-4 < made(model, tmp_path / "a.onnx", tolerance=0.1).figures["difference"] < 0.1
 
 
 def test_what_was_there_stays_where_the_new_file_is_refused(model, tmp_path, monkeypatch):
     before = made(model, tmp_path / "a.onnx").path.read_bytes()
-    monkeypatch.setattr(export, "to_onnx", writer(one_weight))
+    monkeypatch.setattr(files, "to_onnx", writer(one_weight))
     with pytest.raises(CheckpointError):
         made(model, tmp_path / "a.onnx")
     assert (tmp_path / "a.onnx").read_bytes() == before
@@ -216,14 +213,14 @@ def test_ctrl_c_and_a_full_disk_leave_nothing(model, tmp_path, monkeypatch, plac
         def stopped(*given: Any, error: BaseException = error, **named: Any) -> None:
             raise error
 
-        monkeypatch.setattr(export, place, stopped)
+        monkeypatch.setattr(files, place, stopped)
         with pytest.raises(raised):
             made(model, tmp_path / "a.onnx")
         assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_without_room_is_known_before(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "free_bytes", lambda place: 0)
+    monkeypatch.setattr(files, "free_bytes", lambda place: 0)
     with pytest.raises(DiskError, match="the disk is full") as error:
         made(model, tmp_path / "a.onnx")
     assert "needed" in error.value.value
@@ -261,7 +258,7 @@ def test_what_cannot_be_meant_is_refused_with_a_remedy(model, tmp_path):
         ({"to": "timm"}, "save it first"),
     ):
         with pytest.raises(ConfigError) as error:
-            export_model(model, **{"out": tmp_path / "a.onnx", "inference": QUIET, "say": silent, **asked})
+            export(model, **{"out": tmp_path / "a.onnx", "quiet": True, "log": silent, **asked})
         assert words in error.value.remedy
         assert not list(tmp_path.iterdir())
 
@@ -275,10 +272,10 @@ def test_an_export_is_not_exported_again(model, tmp_path):
 def test_a_layout_of_weights_is_converted_with_its_own_proof(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = save_model(tmp_path / "bees" / "model", a_model(depth=1, gelu="exact"))
-    done = export_model(source.parent, to="timm", say=silent)
+    done = export(source.parent, to="timm", log=silent)
     assert (str(done.path), done.difference) == ("bees-timm", 0)
     with pytest.raises(ConfigError, match="tensor by tensor"):
-        export_model(source.parent, to="google", tolerance=0.1, say=silent)
+        export(source.parent, to="google", tolerance=0.1, log=silent)
 
 
 def test_without_a_path_the_file_has_the_models_name(tmp_path, monkeypatch):
@@ -292,7 +289,7 @@ def test_without_a_path_the_file_has_the_models_name(tmp_path, monkeypatch):
         ("one.safetensors", {"pictures": True}, "one-pictures.onnx"),
         ("hf:google/vit-base@main", {"to": "google"}, "vit-base.npz"),
     ):
-        assert export.ExportOptions(**how).default_path(given) == Path(name)
+        assert files.ExportOptions(**how).default_path(given) == Path(name)
 
 
 def test_images_of_other_classes_are_compared_without_labels_and_it_is_said(tmp_path):

@@ -15,9 +15,9 @@ from vitrail.errors import ConfigError
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import configure, cost_of
 from vitrail.reports.inspection.comparison import ComparedCost
+from vitrail.verbs.inspect import cost as inspect_cost
+from vitrail.verbs.inspect.cost import compare_costs
 from vitrail.weights.native import save_model
-from vitrail.workflows import inspect_cost
-from vitrail.workflows.inspect_cost import compare_costs
 
 QUIET = InferenceOptions(device="cpu", quiet=True)
 

@@ -16,10 +16,10 @@ from tests.reports.reading import Page
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import changed
+from vitrail.verbs.inspect import inspect
+from vitrail.verbs.inspect.measurements import inspect_model
+from vitrail.verbs.inspect.pair import inspect_pair
 from vitrail.weights.native import save_model
-from vitrail.workflows.api_inspecting import inspect as look
-from vitrail.workflows.inspect import inspect
-from vitrail.workflows.inspect_pair import inspect_pair
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 48, 40, 3), dtype=np.uint8)
 SHARED = (
@@ -41,7 +41,7 @@ def test_the_numbers_of_both_are_those_of_each_alone(tmp_path):
     report, numbers = inspect_pair(models, tmp_path / "out", IMAGES, options=QUIET, say=silent)
     assert json.loads((tmp_path / "out" / "numbers.json").read_text()) == numbers
     for model, found in zip(models, numbers["models"], strict=True):
-        _, alone = inspect(model, tmp_path / "alone", IMAGES, options=QUIET, say=silent)
+        _, alone = inspect_model(model, tmp_path / "alone", IMAGES, options=QUIET, say=silent)
         assert {name: found[name] for name in SHARED} == {name: alone[name] for name in SHARED}
         assert found["figures"]["position_neighbour_rate"] == alone["position_neighbour_rate"]
         shares = [
@@ -130,8 +130,8 @@ def test_what_cannot_be_looked_at_is_the_end(most, tmp_path):
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
     error, words = (DataError, "none of the images could be read") if most else (ConfigError, "most is 0")
     with pytest.raises(error, match=words):
-        inspect_pair(
-            (shaken(), shaken()), tmp_path / "out", str(tmp_path / "photos"), most=most, options=QUIET, say=silent
+        inspect(
+            shaken(), against=shaken(), out=tmp_path / "out", data=tmp_path / "photos", most=most, max_bad=1, log=silent
         )
 
 
@@ -156,4 +156,4 @@ def test_the_command_names_models_by_what_tells_their_paths_apart(tmp_path, monk
 def test_a_comparison_of_cost_is_another_command(more, tmp_path):
     models = [shaken()] * (2 if more.pop("others", False) else 1)
     with pytest.raises(ConfigError, match=r"--against sets one model against one other.*\n.*--cost compares speed"):
-        look(models, against=shaken(), out=tmp_path, log=silent, **more)
+        inspect(models, against=shaken(), out=tmp_path, log=silent, **more)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.looked_at import QUIET, shaken
+from tests.looked_at import shaken
 from tests.models.tiny import TINY
 from vitrail.cli import run
 from vitrail.data.sources.open import open_data
@@ -22,11 +22,13 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.intervals import bootstrap, bound_proportion, estimate_interval
 from vitrail.evaluation.probes import linear
 from vitrail.inference.features import Features
-from vitrail.inference.options import InferenceOptions
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
+from vitrail.verbs.probe import probe
+from vitrail.verbs.probe.protocols import PROTOCOLS, ProbeProtocol, judge_features, keep_shared
 from vitrail.weights import load
 from vitrail.weights.native import save_model
-from vitrail.workflows.probe import PROTOCOLS, ProbeProtocol, judge_features, keep_shared, probe
+
+QUIET = {"quiet": True, "max_bad": 1, "tune": False, "cache": False}
 
 
 def silent(line: str) -> None: ...
@@ -40,7 +42,7 @@ def tints(images: int, *, seed: int = 0, channels: int = 3, classes: int = 3) ->
 
 
 def ask(model: Any, data: Any, protocol: str, **how: Any) -> Mapping[str, float]:
-    return probe(model, data, protocol, **{"k": 5, "shots": (1, 5), "options": QUIET, "say": silent, **how}).figures
+    return probe(model, data, protocol, **{"k": 5, "shots": (1, 5), "log": silent, **QUIET, **how}).figures
 
 
 @pytest.mark.parametrize(("protocol", "channels"), [("knn", 1), ("linear", 3), ("fewshot", 1)])
@@ -48,7 +50,7 @@ def test_what_is_easily_told_apart_is_told_apart(protocol: str, channels: int) -
     torch.manual_seed(0)
     model = create_classifier(TINY["vit"], classes=(), in_channels=channels)
     data = {"train": tints(60, channels=channels), "test": tints(45, seed=1, channels=channels)}
-    found = probe(model, data, protocol, k=5, shots=(1, 10), options=QUIET, say=silent)
+    found = probe(model, data, protocol, k=5, shots=(1, 10), log=silent, **QUIET)
     assert found.figures["accuracy"] > 0.95
     assert (found.figures["images"], found.figures["train_images"], found.split) == (45, 60, "test")
     assert found.right.shape == (5 if protocol == "fewshot" else 1, 45)
@@ -62,11 +64,11 @@ def test_shuffled_labels_are_chance(protocol: str) -> None:
 
 def test_data_without_splits_have_a_part_held_out_and_a_test_set_leaves_train_whole() -> None:
     (images, targets), test = tints(60), tints(9, seed=1)
-    alone = probe(shaken(), (images, targets), "knn", k=5, options=QUIET, say=silent)
+    alone = probe(shaken(), (images, targets), "knn", k=5, log=silent, **QUIET)
     assert (alone.split, alone.figures["images"], alone.figures["train_images"]) == ("val", 9, 51)
     three = {"train": (images, targets), "val": tints(6, seed=2), "test": test}
     for data in ({"train": (images, targets), "test": test}, three):
-        found = probe(shaken(), data, "knn", k=5, options=QUIET, say=silent)
+        found = probe(shaken(), data, "knn", k=5, log=silent, **QUIET)
         assert (found.split, found.figures["images"], found.figures["train_images"]) == ("test", 9, 60)
 
 
@@ -84,26 +86,26 @@ def test_a_model_is_judged_on_what_was_held_out_when_it_was_trained_on_these_dat
         (tmp_path / str(target)).mkdir(exist_ok=True)
         Image.fromarray(picture).save(tmp_path / str(target) / f"{number}.png")
     model, lines = trained_on(tmp_path, seed=3, validation=0.3), []
-    found = probe(model, tmp_path, "knn", k=5, options=QUIET, say=lines.append)
+    found = probe(model, tmp_path, "knn", k=5, log=lines.append, **QUIET)
     held = open_data(tmp_path, seed=3, validation=0.3).val
     assert held is not None and sorted(found.keys) == sorted(held.keys) and len(held) == 18
     assert not any("warning" in line for line in lines)
     for seen in (trained_on(tmp_path, seed=3, validation=0), trained_on(tmp_path, seed=4, validation=0.3)):
         lines.clear()
-        probe(model, tmp_path, "knn", k=5, against=seen, options=QUIET, say=lines.append)
+        probe(model, tmp_path, "knn", k=5, against=seen, log=lines.append, **QUIET)
         assert sum("trained on some of the images" in line for line in lines) == 1
     other = open_data(tmp_path, seed=0, validation=0.15).val  # the data of the training grew: what it saw is unknown
     model.provenance["split"]["sha256"] = "another"
     assert other is not None
-    assert sorted(probe(model, tmp_path, "knn", k=5, options=QUIET, say=silent).keys) == sorted(other.keys)
+    assert sorted(probe(model, tmp_path, "knn", k=5, log=silent, **QUIET).keys) == sorted(other.keys)
 
 
 def test_the_interval_is_exact_over_images_and_wider_where_shots_are_drawn() -> None:
     (images, targets), generator = tints(240), np.random.default_rng(0)
     data = (images, np.where(generator.random(240) < 0.4, generator.permutation(targets), targets))
-    found = probe(shaken(), data, "knn", k=5, options=QUIET, say=silent)
+    found = probe(shaken(), data, "knn", k=5, log=silent, **QUIET)
     assert (found.figures["accuracy_low"], found.figures["accuracy_high"]) == estimate_interval(found.right[0])
-    few = probe(shaken(), data, "fewshot", shots=(2,), options=QUIET, say=silent)
+    few = probe(shaken(), data, "fewshot", shots=(2,), log=silent, **QUIET)
     assert few.figures["accuracy"] == pytest.approx(few.right.mean())
     low, high = bootstrap(few.right.mean(0))
     assert few.figures["accuracy_low"] < low < few.figures["accuracy"] < high < few.figures["accuracy_high"]
@@ -111,7 +113,7 @@ def test_the_interval_is_exact_over_images_and_wider_where_shots_are_drawn() -> 
 
 def test_every_number_of_shots_has_its_figures_and_the_largest_is_the_accuracy() -> None:
     lines: list[str] = []
-    found = probe(shaken(), tints(60), "fewshot", shots=(5, 1, 25), options=QUIET, say=lines.append)
+    found = probe(shaken(), tints(60), "fewshot", shots=(5, 1, 25), log=lines.append, **QUIET)
     assert found.figures["accuracy"] == found.figures["accuracy_5shot"]
     assert found.figures.keys() >= {"accuracy_1shot", "accuracy_1shot_low", "accuracy_1shot_high"}
     assert "accuracy_25shot" not in found.figures
@@ -135,7 +137,7 @@ def test_a_model_is_told_from_one_that_sees_nothing(protocol: str) -> None:
     blind = shaken()
     with torch.no_grad():
         dict(blind.named_parameters())["backbone.patch_embed.proj.weight"].zero_()
-    found = probe(shaken(), tints(150), protocol, k=5, shots=(5,), against=blind, options=QUIET, say=silent)
+    found = probe(shaken(), tints(150), protocol, k=5, shots=(5,), against=blind, log=silent, **QUIET)
     assert 0.3 < found.figures["difference_low"] < found.figures["difference"]
     head, rows = found.table()
     assert len(head) == len(rows[0]) == 8
@@ -155,7 +157,7 @@ def test_two_models_are_compared_on_the_images_that_both_could_read(tmp_path: Pa
         for count in range(12):
             Image.new("L", (40, 40), shade + count).save(tmp_path / "grey" / name / f"{count}.png")
     (tmp_path / "grey" / "dark" / "3.png").write_bytes(b"no picture")
-    found = ask(shaken(), tmp_path / "grey", "knn", against=shaken(TINY["swin"]), options=replace(QUIET, max_bad=0.5))
+    found = ask(shaken(), tmp_path / "grey", "knn", against=shaken(TINY["swin"]), max_bad=0.5)
     assert found["accuracy"] == found["against_accuracy"] == 1
     assert found["images"] + found["train_images"] == 23
 
@@ -182,18 +184,18 @@ def test_a_model_without_a_head_is_loaded_and_probed_as_one_with_it(tmp_path: Pa
 
 def test_a_model_of_other_channels_is_fitted_to_images_in_memory() -> None:
     lines: list[str] = []
-    found = probe(shaken(), tints(60, channels=1), "knn", k=5, options=QUIET, say=lines.append)
+    found = probe(shaken(), tints(60, channels=1), "knn", k=5, log=lines.append, **QUIET)
     assert found.figures["images"] == 9
     assert any("channels 1, where the weights have 3" in line for line in lines)
 
 
 def test_what_linear_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    probe(shaken(), tints(60), "linear", options=QUIET, say=lines.append)
+    probe(shaken(), tints(60), "linear", log=lines.append, **QUIET)
     assert any("L2 penalty" in line for line in lines)
-    monkeypatch.setattr("vitrail.workflows.probe.linear", partial(linear, strengths=(1e-3,)))
+    monkeypatch.setattr("vitrail.verbs.probe.protocols.linear", partial(linear, strengths=(1e-3,)))
     monkeypatch.setattr("vitrail.evaluation.probes.ITERATIONS", 1)
-    probe(shaken(), tints(60), "linear", options=QUIET, say=lines.append)
+    probe(shaken(), tints(60), "linear", log=lines.append, **QUIET)
     assert any("is the edge" in line for line in lines)
     assert any("stopped before the minimum" in line for line in lines)
 
@@ -211,7 +213,7 @@ def test_what_cannot_be_meant_is_refused_before_the_model_runs() -> None:
     ]
     for wrong, words in mistakes:
         with pytest.raises(ConfigError, match=words):
-            probe(model, tints(60), options=QUIET, say=silent, **wrong)
+            probe(model, tints(60), log=silent, **QUIET, **wrong)
 
 
 def test_data_that_cannot_be_probed_are_refused() -> None:
@@ -249,7 +251,7 @@ def test_the_command_prints_a_table_and_one_line_of_json(
 
 @pytest.mark.slow
 def test_a_real_model_has_the_accuracies_that_its_features_are_known_for(real_data: Path, tmp_path: Path) -> None:
-    how = {"options": InferenceOptions(quiet=True), "cache": tmp_path, "say": silent}
+    how = {**QUIET, "cache": tmp_path, "log": silent}
     model, photos = real_data / "vit_tiny_patch16_224.safetensors", real_data / "hymenoptera"
     nearest = probe(model, photos, "knn", k=5, **how)
     assert abs(int(nearest.right.sum()) - 148) <= 1

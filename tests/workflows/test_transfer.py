@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.looked_at import QUIET, shaken
+from tests.looked_at import shaken
 from tests.models.tiny import TINY
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DiskError, Interrupted
@@ -23,12 +22,15 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.reports.transfer.page import markdown, page
 from vitrail.reports.transfer.results import Cell, Transfer
 from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.verbs.probe import probe
+from vitrail.verbs.probe.protocols import compute_features, open_to_probe
+from vitrail.verbs.transfer import transfer
+from vitrail.verbs.transfer.data_sets import ALL
 from vitrail.weights import load
 from vitrail.weights.native import save_model
-from vitrail.workflows.probe import compute_features, open_to_probe, probe
-from vitrail.workflows.transfer import ALL, Tuning, transfer
 
-STEPS = Tuning(steps=2, settings=("data.batch=8", "compute.threads=1"))
+QUIET = {"quiet": True, "max_bad": 1, "tune": False, "cache": False}
+STEPS = {"steps": 2, "set": ["data.batch=8", "compute.threads=1"]}
 
 
 def silent(line: str) -> None: ...
@@ -62,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(place: Path, out: Path, *data: str, **how: Any) -> Transfer:
     named = [str(place / each) for each in data]
-    usual = {"k": 3, "shots": (1, 5), "tuning": STEPS, "options": QUIET, "say": silent}
+    usual = {"k": 3, "shots": (1, 5), "log": silent, **STEPS, **QUIET}
     return transfer(place / "model", named, out, **{**usual, **how})
 
 
@@ -83,7 +85,7 @@ def test_every_data_set_has_every_protocol_and_the_mean_counts_each_the_same(don
 
 def test_the_figures_are_those_of_probe(done: tuple[Path, Transfer], place: Path) -> None:
     for protocol in ("knn", "linear", "fewshot"):
-        alone = probe(place / "model", place / "grey.npz", protocol, k=3, shots=(1, 5), options=QUIET, say=silent)
+        alone = probe(place / "model", place / "grey.npz", protocol, k=3, shots=(1, 5), log=silent, **QUIET)
         assert done[1].rows["grey.npz"][protocol].figures == alone.figures
 
 
@@ -118,7 +120,7 @@ def test_a_second_time_nothing_is_computed(
     done: tuple[Path, Transfer], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("compute_features", "train", "open_to_probe"):
-        monkeypatch.setattr(f"vitrail.workflows.transfer.{name}", None)
+        monkeypatch.setattr(f"vitrail.verbs.transfer.data_sets.{name}", None)
     out, found = done
     assert ask(place, out, "grey.npz", "photos").rows == found.rows
     fewer = ask(place, out, "photos", protocols=["linear"])
@@ -134,7 +136,7 @@ def test_features_are_computed_once_for_all_protocols(
         calls.append("here")
         return compute_features(*given, **how)
 
-    monkeypatch.setattr("vitrail.workflows.transfer.compute_features", watched)
+    monkeypatch.setattr("vitrail.verbs.transfer.data_sets.compute_features", watched)
     ask(place, tmp_path, "photos", protocols=["knn", "linear", "fewshot"])
     assert len(calls) == 1
 
@@ -144,11 +146,11 @@ def test_what_was_stopped_goes_on_where_it_was(place: Path, tmp_path: Path, monk
         raise Interrupted("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr("vitrail.workflows.transfer.train", stopped)
+        patch.setattr("vitrail.verbs.transfer.data_sets.train", stopped)
         with pytest.raises(Interrupted):
             ask(place, tmp_path, "photos", protocols=["knn", "finetune"])
     assert len(list((tmp_path / "cells").iterdir())) == 1
-    monkeypatch.setattr("vitrail.workflows.transfer.compute_features", None)
+    monkeypatch.setattr("vitrail.verbs.transfer.data_sets.compute_features", None)
     assert ask(place, tmp_path, "photos", protocols=["knn", "finetune"]).code == 0
 
 
@@ -158,20 +160,20 @@ def test_a_folder_of_other_settings_or_of_another_model_is_refused(
     others: list[dict[str, Any]] = [
         {"k": 4},
         {"shots": (1,)},
-        {"tuning": replace(STEPS, steps=3)},
-        {"options": replace(QUIET, size=(16, 16))},
+        {"steps": 3},
+        {"crop": (16, 16)},
     ]
     for change in others:
         with pytest.raises(ConfigError, match="another --out"):
             ask(place, done[0], "photos", **change)
     save_model(tmp_path / "model", shaken())
     with pytest.raises(ConfigError, match="weights"):
-        transfer(tmp_path / "model", [str(place / "photos")], done[0], k=3, shots=(1, 5), tuning=STEPS, say=silent)
+        transfer(tmp_path / "model", [str(place / "photos")], done[0], k=3, shots=(1, 5), log=silent, **STEPS, **QUIET)
 
 
 def test_a_data_set_that_fails_is_named_and_the_others_go_on(place: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    found = ask(place, tmp_path, "hollow", "photos", protocols=["knn", "linear"], say=lines.append)
+    found = ask(place, tmp_path, "hollow", "photos", protocols=["knn", "linear"], log=lines.append)
     assert found.code == 3
     assert list(found.failures) == ["hollow"], "named once, whatever the protocols"
     assert sum("failed" in line for line in lines) == 1
@@ -190,7 +192,7 @@ def test_a_protocol_that_fails_leaves_the_others_of_its_data_set(place: Path, tm
 
 
 def test_several_seeds_have_one_mean_and_the_interval_of_both(place: Path, tmp_path: Path) -> None:
-    found = ask(place, tmp_path, "grey.npz", protocols=["finetune"], tuning=replace(STEPS, seeds=2))
+    found = ask(place, tmp_path, "grey.npz", protocols=["finetune"], seeds=2)
     folders = sorted((tmp_path / "finetune").iterdir())
     reports = [json.loads((each / "status.json").read_text())["figures"]["top1"] for each in folders]
     figures = found.rows["grey.npz"]["finetune"].figures
@@ -209,7 +211,7 @@ def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(place: Path, tm
         ({"protocols": ["knn", "tuned"]}, "there is no protocol 'tuned'"),
         ({"protocols": ["knn", "knn"]}, "name it once"),
         ({"protocols": []}, "choose some"),
-        ({"tuning": replace(STEPS, settings=("optim.lrr=1",))}, "did you mean 'lr'"),
+        ({"set": ["optim.lrr=1"]}, "did you mean 'lr'"),
         ({"shots": (0,)}, "1,5,10,25"),
     ]
     for how, words in wrong:
@@ -223,9 +225,7 @@ def test_data_sets_of_one_name_are_told_apart(place: Path, tmp_path: Path) -> No
         (tmp_path / name).mkdir()
         (tmp_path / name / "photos").symlink_to(place / "photos")
     draw = [str(tmp_path / name / "photos") for name in ("first", "second")]
-    found = transfer(
-        place / "model", [*draw, draw[0]], tmp_path / "out", protocols=["knn"], k=3, options=QUIET, say=silent
-    )
+    found = transfer(place / "model", [*draw, draw[0]], tmp_path / "out", protocols=["knn"], k=3, log=silent, **QUIET)
     assert list(found.rows) == draw
 
 

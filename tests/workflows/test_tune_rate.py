@@ -20,8 +20,8 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE
 from vitrail.runtime.progress import say_nothing
 from vitrail.training.train import Result
-from vitrail.workflows import tune_rate as module
-from vitrail.workflows.tune_rate import loss_of, tune_rate
+from vitrail.verbs.train import tune_rate as module
+from vitrail.verbs.train.tune_rate import loss_of, tune_rate
 
 SMALL = (
     "model.changes={width: 16, depth: 1, heads: 1, mlp_width: 32, patch_size: [4, 4]}",

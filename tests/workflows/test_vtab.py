@@ -17,9 +17,10 @@ from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.vtab import TASKS
+from vitrail.verbs.transfer import transfer
+from vitrail.verbs.transfer.data_sets import Tuning
+from vitrail.verbs.transfer.vtab import RECIPE, choose_settings, draw_training, find_tasks, open_task
 from vitrail.weights.native import save_model
-from vitrail.workflows.transfer import Tuning, transfer
-from vitrail.workflows.vtab import RECIPE, choose_settings, draw_training, find_tasks, open_task
 
 PARTS = {"train": 6, "val": 2, "test": 5}  # images of each class
 
@@ -47,7 +48,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(place: Path, out: Path, *roots: Path, **how: Any) -> Any:
-    usual = {"k": 3, "options": QUIET, "say": silent, "protocols": ["knn"], "vtab": True}
+    usual = {"k": 3, "quiet": True, "max_bad": 1, "tune": False, "cache": False, "log": silent}
+    usual |= {"protocols": ["knn"], "vtab": True}
     return transfer(place / "model", list(roots or [place / "root"]), out, **{**usual, **how})
 
 
@@ -130,13 +132,13 @@ def test_one_folder_is_taken(place: Path, tmp_path: Path) -> None:
 
 def test_what_is_done_is_kept_with_its_notes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    found = ask(place, tmp_path, say=lines.append)
+    found = ask(place, tmp_path, log=lines.append)
     note = "svhn: 12 training images (VTAB-1k has 1,000), 2 classes (VTAB-1k has 10)"
     assert note in found.notes
     assert f"warning  {note}" in lines
     assert found.rows["svhn"]["knn"].figures["train_images"] == 12
     assert found.rows["pets"]["knn"].figures["train_images"] == 16
-    monkeypatch.setattr("vitrail.workflows.transfer.open_task", None)
+    monkeypatch.setattr("vitrail.verbs.transfer.data_sets.open_task", None)
     again = ask(place, tmp_path)
     assert (again.rows, again.notes) == (found.rows, found.notes)
     with pytest.raises(ConfigError, match="other settings"):

@@ -8,29 +8,30 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from vitrail.cli import (
-    check,
-    check_parts,
-    convert,
-    data,
-    doctor,
-    explain,
-    export,
-    inspect,
-    models,
-    pretrain,
-    probe,
-    serve,
-    settings,
-    study,
-    train,
-    transfer,
-)
+from vitrail.cli import study
 from vitrail.cli.commands import to_command
 from vitrail.errors import DiskError, VitrailError, explain_system
 from vitrail.runtime.launch import is_launched, leave_code
 from vitrail.runtime.process import explain_bus_errors, keep_large_buffers
-from vitrail.verbs import embed, evaluate, predict
+from vitrail.verbs import (
+    check,
+    convert,
+    data,
+    doctor,
+    embed,
+    evaluate,
+    explain,
+    export,
+    inspect,
+    models,
+    predict,
+    pretrain,
+    probe,
+    serve,
+    settings,
+    train,
+    transfer,
+)
 
 
 def build_app() -> App:
@@ -41,33 +42,36 @@ def build_app() -> App:
         version=_version,
         help_epilogue="Start with `vitrail train digits`. Errors say what to do; --debug shows the traceback.",
     )
-    app.command(train.train)
-    app.command(pretrain.pretrain)
-    app.command(to_command(evaluate.evaluate, evaluate.run), name="evaluate")
-    app.command(probe.probe)
-    app.command(transfer.transfer)
-    app.command(to_command(predict.predict, predict.run), name="predict")
-    app.command(to_command(embed.embed, embed.run), name="embed")
-    app.command(check_parts.check_parts)
-    app.command(check.check)
-    app.command(explain.explain)
-    app.command(inspect.inspect)
-    app.command(convert.convert)
-    app.command(export.export)
-    app.command(serve.serve)
-    app.command(models.models)
-    app.command(settings.settings)
+    for name, verb, run in (
+        ("train", train.train, train.run),
+        ("pretrain", pretrain.pretrain, pretrain.run),
+        ("evaluate", evaluate.evaluate, evaluate.run),
+        ("probe", probe.probe, probe.run),
+        ("transfer", transfer.transfer, transfer.run),
+        ("predict", predict.predict, predict.run),
+        ("embed", embed.embed, embed.run),
+        ("check-parts", check.check_parts, check.run_check_parts),
+        ("check", check.check_export, check.run_check_export),
+        ("explain", explain.explain, explain.run),
+        ("inspect", inspect.inspect, inspect.run),
+        ("convert", convert.convert, convert.run),
+        ("export", export.export, export.run),
+        ("serve", serve.serve, serve.run),
+        ("models", models.list_models, models.run),
+        ("settings", settings.list_settings, settings.run),
+        ("doctor", doctor.doctor, doctor.run),
+    ):
+        app.command(to_command(verb, run), name=name)
     group = App(name="data", help="Check a data set, or write it as shards.")
-    group.command(data.check)
-    group.command(data.shard)
-    group.command(data.index)
+    group.command(to_command(data.check_data, data.run_check), name="check")
+    group.command(to_command(data.shard_data, data.run_shard), name="shard")
+    group.command(to_command(data.index_data, data.run_index), name="index")
     app.command(group)
     studies = App(name="study", help=study.study.__doc__)
     studies.default(study.study)
     for verb in (study.work, study.report, study.pack, study.add, study.write):
         studies.command(verb)
     app.command(studies)
-    app.command(doctor.doctor)
     return app
 
 

@@ -52,7 +52,8 @@ def _to_parameter(
     parameter = option.parameter
     default = inspect.Parameter.empty if is_required else parameter.default
     # a switch has no --no-... but where it is on, and a list no --empty-...
-    help = Parameter(help=str(meaning), negative=None if default is True else "")
+    words, only_python, _ = str(meaning).partition("; in Python also")
+    help = Parameter(help=words + "." * bool(only_python), negative=None if default is True else "")
     kind = _to_shell(option.type)
     hint = Annotated[kind | None if default is None else kind, help]  # type: ignore[operator]
     return parameter.replace(

@@ -25,7 +25,7 @@ def study(data: str | None = None, /, *, json: AsJson = False, **flags: Any) -> 
     data
         Labelled images, what `vitrail train` takes; a study of your own may name them.
     """
-    from vitrail.cli.output import command_line
+    from vitrail.verbs.printing import command_line
     from vitrail.workflows.api_study import study as run
 
     result = run(data, command=command_line(), **flags)
@@ -103,8 +103,8 @@ def write(name: str, /) -> None:
 
 
 def _print_studied(studied: Studied, *, json: bool) -> None:
-    from vitrail.cli.output import columns, one_line
     from vitrail.reports.study.units import read_effect
+    from vitrail.verbs.printing import columns, one_line
 
     rows = studied.to_rows()
     print(columns([[row["claim"], row["verdict"], read_effect(row).words(), row["why"]] for row in rows]))

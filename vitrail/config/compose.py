@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from vitrail.config.flags_training import PretrainFlags, TrainFlags
-from vitrail.config.keywords import flags_of
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import find_recipe
 from vitrail.config.schema import TASK_VERBS, Run, Unlabelled
@@ -16,8 +14,6 @@ from vitrail.errors import ConfigError, nearest
 
 LENGTHS = ("epochs", "steps", "time")
 WARMUPS = ("warmup", "warmup_steps")
-# options of the commands that train, and the setting that each of them sets
-FLAGS = {name: flag.setting for name, flag in flags_of(TrainFlags, PretrainFlags).items() if flag.setting}
 # changes to every recipe for built-in data: digits must not be flipped, and 1,500 images overfit without mixup
 BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0}}}
 BUILT_IN_LABELS: dict[str, dict[str, Any]] = {"digits": {"augment": {"mixup": 0.4, "mix_major": True}}}
@@ -80,20 +76,6 @@ def request(
             "no data were named", "name a folder, a manifest or arrays; the built-in `digits` needs no files"
         )
     return run, resume or out
-
-
-def settings_of(flags: Mapping[str, Any], source: str | None) -> dict[str, Any]:
-    """The flags that are settings, and the path or name of the data, nested as `request` takes them; paths become strings.
-
-    A switch that is off is not given: the recipe or the file of settings may turn it on.
-    """
-    tree: dict[str, Any] = {"data": {"source": source}}
-    for name, value in flags.items():
-        if name not in FLAGS or value is False:
-            continue
-        group, _, key = FLAGS[name].rpartition(".")
-        (tree.setdefault(group, {}) if group else tree)[key] = str(value) if isinstance(value, Path) else value
-    return tree
 
 
 def check_objective(run: Run, *, labels: bool) -> None:

@@ -12,8 +12,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, TypeVar, cast
 
-from vitrail.config.flags_inference import Flag, ImageFlags
-from vitrail.config.flags_training import TrainingFlags
+from vitrail.config.flags_inference import Flag
 from vitrail.config.foreign_keys import KEYS, explain_key
 from vitrail.errors import ConfigError, nearest
 
@@ -27,10 +26,8 @@ KINDS: dict[Any, tuple[type, str]] = {  # of scalars: what is taken for one, and
 
 
 def flags_of(*tables: type) -> dict[str, Flag]:
-    """The options of several tables by name: a verb's own first, then those that it shares with other verbs."""
-    shared = [item for table in (TrainingFlags, ImageFlags) for item in _read(table).items()]
-    flags = {name: flag for table in tables for name, flag in _read(table).items()}
-    return dict(sorted(flags.items(), key=lambda item: item in shared))
+    """The options of several tables by name."""
+    return {name: flag for table in tables for name, flag in _read(table).items()}
 
 
 @functools.cache

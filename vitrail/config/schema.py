@@ -41,12 +41,12 @@ class ModelSettings:
     ``head_first`` is linear probing, then fine-tuning (LP-FT, Kumar et al. 2022).
     """
 
-    name: Annotated[str | None, "model to train, see `vitrail models`; null follows the recipe and the image size"] = (
-        None
-    )
+    name: Annotated[
+        str | None, "model to train, see `vitrail models`; by default it follows the recipe and the image size"
+    ] = None
     init: Annotated[str | None, "weights to start from"] = None
     size: Annotated[
-        tuple[int, int] | None, "input size in pixels, height and width; null follows the images or the weights"
+        tuple[int, int] | None, "input size in pixels, height x width; by default that of the images or the weights"
     ] = None
     changes: Annotated[dict[str, Any], "changed fields of the model's config, see `vitrail models NAME`"] = field(
         default_factory=dict
@@ -87,13 +87,13 @@ class DataSettings:
     ] = None
     validation: Annotated[float, "share of each class that is held out if there is no validation split"] = 0.15
     limit: Annotated[
-        int | None, "number of training images, a seeded part of them, stratified by class; null takes all"
+        int | None, "number of training images, a random subset by the seed, stratified by class; by default all"
     ] = None
-    fraction: Annotated[float | None, "share of the training images, as data.limit; null takes all"] = None
+    fraction: Annotated[float | None, "share of the training images, chosen as data.limit; by default all"] = None
     repeats: Annotated[int, "times that each image of a batch is repeated with another augmentation"] = 1
-    workers: Annotated[int | None, "processes that read images; null follows the cores"] = None
+    workers: Annotated[int | None, "processes that read images; by default as many as the cores allow"] = None
     on_bad: Annotated[Literal["skip", "stop"], "skip bad images, or stop at the first"] = "skip"
-    max_bad: Annotated[float, "largest share of bad images"] = MOST_BAD
+    max_bad: Annotated[float, "maximum share of images or objects that cannot be read before the run stops"] = MOST_BAD
     channels: Annotated[int | None, "channels of the images; null follows the data or the weights"] = None
     decoded: Annotated[
         str | None, "folder in which decoded small images are kept, and shared by processes; null decodes into memory"
@@ -102,7 +102,7 @@ class DataSettings:
         tuple[float, float] | None,
         "values of 16-bit and float images that become black and white; by default those of the training images",
     ] = None
-    max_pixels: Annotated[int, "largest width x height of an image file"] = PIXELS
+    max_pixels: Annotated[int, "maximum width x height of an image file; a larger one counts as unreadable"] = PIXELS
 
     def __post_init__(self) -> None:
         _demand(self.batch >= 1, f"data.batch is {self.batch}", "give a batch of at least 1")
@@ -132,9 +132,10 @@ class ObjectiveSettings:
     Supervised is soft-target cross-entropy, or binary cross-entropy with one sigmoid per class.
     """
 
-    name: Annotated[Literal["supervised"] | Unlabelled, "supervised, or an objective that needs no labels"] = (
-        "supervised"
-    )
+    name: Annotated[
+        Literal["supervised"] | Unlabelled,
+        "objective: supervised, or without labels masked-patch (of the ViT paper), mae, beit, moco, simclr or tokenizer",
+    ] = "supervised"
     loss: Annotated[
         Literal["softmax", "sigmoid"] | None, "softmax, or one sigmoid per class; null is sigmoid for multi-label data"
     ] = None
@@ -196,9 +197,9 @@ class ScheduleSettings:
     ``recipe_steps`` is None where the user sets the warm-up.
     """
 
-    epochs: Annotated[float | None, "length in passes over the training images"] = None
-    steps: Annotated[int | None, "length in updates"] = None
-    time: Annotated[float | None, "length in seconds"] = None
+    epochs: Annotated[float | None, "passes over the training images"] = None
+    steps: Annotated[int | None, "number of updates"] = None
+    time: Annotated[float | None, "training time, in seconds"] = None
     warmup: Annotated[float, "share of the run for linear warm-up"] = 0.05
     warmup_steps: Annotated[int | None, "updates for linear warm-up, instead of the share"] = None
     recipe_steps: Annotated[
@@ -237,9 +238,10 @@ class ComputeSettings:
     the machines. ``exact`` gives the bits of one process where every rank takes one micro-step.
     """
 
-    device: Annotated[str | None, "cuda, mps or cpu; null takes the best that there is"] = None
+    device: Annotated[str | None, "device: cuda, mps or cpu; by default the best that there is"] = None
     precision: Annotated[
-        Precision | None, "fp32, bf16 (autocast), bf16-weights or fp16; null takes the fastest that is measured"
+        Precision | None,
+        "precision: fp32, bf16 (autocast), bf16-weights, or fp16 with loss scaling; by default the fastest that is measured",
     ] = None
     compile: Annotated[bool | None, "use torch.compile; null compiles on a GPU"] = None
     threads: Annotated[
@@ -271,7 +273,7 @@ class SaveSettings:
     keep: Annotated[int, "number of checkpoints kept"] = 2
     watched: Annotated[int, "images whose features are measured in pre-training"] = 1500
     train_images: Annotated[
-        int, "training images that each evaluation of a supervised run judges too, without augmentation"
+        int, "training images on which each evaluation of a supervised run is repeated, without augmentation"
     ] = 0
     evaluations: Annotated[int, "number of evaluations during the run"] = 12
     log_every: Annotated[int | None, "updates between two lines of metrics.jsonl; null follows the length"] = None
@@ -292,7 +294,7 @@ class Run:
 
     recipe: Annotated[str, "name of the recipe that the other settings start from"] = "custom"
     seed: Annotated[int, "seed of all random numbers"] = 0
-    task: Annotated[str, "task of the model"] = "classification"
+    task: Annotated[str, "what the model predicts; by default what the data are annotated with"] = "classification"
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     objective: ObjectiveSettings = ObjectiveSettings()

@@ -25,13 +25,13 @@ def write_sums(path: Path, files: Iterable[Path]) -> None:
     replace_file(sums_of(path), "".join(lines))
 
 
-def check_export(export: str | Path) -> dict[str, str]:
+def verify_sums(export: Path) -> dict[str, str]:
     """Compares the files of an export with the SHA-256 beside it, and returns these by file name.
 
     Raises:
         CheckpointError: a file is missing or was changed, or there is no valid .sha256 beside the export.
     """
-    path = Path(export).expanduser()
+    path = export.expanduser()
     try:
         lines = sums_of(path).read_bytes().decode("utf-8", "replace").splitlines(keepends=True)
     except OSError as error:

@@ -84,7 +84,7 @@ class PartsCheck(Rows):
         return "\n".join([*lines, "no problems found" if self.sound else "problems found, see above"])
 
 
-def check_parts(path: Path, *, quiet: bool = False) -> PartsCheck:
+def verify_parts(path: Path, *, quiet: bool = False) -> PartsCheck:
     """Reads every file of a folder of parts and compares it with its record. Changes nothing.
 
     Raises:

@@ -39,7 +39,7 @@ class Sets:
 
     def __str__(self) -> str:
         meaning = meaning_of(self.key)
-        return f"{meaning[0].upper()}{meaning[1:]}{self.written and ': '}{self.written}."
+        return f"{meaning[0].upper()}{meaning[1:]}{self.written and '; '}{self.written}."
 
 
 @dataclass(frozen=True)

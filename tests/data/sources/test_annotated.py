@@ -33,7 +33,7 @@ from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
-from vitrail.workflows.check_data import check
+from vitrail.verbs.data.findings import check
 
 LAYOUTS = (
     write_coco,

@@ -20,7 +20,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.files import write_sealed
 from vitrail.shards import index
 from vitrail.shards.index import CATALOGUE, FOLDER
-from vitrail.workflows.shard_data import shard_data
+from vitrail.verbs.data import shard_data
 
 BOUND = 1e6  # bytes beside the mapped index, however many images there are
 

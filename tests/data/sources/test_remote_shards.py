@@ -20,7 +20,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.images.decode import BadImage
 from vitrail.shards import cache
-from vitrail.workflows.shard_data import shard_data
+from vitrail.verbs.data import shard_data
 
 URL = "memory://bucket/shards"
 

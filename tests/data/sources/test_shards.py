@@ -16,7 +16,7 @@ from vitrail.data.sources.joined import join_sources
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
-from vitrail.workflows.shard_data import shard_data
+from vitrail.verbs.data import shard_data
 
 
 def photos(root, count=23):

@@ -27,9 +27,10 @@ from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training import loop
 from vitrail.training.prepare import prepare
 from vitrail.training.train import Result
+from vitrail.verbs.pretrain import pretrain
+from vitrail.verbs.train import train
 from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import load_tokenizer
-from vitrail.workflows.train import pretrain, train
 
 NAMES = {config.architecture: name for name, config in reversed(MODELS.items())}  # the first of each
 DERIVED = {"image_size", "classes", "in_channels"}

@@ -1,0 +1,169 @@
+"""`vitrail convert`: a model in another layout, verified; or two models compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from vitrail.errors import ConfigError
+from vitrail.runtime.progress import to_stderr
+from vitrail.verbs import options
+from vitrail.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from vitrail.verbs.convert.compare import Difference
+    from vitrail.verbs.convert.layouts import Converted
+
+MOST_ROWS = 20  # of tensors that differ or are unused
+
+
+@verb
+def convert(
+    source: Annotated[
+        str | Path, "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name."
+    ],
+    destination: Annotated[
+        str | Path,
+        "A new folder (all but google), or a file: .safetensors (native, timm) or .npz (google). With --diff: the other model.",
+    ],
+    to: Annotated[
+        Literal["native", "google", "timm", "huggingface"] | None,
+        "The layout: vitrail's own, Google's, timm's, or that of Hugging Face transformers.",
+    ] = None,
+    *,
+    diff: Annotated[
+        bool, "Compare the two, tensor by tensor; the exit code is 0 if they are equal and 1 if not."
+    ] = False,
+    force: Annotated[bool, "Convert even if the layout cannot express some numerics of the model."] = False,
+    size: options.SameAsCrop = None,
+    channels: Annotated[int | None, "Number of input channels; the first layer is adapted."] = None,
+    head: Annotated[
+        options.File | Sequence[str] | None,
+        "A text file with new class names, one per line; the head is replaced by a zero-initialised one.",
+    ] = None,
+    classes: options.Classes = None,
+    crop: options.Crop = None,
+    grid: options.Grid = None,
+    resize: options.Resize = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    pixel_range: options.PixelRange = None,
+    log: options.Log = to_stderr,
+) -> Converted | Difference | Any:
+    """Writes a model in another layout and verifies its outputs; or compares two models with --diff.
+
+    Numerics and preprocessing are kept. What a layout cannot express is written to NAME.json beside the file.
+
+    Returns:
+        What was written and how it was proved; with ``diff`` the difference.
+
+    Raises:
+        CheckpointError: the layout cannot express the model, or the copy computes other outputs; then nothing is left.
+        ConfigError: an unknown layout, or a destination that exists and is no model in it.
+    """
+    given = locals()
+    if diff:
+        changes = (to, force, size, channels, head, classes, crop, grid, resize, mean, std, pixel_range)
+        if any(changes):
+            raise ConfigError("--diff compares two models as they are", "leave the other flags out, except --json")
+        from vitrail.verbs.convert.compare import compare
+
+        return compare(source, destination, log=log)
+    if to is None:
+        remedy = "--to native, google, timm or huggingface; or --diff to compare two models"
+        raise ConfigError("no layout was named", remedy)
+    from vitrail.verbs.convert.layouts import write_layout
+    from vitrail.weights.adapt import read_classes
+
+    weights = options.read_weights(given)
+    return write_layout(
+        source,
+        destination,
+        to,
+        force=force,
+        classes_file=options.to_path(classes),
+        preprocessing=weights["preprocessing"],
+        image_size=weights["size"],
+        grid=weights["grid"],
+        in_channels=channels,
+        classes=read_classes(Path(head)) if isinstance(head, str | Path) else head,
+        log=log,
+    )
+
+
+def run(source: str, destination: str, /, *, json: options.AsJson = False, **given: Any) -> int:
+    result: Any = convert(source, destination, **given)
+    if given.get("diff"):
+        _print_difference(result, source, destination, json=json)
+        return 0 if result.is_none else 1
+    print_converted(result, json=json)
+    return 0
+
+
+def print_converted(converted: Converted, *, json: bool) -> None:
+    from vitrail.verbs.printing import columns, one_line
+    from vitrail.weights.tensors import printable
+
+    figures = {"tensors": converted.tensors, "parameters": converted.parameters, "difference": converted.difference}
+    if json:
+        lists = {name: list(getattr(converted, name)) for name in ("unused", "unsaid", "notes")}
+        place = {"path": str(converted.path), "from": converted.source, "to": converted.layout}
+        place |= {"sha256": converted.sha256} if converted.sha256 else {}
+        print(one_line({**place, **figures, **lists}))
+        return
+    rows = [
+        ("model", converted.model),
+        ("layout", f"{converted.source} to {converted.layout}"),
+        ("tensors", f"{converted.tensors} of {converted.parameters:,} parameters"),
+        *([("sha256", f"{converted.sha256} of the source")] if converted.sha256 else []),
+        *(("unused", printable(name, 200)) for name in converted.unused[:MOST_ROWS]),
+        *([("unused", f"and {more} more")] if (more := len(converted.unused) - MOST_ROWS) > 0 else []),
+        ("proved", f"tensors equal bit for bit, outputs differ by {converted.difference:.2g} of the largest"),
+    ]
+    where = "beside it" if converted.path.is_file() else "in its config.json, which others do not read"
+    if converted.unsaid or converted.notes:
+        rows += [("described", f"{where}: {words}") for words in (*converted.unsaid, *converted.notes)]
+    if converted.unsaid and converted.alone is not None:
+        rows.append(("without", f"that description outputs differ by {converted.alone:.2g} of the largest"))
+    print(columns([*rows, ("written", converted.path)]))
+
+
+def _print_difference(difference: Difference, first: str, second: str, *, json: bool) -> None:
+    from vitrail.verbs.printing import columns, one_line
+
+    counts = {
+        "equal": difference.equal,
+        "differing": len(difference.differing),
+        "shapes": len(difference.shapes),
+        "only_first": len(difference.only_first),
+        "only_second": len(difference.only_second),
+        "facts": len(difference.facts),
+    }
+    if json:
+        worst = {"largest": max((tensor.relative for tensor in difference.differing), default=0.0)}
+        print(one_line({"same": difference.is_none, **counts, **worst}))
+        return
+    print(
+        columns([("tensors equal bit for bit", difference.equal), ("tensors that differ", len(difference.differing))])
+    )
+    shown = [
+        (tensor.name, f"{tensor.absolute:.3g}", f"{tensor.relative:.3g}") for tensor in difference.differing[:MOST_ROWS]
+    ]
+    more = len(difference.differing) - len(shown)
+    if shown:
+        print(
+            columns(shown, ("tensor", "largest difference", "of the largest")) + (f"\nand {more} more" if more else "")
+        )
+    rows = [(name, *kinds) for name, kinds in difference.shapes.items()]
+    rows += [(name, "there", "-") for name in difference.only_first] + [
+        (name, "-", "there") for name in difference.only_second
+    ]
+    rows += [(name, *(_shorten(value) for value in values)) for name, values in difference.facts.items()]
+    if rows:
+        print(columns(rows, ("", first, second)))
+
+
+def _shorten(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

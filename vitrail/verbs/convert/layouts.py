@@ -1,0 +1,281 @@
+"""From one layout of weights into another: written aside, read back, compared output by output, and only then put in place.
+
+B images, C channels, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import CheckpointError, ConfigError, nearest
+from vitrail.files import disk_errors, move_files, replace_folder, stage_folder
+from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
+from vitrail.runtime.progress import Say
+from vitrail.tasks import Task
+from vitrail.tasks.classification.classifier import Classifier
+from vitrail.tasks.dense.task import DenseTask
+from vitrail.verbs.convert.compare import SMALLEST, equal_bits, flatten_description
+from vitrail.weights.adapt import apply_changes, fit_to_crop
+from vitrail.weights.description import KEY, describe, read_sidecar, sidecar_path
+from vitrail.weights.encode import ENCODERS, EncodedModel
+from vitrail.weights.folders import CONFIG, OF_A_FOLDER, check_replaceable
+from vitrail.weights.huggingface import PROCESSOR
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import ResolvedModel, hash_model, resolve_model
+from vitrail.weights.tensors import read_tensors
+
+FAULT = "nothing was written; this is a fault of vitrail, please report it"
+TOLERANCE = 1e-5  # of the largest output
+DRAWS, IMAGES = 3, 2  # how often outputs are compared, and on how many images at a time
+ROUNDINGS = {
+    "preprocessing.rounding",
+    "preprocessing.crop_rounding",
+}  # of halves: they move a picture by a pixel at most
+NOT_ANSWERS = INITIALISATION_FIELDS | TRAINING_FIELDS  # fields of a config that leave the outputs as they are
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written, and how it was proved.
+
+    Args:
+        path: where it lies.
+        source, layout: the layouts from which and into which.
+        model: its architecture and size in words.
+        tensors, parameters: how many.
+        unused: names of the tensors in the source that the model has no use for.
+        difference: between outputs of source and copy, the largest of all, as a share of the largest output.
+        unsaid: numerics and steps of preprocessing that the layout cannot express.
+        notes: further facts that it cannot express, which change no output at the model's own size.
+        sha256: hash of the source, if it is foreign and so has no checksum of its own; see `weights.resolve.hash_model`.
+        alone: the same difference where the copy is read without what vitrail wrote beside it; None where that is
+            impossible, or where there is nothing beside it.
+    """
+
+    path: Path
+    source: str
+    layout: str
+    model: str
+    tensors: int
+    parameters: int
+    unused: tuple[str, ...]
+    difference: float
+    unsaid: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    alone: float | None = None
+    sha256: str | None = None
+
+
+def write_layout(
+    source: str | Path,
+    destination: str | Path,
+    to: str,
+    *,
+    force: bool = False,
+    classes_file: str | Path | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    grid: tuple[int, int] | None = None,
+    log: Say = lambda line: None,
+    **changes: Any,
+) -> Converted:
+    """Writes the model ``source`` in the layout ``to``; the copy is verified before it is put in place.
+
+    Of a detector or segmenter other layouts than vitrail's get the backbone.
+
+    Args:
+        source: what `vitrail.load` takes.
+        destination: a folder, or a file where the name ends in .safetensors or .npz. What is there is replaced if it is an
+            empty folder or a model in the same layout.
+        to: one of `ENCODERS`.
+        force: write it although the layout cannot express some of the numerics, so that other readers compute other outputs.
+        classes_file: a text file that names the outputs, one a line.
+        preprocessing: values that override those of the source, as accepted by `Preprocessing.override`.
+        grid: rows and columns of patches of the table of positions, as `vitrail.load` takes them.
+        log: takes a line for everything that the source does not state and was assumed.
+        changes: what `adapt` takes: ``image_size``, ``in_channels``, ``classes`` for another head.
+
+    Raises:
+        ConfigError: an unknown layout or an unsuitable destination.
+        CheckpointError: the source cannot be read; the layout has no counterpart of a part of the model, or no words for
+            its numerics; or the outputs of the copy are not those of the source. Nothing is left behind.
+        DiskError: the disk is full or refuses.
+    """
+    if to not in ENCODERS:
+        raise ConfigError(f"there is no layout {to!r}", nearest(to, ENCODERS))
+    resolved, path = resolve_model(source), Path(destination).expanduser()
+    if resolved.layout == "onnx file":
+        what = f"{resolved.path} is an exported graph, whose weights are folded into it"
+        raise CheckpointError(what, "convert the model that it was exported from")
+    _check_destination(path, to, resolved)
+    known = {"grid": grid, "image_size": changes.get("image_size")}
+    loaded = read_model(resolved, log, has_names=classes_file is not None, stated=preprocessing or (), **known)
+    model = fit_to_crop(apply_changes(loaded.model, classes_file, preprocessing, **changes).eval(), log)
+    if to != "native" and isinstance(model, DenseTask):
+        log(f"backbone only: the {to} layout has no counterpart for the head of a model of {model.name}")
+        # no other layout has pictures with a border on one side
+        preprocessed = replace(model.preprocessing, resize="squash", resize_to=None)
+        model = Classifier(model.backbone, (), preprocessed).eval()
+    written = ENCODERS[to](model, path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with stage_folder(path, written.files) as aside:
+        copy = resolve_model(aside / path.name if path.name in written.files else aside)
+        difference = _prove(model, copy)
+        unsaid, notes, alone = ((), (), None) if to == "native" else _read_alone(model, copy)
+        if unsaid and not (force or written.sidecar):
+            what = f"the {to} layout cannot express {len(unsaid)} of the model's numerics"
+            remedy = "--force writes it all the same; what reads it without vitrail then computes something else"
+            raise CheckpointError(what, remedy, value="\n".join(unsaid))
+        _move_into_place(aside, path, written)
+    return Converted(
+        path=path,
+        source=loaded.layout,
+        layout=to,
+        model=_describe_model(model),
+        tensors=len(model.backbone.state_dict()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        unused=loaded.unused,
+        difference=difference,
+        unsaid=unsaid,
+        notes=notes,
+        alone=alone,
+        sha256=None if loaded.layout == "native" else hash_model(resolved),
+    )
+
+
+def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
+    """Refuses to write over anything but a model in the same layout, and over the source. Raises `ConfigError`."""
+    if path.resolve() == source.path.resolve():
+        raise ConfigError(f"{path} is the source itself", "give another destination")
+    if path.name in OF_A_FOLDER and (path.parent / CONFIG).is_file():
+        raise ConfigError(f"{path} is a part of the model folder {path.parent}", "give a folder, or another name")
+    if path.is_dir():
+        check_replaceable(path, (*OF_A_FOLDER, PROCESSOR))
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        if sidecar_path(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
+            raise ConfigError(f"{sidecar_path(path)} exists without {path.name}", "remove it, or choose another name")
+        return
+    existing = resolve_model(path)
+    layout = existing.layout.split()[0]
+    if layout == "file":
+        layout = "native" if KEY in read_tensors(path)[1] else "timm"
+    if layout != to:
+        raise ConfigError(f"{path} exists, in the {layout} layout", f"choose another name, or --to {layout}")
+    if layout != "native" and path.is_file() and sidecar_path(path).is_file() and read_sidecar(path) is None:
+        raise ConfigError(
+            f"{sidecar_path(path)} exists and was not written by vitrail", "move it away, or choose another name"
+        )
+
+
+def _move_into_place(aside: Path, path: Path, written: EncodedModel) -> None:
+    if path.name not in written.files:
+        replace_folder(path, aside)
+    else:
+        move_files(path, aside)
+
+
+def _prove(model: Task, copy: ResolvedModel) -> float:
+    """The difference of outputs between ``model`` and its copy, which is zero or very small.
+
+    Raises:
+        CheckpointError: a tensor, a fact or an output of the copy is another one; says which, and by how much.
+    """
+    again = read_model(copy, _ignore).model
+    facts, copied = _collect_facts(model), _collect_facts(again)
+    wrong = [name for name in facts if facts[name] != copied[name]]
+    tensors, same = model.backbone.state_dict(), again.backbone.state_dict()
+    if tensors.keys() == same.keys():
+        wrong += [name for name in tensors if not equal_bits(tensors[name], same[name])]
+        difference = compare_outputs(model, again)
+    else:
+        wrong, difference = sorted(tensors.keys() ^ same.keys()), float("nan")
+    if wrong or not difference <= TOLERANCE:
+        what = (
+            f"the copy is not the source: outputs differ by {difference:.2g} of the largest, {TOLERANCE:g} is allowed"
+        )
+        shown = f"{len(wrong)} of its parts differ: {', '.join(wrong[:5])}" if wrong else ""
+        raise CheckpointError(what, FAULT, value=shown)
+    return difference
+
+
+def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
+    """What is lost where the copy is read without vitrail's description: numerics, other facts, and the output difference.
+
+    Raises:
+        CheckpointError: its outputs are off though nothing is missing.
+    """
+    try:
+        alone = read_model(copy, _ignore, use_sidecar=False).model
+    except CheckpointError as error:
+        return (f"without its description the copy cannot be read: {error.what}",), (), None
+    facts, facts_alone = _collect_facts(model), _collect_facts(alone)
+    missed = {name for name in facts if facts[name] != facts_alone.get(name)}
+    if model.preprocessing.resize == "squash":
+        # no side is left to round; and without a crop there is no corner
+        missed -= {"preprocessing.rounding"}
+        missed -= {"preprocessing.crop_rounding"} if model.preprocessing.resize_to is None else set()
+    difference = compare_outputs(model, alone)
+    heavy = {name for name in missed if name.startswith("preprocessing.")} - ROUNDINGS
+    if difference > TOLERANCE:
+        # which of them it is that changes outputs is not known; how tables follow another size never does at this one
+        heavy |= {name for name in missed if name.startswith("config.")} - {
+            "config.position_resize",
+            "config.bias_resize",
+        }
+    words = {
+        name: f"{name.rpartition('.')[2]} {facts[name]}, read as {facts_alone.get(name)}" for name in sorted(missed)
+    }
+    words |= {"classes": "the names of the classes"} if "classes" in missed else {}
+    unsaid = tuple(words[name] for name in words if name in heavy)
+    if not difference <= TOLERANCE and not unsaid:
+        what = (
+            f"the layout says all of the model, and yet outputs read from it differ by {difference:.2g} of the largest"
+        )
+        raise CheckpointError(what, FAULT)
+    return unsaid, tuple(words[name] for name in words if name not in heavy), difference
+
+
+def _collect_facts(model: Task) -> dict[str, Any]:
+    """All of a description that matters once a model is trained, flat."""
+    facts = flatten_description(describe(model))
+    return {name: value for name, value in facts.items() if name.removeprefix("config.") not in NOT_ANSWERS}
+
+
+@torch.inference_mode()
+def compare_outputs(one: Task, other: Task) -> float:
+    """The largest difference between the outputs for random images at the size of ``one``, as a share of the largest output.
+
+    Outputs are the logits and, since those of a new head are all zero, the features that the head reads.
+
+    Raises:
+        CheckpointError: those of ``one`` are not finite.
+    """
+    size, worst = (IMAGES, one.config.in_channels, *one.config.image_size), 0.0
+    for seed in range(DRAWS):
+        images = torch.randn(size, generator=torch.Generator().manual_seed(seed))  # (B, C, H, W)
+        for expected, actual in zip(_compute_outputs(one, images), _compute_outputs(other, images)):
+            if not expected.isfinite().all():
+                raise CheckpointError("the outputs of the model are not finite", "convert a model that works")
+            share = float((expected - actual).abs().max() / expected.abs().max().clamp(min=SMALLEST))
+            worst = share if share > worst or share != share else worst
+    return worst
+
+
+def _compute_outputs(model: Task, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (B, K) and what the head reads (B, F)."""
+    return model(images), model.backbone.pool(model.forward_features(images))
+
+
+def _describe_model(model: Task) -> str:
+    config = model.config
+    size, patch = ("x".join(map(str, pair)) for pair in (config.image_size, config.patch_size))
+    return f"{config.architecture} of {config.blocks} blocks, {model.width} wide, {size} pixels in patches of {patch}"
+
+
+def _ignore(line: str) -> None: ...

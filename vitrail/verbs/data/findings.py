@@ -1,0 +1,330 @@
+"""Check a data set: counts, sizes, bad files, duplicates, leaks and near copies between splits."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from hashlib import blake2b
+from itertools import accumulate, combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitrail.data.pictures import as_image
+from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.bad_images import MOST_BAD
+from vitrail.data.sources.deep_files import open_deep
+from vitrail.data.sources.labels import ROWS_SHOWN
+from vitrail.data.sources.layout_warnings import find_layout_warnings
+from vitrail.data.sources.open import find_data, open_data
+from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.split_names import SPLIT_ORDER
+from vitrail.errors import DataError
+from vitrail.images.decode import BadImage, decode, size_of
+from vitrail.rows import Rows
+from vitrail.untrusted.limits import PIXELS
+from vitrail.verbs.data.near_copies import find_near_copies, find_similar, make_thumbnail
+
+if TYPE_CHECKING:
+    from vitrail.tasks.task import Task
+
+BATCH = 256  # images in memory at a time
+FEW = 10  # training images; classes with fewer are reported
+SIZE_STEPS = (32, 64, 128, 224, 384, 512, 1024, 2048, 4096)  # pixels of the shorter side
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CheckResult(Rows):
+    """The result of `check`. Images are named by their keys, with the split in front if the key does not contain it."""
+
+    layout: str
+    classes: tuple[str, ...]
+    # split -> class -> images, or objects or pixels of that class; an unlabelled split has its images under ""
+    counts: dict[str, dict[str, int]]
+    sizes: dict[str, int]  # shorter side, e.g. "224-383" -> images
+    smallest: tuple[int, int] | None  # (height, width), of the good images
+    largest: tuple[int, int] | None
+    bad: tuple[tuple[str, str], ...]  # (image, reason)
+    duplicates: tuple[tuple[str, ...], ...]  # images of equal content within one split
+    leaks: tuple[tuple[str, ...], ...]  # images of equal content in more than one split
+    conflicts: tuple[tuple[str, ...], ...]  # images of equal content with different labels
+    few: tuple[str, ...]  # classes with fewer than FEW training images; no problem by themselves
+    near: tuple[tuple[str, str], ...] = ()  # images of different splits that look alike; see `find_near_copies`
+    warnings: tuple[str, ...] = ()  # signs that the layout is not read as it is meant
+    widths: tuple[int, int] | None = None  # (smallest, largest), of the good images
+    heights: tuple[int, int] | None = None
+    refused: str = ""  # why `vitrail train` refuses the data
+    counted: str = "images"  # what ``counts`` are of
+    images: int = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found that would harm a training or its metrics."""
+        return not (self.bad or self.leaks or self.near or self.conflicts or self.warnings or self.refused)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result in JSON types."""
+        return asdict(self) | {"sound": self.sound}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The number of images, objects or pixels of every split and class."""
+        return [
+            {"split": split, "class": name, self.counted: count}
+            for split, counts in self.counts.items()
+            for name, count in counts.items()
+        ]
+
+    def list_removals(self) -> list[dict[str, str]]:
+        """Lists the images to remove, each with the reason: of equal or similar images those of the split that comes first.
+
+        Of equal images with different labels all are listed, since nothing tells which label is right.
+        """
+        rows = [(key, f"bad: {reason}") for key, reason in self.bad]
+        rows += [(key, f"other labels of an equal image: {group[0]}") for group in self.conflicts for key in group]
+        rows += [(key, f"also in another split: {group[-1]}") for group in self.leaks for key in group[:-1]]
+        rows += [(first, f"looks like one of another split: {second}") for first, second in self.near]
+        rows += [(key, f"equal to {group[0]}") for group in self.duplicates for key in group[1:]]
+        reasons = dict(reversed(rows))  # the first reason of each
+        return [{"path": key, "reason": reasons[key]} for key in dict.fromkeys(key for key, _ in rows)]
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    def to_text(self) -> str:
+        """The result as lines of text. Long lists are shortened; `to_dict` has them in full."""
+        splits = list(self.counts)
+        lines = [f"layout   {self.layout}", f"images   {self.images:,}", f"classes  {len(self.classes)}"]
+        rows: list[tuple[str, ...]] = [("" if self.counted == "images" else self.counted, *splits)]
+        rows += [
+            (name or "unlabelled", *(f"{self.counts[split].get(name, 0):,}" for split in splits))
+            for name in dict.fromkeys(name for split in splits for name in self.counts[split])
+        ]
+        lines += _format_table(rows[: 10 * ROWS_SHOWN])
+        if self.smallest and self.largest:
+            across = [f"{width} x {height}" for height, width in (self.smallest, self.largest)]
+            lines.append(f"sizes    from {across[0]} to {across[1]} (width x height)")
+        if self.widths and self.heights:
+            sides = "widths {:,} to {:,}, heights {:,} to {:,}".format(*self.widths, *self.heights)
+            lines.append(f"         {sides}; by the shorter side:")
+            lines += _format_table([(name, f"{count:,}") for name, count in self.sizes.items()])
+        lines += _format_list("bad images", [f"{key}: {reason}" for key, reason in self.bad])
+        lines += _format_list("duplicates within a split", [" = ".join(group) for group in self.duplicates])
+        lines += _format_list("images in more than one split", [" = ".join(group) for group in self.leaks])
+        lines += _format_list("images that look like one of another split", [" ~ ".join(pair) for pair in self.near])
+        lines += _format_list("equal images with different labels", [" = ".join(group) for group in self.conflicts])
+        lines += _format_list(f"classes with fewer than {FEW} training images", list(self.few))
+        lines += _format_list("warnings", list(self.warnings))
+        lines += [f"refused by `vitrail train`: {self.refused}"] if self.refused else []
+        return "\n".join([*lines, "no problems found" if self.sound else "problems found, see above"])
+
+
+def check(
+    data: Any,
+    *,
+    task: str | None = None,
+    model: Task | None = None,
+    channels: int = 3,
+    max_pixels: int = PIXELS,
+    progress: Callable[[int, int], None] | None = None,
+) -> CheckResult:
+    """Read and decode every image of ``data`` and report what was found. Changes nothing.
+
+    Args:
+        data: anything `open_data` takes; labels may be missing.
+        task: that is to be trained, as in `vitrail.tasks.TASKS`; None for what the data are annotated for.
+        model: whose features are compared between splits, too: it finds mirrored and recoloured copies.
+        channels: to which images are decoded.
+        max_pixels: of an image file; a larger one is bad.
+        progress: called with (images read, total) after each image.
+
+    Raises:
+        DataError: the data cannot be opened.
+    """
+    splits, refused = _open(data, task, channels, max_pixels)
+    sources = {name: part for name in SPLIT_ORDER if (part := getattr(splits, name)) is not None}
+    images = [(split, index) for split, source in sources.items() for index in range(len(source))]
+    digests = np.zeros(len(images), np.uint64)  # 0: bad
+    thumbnails: list[np.ndarray | None] = [None] * len(images)
+    bad: dict[int, str] = {}
+    sizes: Counter[tuple[int, int]] = Counter()
+    for number, (digest, size, thumbnail) in enumerate(_examine_all(sources, images, channels, max_pixels)):
+        if isinstance(size, BadImage):
+            bad[number] = size.reason
+        else:
+            digests[number], thumbnails[number] = digest, thumbnail
+            sizes[size] += 1
+            if fault := _check_annotation(sources, images[number], size):
+                bad[number] = fault
+        if progress is not None:
+            progress(number + 1, len(images))
+    if not refused and len(bad) > MOST_BAD * len(images):
+        refused = f"{len(bad):,} of {len(images):,} images are bad, more than {MOST_BAD:.0%}"
+
+    def name(number: int) -> str:
+        split, index = images[number]
+        key = sources[split].keys[index]
+        return key if len(sources) == 1 or key.startswith(split) else f"{split}/{key}"
+
+    def label(number: int) -> bytes | None:
+        split, index = images[number]
+        return sources[split].digest_target(index)
+
+    groups = _find_duplicates(digests)
+    across = [group for group in groups if len({images[number][0] for number in group}) > 1]
+    within = [group for group in groups if len({images[number][0] for number in group}) == 1]
+    unlike = [group for group in groups if len({label(number) for number in group} - {None}) > 1]
+    counts = {split: _count_images(source) for split, source in sources.items()}
+    of_split = np.array([SPLIT_ORDER.index(split) for split, _ in images])
+    similar = set(find_near_copies(thumbnails, of_split)).union(
+        [] if model is None else _compare_features(model, sources)
+    )
+    near = [pair for pair in sorted(similar) if digests[pair[0]] != digests[pair[1]]]
+    return CheckResult(
+        layout=splits.layout,
+        classes=splits.classes,
+        counts=counts,
+        sizes=_bin_sizes(sizes),
+        smallest=min(sizes, key=min, default=None),
+        largest=max(sizes, key=min, default=None),
+        bad=tuple((name(number), reason) for number, reason in bad.items()),
+        duplicates=tuple(tuple(map(name, group)) for group in within),
+        leaks=tuple(tuple(map(name, group)) for group in across),
+        near=tuple((name(first), name(second)) for first, second in near),
+        conflicts=tuple(tuple(map(name, group)) for group in unlike),
+        few=tuple(name for name, count in counts.get("train", {}).items() if name and count < FEW),
+        counted=next((source.counted for source in sources.values()), "images"),
+        images=len(images),
+        warnings=tuple(find_layout_warnings(splits, data)),
+        widths=_find_range(width for _, width in sizes),
+        heights=_find_range(height for height, _ in sizes),
+        refused=refused,
+    )
+
+
+def _open(data: Any, task: str | None, channels: int, max_pixels: int) -> tuple[Splits, str]:
+    """The data as a training opens them, and "", or as far as they can be opened, and why `vitrail train` refuses them."""
+    found = find_data(data)
+    wanted = task or found.task
+    try:
+        splits = open_deep(open_data(found, validation=0, channels=channels, task=wanted), max_pixels=max_pixels)
+    except DataError as error:
+        splits = open_data(found, validation=0, channels=channels, labelled=False)
+        return open_deep(splits, max_pixels=max_pixels), error.what
+    if wanted is None and splits.train is not None and len(splits.classes) > 1:  # torch is not needed for these
+        return splits, ""
+    from vitrail.training.data import choose_arguments
+
+    try:
+        choose_arguments(splits, wanted or "classification", {})
+    except DataError as error:
+        return splits, error.what
+    return splits, ""
+
+
+def _compare_features(model: Task, sources: dict[str, Source]) -> Iterator[tuple[int, int]]:
+    """The pairs of images of different splits with similar features, as numbers over all splits."""
+    from vitrail.inference.features import features_of
+    from vitrail.inference.options import InferenceOptions
+
+    options = InferenceOptions(max_bad=1.0, quiet=True)
+    starts = dict(zip(sources, accumulate([0, *map(len, sources.values())])))
+    found = {split: features_of(model, source, options=options) for split, source in sources.items() if len(source)}
+    for one, other in combinations(found, 2):
+        for row, column in find_similar(found[one].values, found[other].values):
+            yield starts[one] + int(found[one].rows[row]), starts[other] + int(found[other].rows[column])
+
+
+def _check_annotation(sources: dict[str, Source], image: tuple[str, int], size: tuple[int, int]) -> str:
+    """Why the annotation of an image of this (height, width) cannot be used; empty if it can."""
+    split, index = image
+    targets = sources[split].targets
+    if not isinstance(targets, Annotations):
+        return ""
+    try:
+        targets.read_map(index, size)
+    except BadImage as error:
+        return error.reason
+    return ""
+
+
+def _find_range(sides: Iterable[int]) -> tuple[int, int] | None:
+    ordered = sorted(sides)
+    return (ordered[0], ordered[-1]) if ordered else None
+
+
+def _examine_all(
+    sources: dict[str, Source], images: list[tuple[str, int]], channels: int, max_pixels: int
+) -> Iterator[tuple[int, tuple[int, int] | BadImage, np.ndarray | None]]:
+    """`_examine` every image, in order. One thread reads, because row groups of Parquet are shared."""
+    examine = partial(_examine, channels=channels, compared=len(sources) > 1, max_pixels=max_pixels)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(images), BATCH):
+            contents = [_read(sources[split], index) for split, index in images[start : start + BATCH]]
+            yield from pool.map(examine, contents)
+
+
+def _read(source: Source, index: int) -> bytes | np.ndarray | BadImage:
+    try:
+        return source.contents[index]
+    except BadImage as error:
+        return error
+
+
+def _examine(
+    content: bytes | np.ndarray | BadImage, *, channels: int, compared: bool, max_pixels: int
+) -> tuple[int, tuple[int, int] | BadImage, np.ndarray | None]:
+    """A hash of the content of an image, its (height, width) or the error, and its thumbnail if it is ``compared``."""
+    if isinstance(content, BadImage):
+        return 0, content, None
+    raw = content if isinstance(content, bytes) else content.tobytes()
+    digest = int.from_bytes(blake2b(raw, digest_size=8).digest())
+    if isinstance(content, np.ndarray):
+        return digest, (content.shape[0], content.shape[1]), make_thumbnail(as_image(content)) if compared else None
+    try:
+        picture = decode(content, channels=channels, max_pixels=max_pixels)
+    except BadImage as error:
+        return digest, error, None
+    return digest, size_of(picture), make_thumbnail(picture) if compared else None
+
+
+def _find_duplicates(digests: np.ndarray) -> list[list[int]]:
+    """The indices of images with equal content, by group."""
+    order = np.argsort(digests, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(digests[order])) + 1)
+    return sorted(group.tolist() for group in groups if len(group) > 1 and digests[group[0]])
+
+
+def _count_images(source: Source) -> dict[str, int]:
+    if not source.labelled:
+        return {"": len(source)}
+    return dict(zip(source.classes, source.counts().tolist()))
+
+
+def _bin_sizes(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
+    """Number of images by shorter side, in the steps of `SIZE_STEPS`."""
+    edges = (1, *SIZE_STEPS)
+    steps = np.searchsorted(SIZE_STEPS, [min(size) for size in sizes], side="right")
+    totals = Counter[int]()
+    for step, count in zip(steps.tolist(), sizes.values()):
+        totals[step] += count
+    names = [*(f"{low}-{high - 1}" for low, high in zip(edges, SIZE_STEPS)), f"{SIZE_STEPS[-1]}-"]
+    return {names[step]: totals[step] for step in sorted(totals)}
+
+
+def _format_table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  " + "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        for row in rows
+    ]
+
+
+def _format_list(title: str, entries: list[str]) -> list[str]:
+    if not entries:
+        return []
+    more = [f"  ... and {len(entries) - ROWS_SHOWN:,} more"] if len(entries) > ROWS_SHOWN else []
+    return [f"{title}: {len(entries):,}", *(f"  {entry}" for entry in entries[:ROWS_SHOWN]), *more]

@@ -1,0 +1,175 @@
+"""`vitrail explain --masks`: how much of a model's attention lies inside the objects of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vitrail.analysis.explanation import ExplainOptions, resolve_options
+from vitrail.analysis.localisation import find_mask, measure_shares, read_mask
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.intervals import paired_difference
+from vitrail.files import dump_json, make_folder, replace_file
+from vitrail.inference.inputs import find_inputs
+from vitrail.inference.options import InferenceOptions
+from vitrail.runtime.precision import in_precision
+from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.tables import open_table
+from vitrail.tasks import Task
+from vitrail.text import plural
+from vitrail.verbs.explain.pictures import prepare_inputs
+
+
+@dataclass(frozen=True)
+class MaskScore:
+    """The share of a method's attention that lies inside masks: its mean over images, by how much it exceeds the share of the
+    area, with the ends of a 95 % bootstrap interval, and the share of images in which it exceeds it.
+
+    A single image has no interval.
+    """
+
+    HEAD: ClassVar = ("method", "inside", "against area", "images above area")
+
+    method: str
+    inside: float
+    gain: tuple[float, float, float] | None
+    above: float
+
+    def row(self) -> tuple[str, ...]:
+        """The cells of a table below `HEAD`."""
+        gain = "" if self.gain is None else "{:+.3f} [{:+.3f}, {:+.3f}]".format(*self.gain)
+        return self.method, f"{self.inside:.3f}", gain, f"{self.above:.0%}"
+
+
+@dataclass(frozen=True)
+class Localisation:
+    """The result of `measure_localisation`.
+
+    Args:
+        area: mean share of the model's input that the masks cover, the expected share of a map that ignores the image.
+        scores: of each method: attention of each layer, rollout, gradient.
+        rows: for each image ``path``, ``area`` and the share of each method.
+    """
+
+    CLAIM: ClassVar = (
+        "the model attends to regions that are semantically relevant (rollout lies in the masks, section 4.5)"
+    )
+
+    area: float
+    scores: Sequence[MaskScore]
+    rows: Sequence[dict[str, Any]] = field(repr=False)
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether `CLAIM` holds: the interval of rollout is above the area, not above it; None if it contains it."""
+        gain = next(score.gain for score in self.scores if score.method == "rollout")
+        if gain is None or gain[1] <= 0 <= gain[2]:
+            return None
+        return gain[1] > 0
+
+    def figures(self) -> dict[str, Any]:
+        """Flat, for JSON: ``images``, ``area``, ``rollout_inside``, ``rollout_gain``, its ends ``..._low`` and ``..._high``."""
+        flat: dict[str, Any] = {"images": len(self.rows), "area": self.area, "holds": self.holds}
+        for score in self.scores:
+            name = score.method.replace(" ", "_")
+            flat |= {f"{name}_inside": score.inside, f"{name}_above": score.above}
+            if score.gain is not None:
+                flat |= {f"{name}_{end}": value for end, value in zip(("gain", "gain_low", "gain_high"), score.gain)}
+        # JSON has no NaN: a share that no image has is null
+        return {name: None if value != value else value for name, value in flat.items()}
+
+
+def measure_localisation(
+    model: str | Path | Task,
+    inputs: Sequence[str],
+    masks: Path,
+    *,
+    out: Path | None = None,
+    classes: Path | None = None,
+    inference: InferenceOptions = InferenceOptions(),
+    say: Say = to_stderr,
+) -> Localisation:
+    """Measures every layer and method on all images that have a mask in the folder ``masks``, see `find_mask`.
+
+    An image whose mask covers nothing or everything of what the model sees is left out, as is one without a mask.
+
+    Args:
+        out: a folder for ``masks.csv``, a row for each image, and ``masks.json``, the figures.
+
+    Raises:
+        ConfigError: a model without attention, or a mask that stands for two images.
+        DataError: no folder of masks, no image with a mask, or a mask that does not fit its image.
+    """
+    task = inference.load(model, classes, say)
+    resolve_options(task, ExplainOptions(method="rollout"))
+    source = find_inputs(inputs).source
+    found = _find_masks(masks, [str(key) for key in source.keys])
+    if out is not None:
+        make_folder(out)
+    have = np.flatnonzero([str(key) in found for key in source.keys])
+    if len(have) < len(source):
+        say(f"{plural(len(source) - len(have), 'image')} without a mask in {masks} left out")
+    source, rows, trivial = source.subset(have), [], 0
+    bad = inference.record_bad(source)
+    with ProgressBar("measuring", len(source), quiet=inference.quiet) as show:
+        for number, (place, prepared) in enumerate(prepare_inputs(task, source, bad, inference.max_pixels), 1):
+            height, width = prepared.picture.shape[:2]
+            key = str(source.keys[place])
+            mask = read_mask(found[key], (height, width), task.preprocessing)
+            if 0 < float(mask.mean()) < 1:
+                with in_precision(inference.precision, prepared.images.device):
+                    rows.append({"path": key, **measure_shares(task, prepared.images, mask)})
+            else:
+                trivial += 1
+            show.update(number)
+    if trivial:
+        say(f"{plural(trivial, 'image')} left out: the mask covers nothing or everything of what the model sees")
+    if not rows:
+        raise DataError(
+            "no image with a mask could be measured", "see `vitrail data check`, and the sizes of the objects"
+        )
+    result = _summarise(rows)
+    if out is not None:
+        _write(out, result)
+    return result
+
+
+def _find_masks(folder: Path, keys: Sequence[str]) -> dict[str, Path]:
+    """Returns the mask of each image that has one."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder of masks", "give one with a PNG for each image, by the image's name")
+    found = {key: path for key in keys if (path := find_mask(folder, key)) is not None}
+    if not found:
+        what = f"none of {plural(len(keys), 'image')} has a mask in {folder}"
+        raise DataError(what, f"name masks as their images: {Path(keys[0]).stem}.png" if keys else "")
+    taken: dict[Path, str] = {}
+    for key, path in found.items():
+        if taken.setdefault(path, key) != key:
+            what = f"the mask {path} stands for {taken[path]} and {key}"
+            raise ConfigError(what, "put masks into subfolders named as those of the images")
+    return found
+
+
+def _summarise(rows: Sequence[dict[str, Any]]) -> Localisation:
+    areas = np.array([row["area"] for row in rows])
+    scores = []
+    for method in (name for name in rows[0] if name not in ("path", "area")):
+        shares = np.array([row[method] for row in rows])
+        known = np.isfinite(shares)  # a map of zeros, as the gradient of a saturated answer, is nowhere
+        own, chance = shares[known], areas[known]
+        gain = paired_difference(own, chance) if len(own) > 1 else None
+        inside, above = (float(own.mean()), float((own > chance).mean())) if len(own) else (math.nan, math.nan)
+        scores.append(MaskScore(method, inside, gain, above))
+    return Localisation(float(areas.mean()), scores, rows)
+
+
+def _write(out: Path, result: Localisation) -> None:
+    with open_table(out / "masks.csv") as table:
+        for row in result.rows:
+            table.write({name: value if isinstance(value, str) else round(value, 6) for name, value in row.items()})
+    replace_file(out / "masks.json", dump_json(result.figures()))

@@ -1,0 +1,149 @@
+"""`vitrail export`: a model as a file that runs without vitrail, compared with the model before it is put in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from vitrail.config.units import part
+from vitrail.errors import ConfigError
+from vitrail.runtime.progress import to_stderr
+from vitrail.verbs import options
+from vitrail.verbs.convert import print_converted
+from vitrail.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from vitrail.verbs.convert.layouts import Converted
+    from vitrail.verbs.export.files import Exported
+
+
+@verb
+def export(
+    model: options.NetworkModel,
+    out: Annotated[options.File | None, "Output file; by default named after the model, in the current folder."] = None,
+    to: Annotated[
+        Literal["onnx", "program", "huggingface", "timm", "google"],
+        "onnx; program (.pt2, of torch.export); or a layout of weights, as `vitrail convert` writes it.",
+    ] = "onnx",
+    *,
+    int8: Annotated[bool, "8-bit weights: a third of the size, and faster on a CPU (ONNX)."] = False,
+    pictures: Annotated[bool, "Include the preprocessing: the graph takes uint8 images of any size (ONNX)."] = False,
+    check: Annotated[
+        Any,
+        "Images for the comparison, as `vitrail train` takes them; with labels, accuracies are compared too. By default "
+        "images are generated.",
+    ] = None,
+    images: Annotated[int | None, "Maximum number of images for the comparison, spread evenly; 300 by default."] = None,
+    tolerance: Annotated[
+        float | None,
+        "Maximum accepted difference: of an output relative to the largest output, 0.0001; with --int8 or --pictures of the "
+        "accuracy, 0.02, or without labels the share of changed predictions, 0.05.",
+    ] = None,
+    size: options.SameAsCrop = None,
+    max_bad: Annotated[str | float, "Maximum share of unreadable images."] = "1%",
+    force: Annotated[
+        bool, "Overwrite a file that is not an export; convert even if the layout cannot express some numerics."
+    ] = False,
+    classes: options.Classes = None,
+    crop: options.Crop = None,
+    grid: options.Grid = None,
+    resize: options.Resize = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    pixel_range: options.PixelRange = None,
+    quiet: options.Quiet = False,
+    log: options.Log = to_stderr,
+) -> Exported | Converted | Any:
+    """Writes a model as a file that runs without vitrail, compared with the model on images before it is put in place.
+
+    The file carries classes, preprocessing and the figures of the comparison. An .onnx is a model for `vitrail predict`,
+    `embed`, `evaluate` and `serve` too.
+
+    Returns:
+        What was written and how it was proved; of layouts of weights what `convert` returns.
+
+    Raises:
+        ConfigError: invalid options, or a package that is not installed.
+        CheckpointError: the model cannot be read, or the file computes other outputs; then nothing is left.
+        DataError: images that cannot be used.
+        DiskError: the disk is full or cannot be written.
+    """
+    given = locals()
+    from vitrail.inference.options import InferenceOptions
+    from vitrail.verbs.export.files import LAYOUTS, ExportOptions, write_export
+    from vitrail.verbs.export.proof import Tolerances
+
+    reading = InferenceOptions(**options.read_weights(given), max_bad=part(max_bad), quiet=quiet)
+    kind = ExportOptions(to=to, int8=int8, pictures=pictures)
+    path = Path(out).expanduser() if out is not None else kind.default_path(model)
+    if to in LAYOUTS:
+        if any(value is not None for value in (check, images, tolerance)):
+            what = "a layout of weights is verified tensor by tensor, not on images"
+            raise ConfigError(what, "leave --check, --images and --tolerance out")
+        from vitrail.verbs.convert.layouts import write_layout
+        from vitrail.weights.resolve import resolve_model
+
+        read_as = {"preprocessing": reading.preprocessing, "image_size": reading.size, "grid": reading.grid}
+        names = options.to_path(classes)
+        return write_layout(resolve_model(model).path, path, to, force=force, classes_file=names, log=log, **read_as)
+    limits = Tolerances(exact=not (int8 or pictures), tolerance=tolerance)
+    if images is not None and images < 1:
+        raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
+    return write_export(
+        model,
+        path,
+        kind,
+        limits,
+        check=check,
+        images=images,
+        force=force,
+        classes=options.to_path(classes),
+        inference=reading,
+        log=log,
+    )
+
+
+def run(model: str, /, *, json: options.AsJson = False, **given: Any) -> None:
+    from vitrail.runtime.process import use_all_cores
+    from vitrail.verbs.export.files import Exported
+
+    use_all_cores()
+    result = export(model, **given)
+    if isinstance(result, Exported):
+        _print_exported(result, json=json)
+    else:
+        print_converted(result, json=json)
+
+
+def _print_exported(exported: Exported, *, json: bool) -> None:
+    from vitrail.verbs.printing import columns, one_line
+
+    figures = exported.figures
+    if json:
+        kind = {
+            "path": str(exported.path),
+            "to": exported.options.to,
+            "int8": exported.options.int8,
+            "pictures": exported.options.pictures,
+        }
+        print(one_line({**kind, "dynamic": exported.dynamic, "bytes": exported.bytes, **figures}))
+        return
+    kind = "real" if figures["real_images"] else "generated"
+    rows = [
+        ("compared", f"{figures['images']:,} {kind} images, batches of {figures['batches']}, sizes {figures['sizes']}"),
+        ("difference", f"{figures['difference']:.2g} of the largest output"),
+        ("agreement", f"{100 * figures['agreement']:.2f} %"),
+    ]
+    if metric := figures.get("metric"):
+        rows.append(
+            (
+                metric,
+                f"{100 * figures[f'{metric}_before']:.2f} % before, {100 * figures[f'{metric}_after']:.2f} % after",
+            )
+        )
+    for name in (key.removeprefix("ms_before_") for key in figures if key.startswith("ms_before_")):
+        before, after = figures[f"ms_before_{name}"], figures[f"ms_after_{name}"]
+        rows.append((name.replace("_", " "), f"{before:.2f} ms an image before, {after:.2f} ms after"))
+    images = "of any size" if exported.dynamic or exported.options.pictures else "of one size"
+    rows += [("images", images), ("file", f"{exported.bytes / 1e6:,.1f} MB"), ("written", str(exported.path))]
+    print(columns(rows))

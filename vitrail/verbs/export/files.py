@@ -1,0 +1,225 @@
+"""The files of `vitrail export`: written, compared with the model, and put in place."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, nearest
+from vitrail.exports.comparison import Verb
+from vitrail.exports.onnx import to_onnx
+from vitrail.exports.program import to_program
+from vitrail.exports.quantise import to_int8
+from vitrail.exports.sidecar import write_sums
+from vitrail.files import disk_errors, free_bytes, move_files, stage_folder, sync_folder
+from vitrail.inference.options import InferenceOptions
+from vitrail.runtime.machine import versions
+from vitrail.runtime.progress import Say
+from vitrail.tasks.task import Task
+from vitrail.verbs.export.proof import GENERATED, IMAGES, Proof, Tolerances, open_source, round_figures
+from vitrail.weights.adapt import fit_to_crop
+from vitrail.weights.description import KEY, describe
+from vitrail.weights.hub import REMOTE
+from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
+from vitrail.weights.onnx.digest import seal_onnx
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import resolve_model
+
+To = Literal["onnx", "program", "huggingface", "timm", "google"]
+SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights
+LAYOUTS = {"huggingface": "-huggingface", "timm": "-timm", "google": ".npz"}  # and how a name ends that is made up here
+ROOM = 2.5  # bytes on the disk while an export is made, as a multiple of the weights'
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What is written.
+
+    Args:
+        to: ``onnx``, ``program`` (a .pt2 of torch.export), or a layout of weights as `convert` writes it.
+        int8: 8-bit weights (`vitrail.exports.quantise`).
+        pictures: the graph takes pictures of any size, uint8 (B, C, H, W), and prepares them itself.
+
+    Raises:
+        ConfigError: an option that this kind of file does not have.
+    """
+
+    to: To = "onnx"
+    int8: bool = False
+    pictures: bool = False
+
+    def __post_init__(self) -> None:
+        if self.to not in (*SUFFIXES, *LAYOUTS):
+            raise ConfigError(f"there is no export to {self.to!r}", nearest(self.to, (*SUFFIXES, *LAYOUTS)))
+        for flag in ("int8", "pictures"):
+            if getattr(self, flag) and self.to != "onnx":
+                raise ConfigError(
+                    f"--{flag} is for ONNX, and not for {self.to}", f"leave --{flag} out, or use --to onnx"
+                )
+
+    def default_path(self, model: str | Path | Task) -> Path:
+        """In the working folder, by the name of the model."""
+        if isinstance(model, Task):
+            raise ConfigError("a model in memory has no name", "give out, a path")
+        ending = SUFFIXES.get(self.to) or LAYOUTS[self.to]
+        marks = ("-pictures" if self.pictures else "") + ("-int8" if self.int8 else "")
+        if str(model).startswith(REMOTE):
+            return Path(str(model).rpartition("/")[2].partition("@")[0] + marks + ending)
+        path = resolve_model(model).path.resolve()
+        name = path.parent.name if path.name == "model" else path.stem if path.is_file() else path.name
+        return Path(name + marks + ending)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        path: where it lies.
+        options: what it is.
+        dynamic: it takes images of any size.
+        bytes: of the file, or of both where one cannot hold the weights.
+        figures: of the proof, flat; they stand in the file too, as JSON under "parity".
+    """
+
+    path: Path
+    options: ExportOptions
+    dynamic: bool
+    bytes: int
+    figures: Mapping[str, Any]
+
+
+def write_export(
+    model: str | Path | Task,
+    path: Path,
+    options: ExportOptions,
+    limits: Tolerances,
+    *,
+    check: Any,
+    images: int | None,
+    force: bool,
+    classes: Path | None,
+    inference: InferenceOptions,
+    log: Say,
+) -> Exported:
+    """Writes the graph of ``model`` to ``path``, compares the two on images, and leaves nothing where they differ."""
+    _check_destination(path, options, force=force)
+    task = replace(inference, device="cpu").load(model, classes, log)
+    if isinstance(task.backbone, ExportedBackbone):
+        raise ConfigError(f"{model} is an export already", "export the model that it was made from")
+    task = fit_to_crop(task, log)
+    # before minutes are spent on a graph that could not be compared
+    source = None if check is None else open_source(task, check, images or IMAGES, log)
+    count = images or GENERATED if source is None else len(source)
+    weights = sum(tensor.nbytes for tensor in task.backbone.state_dict().values())
+    with disk_errors(path, needed=int(ROOM * weights)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if free_bytes(path) < ROOM * weights:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with stage_folder(path, {}) as aside:
+            log(f"writing  {options.to}{', int8' if options.int8 else ''}")
+            return _write_and_verify(task, aside / path.name, path, options, limits, (source, count, inference))
+
+
+def _write_and_verify(
+    model: Task,
+    made: Path,
+    path: Path,
+    options: ExportOptions,
+    limits: Tolerances,
+    comparison: tuple[Source | None, int, InferenceOptions],
+) -> Exported:
+    """Writes the file ``made``, compares it, adds the figures, and puts it in its place."""
+    dynamic, graph = _write_graph(model, made, options)
+    figures = Proof(task=model, graph=graph, pictures=options.pictures, dynamic=dynamic).figures(*comparison)
+    limits.check(figures, higher_is_better=model.metric().higher_is_better)
+    precision = "int8" if options.int8 else "fp32"
+    facts = {"precision": precision, "dynamic": dynamic, **round_figures(figures), "torch": versions()["torch"]}
+    _add_figures(made, options, json.dumps(facts))
+    files = list(made.parent.iterdir())  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
+    size = sum(part.stat().st_size for part in files)
+    write_sums(made, files)
+    for part in files:
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(made.parent)
+    move_files(path, made.parent)
+    return Exported(path, options, dynamic, size, figures)
+
+
+def _write_graph(model: Task, made: Path, options: ExportOptions) -> tuple[bool, Verb]:
+    """Whether the graph takes images of any size, and what it answers when it is read back from the file."""
+    metadata = {KEY: json.dumps(describe(model), ensure_ascii=False)}
+    if options.to == "program":
+        dynamic = to_program(model, made, metadata=metadata)
+        return dynamic, torch.export.load(made).module()
+    whole = {"pictures": True} if options.pictures else {}
+    if options.int8:
+        with stage_folder(made, {}) as aside:
+            dynamic = to_onnx(model, aside / made.name, metadata=metadata, **whole)
+            to_int8(aside / made.name, made)
+    else:
+        dynamic = to_onnx(model, made, metadata=metadata, **whole)
+    if options.pictures:
+        return dynamic, _make_verb(open_session(made))
+    return dynamic, _make_verb(read_model(resolve_model(made), lambda line: None).model.backbone.session)
+
+
+def _make_verb(session: Any) -> Verb:
+    names = [output.name for output in session.get_outputs()]
+    (graph_input,) = session.get_inputs()
+
+    def answer(images: Tensor) -> dict[str, Tensor]:
+        return dict(
+            zip(names, map(torch.from_numpy, session.run(names, {graph_input.name: images.contiguous().numpy()})))
+        )
+
+    return answer
+
+
+def _add_figures(made: Path, options: ExportOptions, figures: str) -> None:
+    """Adds the figures and a checksum to a file and leaves all else in it as it was compared."""
+    if options.to == "program":
+        with zipfile.ZipFile(made, "a") as archive:
+            root = archive.namelist()[0].partition("/")[0]
+            archive.writestr(f"{root}/extra/{PARITY}", figures)
+        return
+    import onnx
+
+    entry = onnx.StringStringEntryProto(key=PARITY, value=figures)
+    with open(made, "ab") as file:  # of a repeated field, what comes later in the file is added to what came before
+        file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
+    seal_onnx(made)
+
+
+def _check_destination(path: Path, options: ExportOptions, *, force: bool) -> None:
+    """Refuses to write over anything but an export of the same kind. Raises `ConfigError`."""
+    suffix = SUFFIXES[options.to]
+    if path.suffix != suffix:
+        raise ConfigError(f"{path} is not a file name for {options.to}", f"give a name that ends in {suffix}")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", "choose another name")
+    if path.exists() and not force and not _is_export(path):
+        raise ConfigError(f"{path} exists and is not an export of vitrail", "choose another name, or give --force")
+
+
+def _is_export(path: Path) -> bool:
+    try:
+        if path.suffix == SUFFIXES["program"]:
+            with zipfile.ZipFile(path) as archive:
+                return any(name.endswith(f"/extra/{KEY}") for name in archive.namelist())
+        import onnx
+
+        return any(entry.key == KEY for entry in onnx.load(path, load_external_data=False).metadata_props)
+    except Exception:  # whatever is wrong with it, it is none
+        return False

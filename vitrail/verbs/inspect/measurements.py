@@ -1,0 +1,283 @@
+"""`vitrail inspect`: what a model has learned, by the paper's own figures, as one page and as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.analysis.attention import attention_map, compute_reach
+from vitrail.analysis.cost import CostPoint, choose_sizes, measure_cost, measure_cost_by_patch
+from vitrail.analysis.embeddings import (
+    compute_line_similarity,
+    compute_neighbour_rate,
+    compute_position_similarity,
+    compute_principal_filters,
+    extract_filters,
+    extract_position_embeddings,
+    render_filters,
+)
+from vitrail.analysis.equivariance import (
+    measure_map_equivariance,
+    measure_permutation_response,
+    measure_shift_response,
+)
+from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
+from vitrail.analysis.locality import measure_locality
+from vitrail.analysis.pictures import to_thumbnail
+from vitrail.analysis.rollout import relevance, rollout
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.contents import choose_evenly
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, choose_split, drop_annotations
+from vitrail.errors import DataError
+from vitrail.files import dump_json, make_folder, replace_file
+from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import read_inputs
+from vitrail.models import cost_of, device_of
+from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Sample
+from vitrail.reports.inspection.findings import findings
+from vitrail.reports.inspection.numbers import numbers
+from vitrail.reports.inspection.page import write_inspection
+from vitrail.runtime.machine import describe, versions
+from vitrail.runtime.precision import in_precision
+from vitrail.runtime.process import use_threads
+from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.tasks import Task
+from vitrail.text import sentence
+
+MOST = 512  # images that heads are measured on; the paper took 128
+SAMPLES = 6  # images that are shown
+SHOWN = 28  # principal components of the filters, as in the paper
+PAIRED = 32  # images that are moved, cut up and differentiated
+
+
+def inspect_model(
+    model: str | Path | Task,
+    out: Path,
+    data: Any = None,
+    *,
+    most: int = MOST,
+    cost: bool = False,
+    classes: Path | None = None,
+    options: InferenceOptions = InferenceOptions(),
+    command: str = "",
+    say: Say = to_stderr,
+) -> tuple[Path, dict[str, Any]]:
+    """Measures, and writes ``report.html``, ``numbers.json`` and the pictures into ``out``.
+
+    Args:
+        data: images as `open_data` takes them, labelled or not; without them only filters and positions can be shown.
+        most: images that are looked at, spread evenly over the data.
+        cost: time and memory at larger images too.
+
+    Returns:
+        The report's path and the numbers.
+
+    Raises:
+        DataError: no image could be read.
+        DiskError: ``out`` cannot be written.
+    """
+    task = options.load(model, classes, say)
+    make_folder(out)
+    results: dict[str, Any] = {"filters": measure_filters(task), "positions": measure_positions(task)}
+    if data is not None:
+        results |= _measure_images(task, data, most, out, options)
+    if cost:
+        results |= _measure_costs(task, say)
+    inspection = to_inspection(task, name_of(model), results, command)
+    inspection = replace(inspection, notes=_write_notes(task, data, results))
+    figures = numbers(inspection)
+    replace_file(out / "numbers.json", dump_json(figures))
+    return write_inspection(out, inspection), figures
+
+
+def to_inspection(task: Task, title: str, results: Mapping[str, Any], command: str) -> Inspection:
+    """Returns ``results``, the fields of an `Inspection`, with the findings that they decide and the facts of the run."""
+    config = task.config
+    counted = cost_of(config)
+    return Inspection(
+        title=title,
+        model=config.about,
+        image_size=config.image_size,
+        patch_size=config.patch_size if task.attention_grids(config.image_size) else None,
+        parameters=counted.parameters,
+        multiply_adds=counted.multiply_adds,
+        findings=findings(results.get("heads", ()), results["positions"]),
+        command=command,
+        machine=describe(),
+        versions=versions(),
+        date=date.today().isoformat(),
+        **results,
+    )
+
+
+def name_of(model: str | Path | Task) -> str:
+    """Returns what a page calls a model: the last part of its path, or its kind."""
+    return sentence(model.config.about) if isinstance(model, Task) else Path(str(model)).name
+
+
+def _measure_costs(model: Task, say: Say) -> dict[str, list[CostPoint]]:
+    """Time and memory on one thread: CPU time of one thread depends little on other processes."""
+    say("measuring time and memory on one thread")
+    config = model.config
+    with use_threads(1):
+        by_size = measure_cost(model, choose_sizes(config))
+        return {"cost": by_size, "cost_by_patch": _measure_patch_costs(config, device_of(model))}
+
+
+def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:
+    """Of models with patches half and twice as large, where patches can be chosen and there is one map."""
+    if config.STAGES or not any(field.name == "patch_size" for field in fields(config)):
+        return []
+    height, width = config.patch_size
+    sizes = [(height * factor // 2, width * factor // 2) for factor in (1, 2, 4)]
+    fitting = [size for size in sizes if all(side and full % side == 0 for side, full in zip(size, config.image_size))]
+    return measure_cost_by_patch(config, fitting, device)
+
+
+def measure_filters(model: Task) -> Filters:
+    filters = extract_filters(model)
+    components, explained = compute_principal_filters(filters, count=len(filters))
+    return Filters(pictures=render_filters(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
+
+
+def measure_positions(model: Task) -> Positions | None:
+    embeddings = extract_position_embeddings(model)
+    if embeddings is None:
+        return None
+    similarity = compute_position_similarity(embeddings)
+    return Positions(
+        similarity=similarity.cpu().numpy(),
+        neighbour_rate=compute_neighbour_rate(similarity),
+        neighbour_rate_with_corners=compute_neighbour_rate(similarity, reach=1.5),
+        lines=compute_line_similarity(similarity),
+    )
+
+
+def _measure_images(model: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
+    """Heads, samples and biases: all that needs images."""
+    about, source = open_images(model, data, most)
+    bad_list = out / "bad_images.csv"
+    bad = options.record_bad(source, bad_list)
+    has_attention = bool(model.attention_grids(model.preprocessing.size))
+    heads, done = measure_heads(model, source, options, bad) if has_attention else ([], 0)
+    few = source.subset(choose_evenly(len(source), PAIRED))
+    shown = source.subset(choose_evenly(len(source), SAMPLES))
+    biases = _measure_biases(model, few, options, bad)
+    count = done if has_attention else biases.images if biases else 0
+    if not count:
+        raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
+    return {
+        "data": about,
+        "samples": _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else [],
+        "biases": biases,
+        "images": count,
+        "heads": heads,
+    }
+
+
+def open_images(model: Task, data: Any, most: int) -> tuple[str, Source]:
+    """Returns a description of the data and up to ``most`` of their images, spread evenly, without their annotation."""
+    splits = open_data(data, labelled=False, validation=0, channels=model.config.in_channels)
+    split, source = choose_split(drop_annotations(splits))
+    named = str(data) if isinstance(data, str | Path) else ""
+    about = ", ".join(filter(None, (named, split * (split != "train"))))
+    return about, source.subset(choose_evenly(len(source), most))
+
+
+def measure_heads(
+    model: Task, source: Source, options: InferenceOptions, bad: BadImages
+) -> tuple[list[HeadFigures], int]:
+    """Returns the statistics of the heads of a model with attention, none without images, and the number of images."""
+    statistics, done = HeadStatistics(model), 0
+    with ProgressBar("looking", len(source), quiet=options.quiet) as show:
+        for images, _ in _read_batches(model, source, options, bad):
+            with in_precision(options.precision, images.device):
+                statistics.add(images)
+            done += len(images)
+            show.update(done)
+    return statistics.figures() if done else [], done
+
+
+def _read_batches(
+    model: Task, source: Source, options: InferenceOptions, bad: BadImages, **changes: Any
+) -> Iterator[tuple[Tensor, list[str]]]:
+    """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
+    few = replace(options, batch=min(options.batch, 32))
+    for batch, images in read_inputs(model, source, few, bad=bad, **changes):
+        yield images, batch.keys
+
+
+def _explain_samples(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:
+    """Images with what counted in them, by each method that needs one pass."""
+    samples, size = [], model.preprocessing.size
+    methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
+        "attention": attention_map,
+        "rollout": rollout,
+        "gradient": relevance,
+    }
+    grids = model.attention_grids(size)
+    cells = {"attention": grids[-1].cell, "rollout": grids[0].cell, "gradient": grids[0].cell}
+    for images, keys in _read_batches(model, source, options, bad):
+        with torch.no_grad():
+            scores = model.probabilities(model(images))
+        with in_precision(options.precision, images.device):
+            maps = {name: of(model, images).float().cpu().numpy() for name, of in methods.items()}
+        reach = {name: compute_reach(heat.shape[1:], cells[name], size) for name, heat in maps.items()}
+        pictures = model.preprocessing.denormalise(images).cpu().numpy()
+        for place, key in enumerate(keys):
+            best = int(scores[place].argmax())
+            samples.append(
+                Sample(
+                    key=str(key),
+                    label=model.classes[best],
+                    score=float(scores[place, best]),
+                    picture=to_thumbnail(pictures[place]),
+                    maps={name: heat[place] for name, heat in maps.items()},
+                    reach=reach,
+                )
+            )
+    return samples
+
+
+def _measure_biases(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
+    """What CNNs have by construction, measured on pictures a little larger than the model's window."""
+    height, width = model.config.image_size
+    room = _compute_room(model)
+    wide = model.preprocessing.at((height + room, width + room))
+    parts = [images for images, _ in _read_batches(model, source, options, bad, preprocessing=wide)]
+    if not parts:
+        return None
+    images = torch.cat(parts)
+    windows = images[..., :height, :width]
+    return Biases(
+        images=len(images),
+        shifts=measure_shift_response(model, images),
+        maps=measure_map_equivariance(model, images),
+        locality=measure_locality(model, windows[:8]),
+        permutation=measure_permutation_response(model, windows),
+    )
+
+
+def _compute_room(model: Task) -> int:
+    """Pixels by which a window must be able to move: whole patches, and a place of the coarsest map."""
+    return max(math.lcm(*model.config.patch_size), *map(max, model.config.cells))
+
+
+def _write_notes(model: Task, data: Any, results: Mapping[str, Any]) -> list[str]:
+    """Notes on what could not be measured, and why."""
+    notes = []
+    if data is None:
+        notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
+    elif not results["heads"]:
+        notes.append(f"{sentence(model.config.about)} has no attention to measure.")
+    if results["positions"] is None:
+        notes.append("No position embeddings are added to the patches of this model.")
+    return notes

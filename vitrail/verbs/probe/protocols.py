@@ -1,0 +1,262 @@
+"""The protocols of `vitrail probe`: linear classifier, nearest neighbours and few shots on frozen features.
+
+N judged images, S draws of the few shots, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail import weights
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, Splits, choose_split
+from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.evaluation.intervals import crossed_bootstrap, paired_difference
+from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
+from vitrail.inference.features import Features, features_of
+from vitrail.inference.options import InferenceOptions
+from vitrail.models import device_of
+from vitrail.rows import Scores
+from vitrail.runtime.distributed import Ranks
+from vitrail.runtime.progress import Say, to_stderr
+from vitrail.tasks import Classifier, Task
+
+PROTOCOLS = ("linear", "knn", "fewshot")
+SHOTS, SEEDS, NEIGHBOURS = (1, 5, 10, 25), 5, 20
+HELD_OUT = 0.15  # of data without a test or validation split
+Answers = dict[str, np.ndarray]  # name -> (S, N) bool: which of the judged images are right
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeProtocol:
+    """The protocol: ``k`` neighbours; the numbers of ``shots`` of each class, and ``seeds``, how often they are drawn."""
+
+    protocol: str = "linear"
+    k: int = NEIGHBOURS
+    shots: tuple[int, ...] = SHOTS
+    seeds: int = SEEDS
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(f"there is no protocol {self.protocol!r}", nearest(self.protocol, PROTOCOLS))
+        if self.k < 1:
+            raise ConfigError(f"k is {self.k}", "give 1 neighbour or more")
+        if not self.shots or min(self.shots) < 1:
+            raise ConfigError(f"shots are {list(self.shots)}", "give images of each class, such as 1,5,10,25")
+        if self.seeds < 1:
+            raise ConfigError(f"seeds is {self.seeds}", "draw the shots once or more")
+
+    def check(self, targets: np.ndarray) -> None:
+        """Refuses training images (N,) that are too few for it. Raises `ConfigError` or `DataError`."""
+        if self.protocol == "knn":
+            check_neighbours(self.k, len(targets))
+        if self.protocol == "fewshot":
+            find_usable_shots(self.shots, targets)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Probe(Scores):
+    """What a protocol found: the figures, and for each judged image and each draw of shots whether it was right.
+
+    ``figures`` has ``accuracy`` with the ends of its 95 % interval, ``accuracy_low`` and ``accuracy_high``; with shots the
+    same of each number of them, as ``accuracy_5shot``, the largest of which is the accuracy; with another model also
+    ``against_accuracy`` and ``difference``, ``difference_low`` and ``difference_high``.
+    """
+
+    protocol: str
+    split: str
+    classes: tuple[str, ...]
+    keys: tuple[str, ...]
+    right: np.ndarray  # (S, N) bool
+    figures: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"protocol": self.protocol, "split": self.split, **self.figures}
+
+    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Its head, and a row for the protocol or for each number of shots."""
+        columns = [("accuracy %", "accuracy", ""), ("low", "accuracy", "_low"), ("high", "accuracy", "_high")]
+        if "difference" in self.figures:
+            columns += [("against %", "against_accuracy", ""), ("difference", "difference", "")]
+            columns += [("low", "difference", "_low"), ("high", "difference", "_high")]
+        by_shots = [name for name in self.figures if name.startswith("accuracy_") and name.endswith("shot")]
+        rows: list[tuple[str, ...]] = []
+        for end in (name.removeprefix("accuracy") for name in by_shots or ["accuracy"]):
+            cells = (f"{100 * self.figures[stem + end + side]:.1f}" for _, stem, side in columns)
+            rows.append((end.strip("_").removesuffix("shot") or self.protocol, *cells))
+        return ["shots" if by_shots else "protocol", *(name for name, _, _ in columns)], rows
+
+
+def open_to_probe(data: Any, model: Task) -> Splits:
+    """The data, with a part held out of train only where they have nothing else to be judged on.
+
+    Of the data that the model was trained on it is the part that was held out then.
+    """
+    channels = model.config.in_channels
+    splits = open_data(data, validation=0, channels=channels)
+    if any(part is not None and len(part) for part in (splits.val, splits.test)):
+        return splits
+    trained = model.provenance.get("split", {})
+    if trained.get("held_out"):
+        carved = open_data(data, seed=trained["seed"], validation=trained["validation"], channels=channels)
+        if was_held_out(model, carved):
+            return carved
+    return open_data(data, validation=HELD_OUT, channels=channels)
+
+
+def was_held_out(model: Task, splits: Splits) -> bool:
+    """Whether the validation part was held out when the model was trained."""
+    trained = model.provenance.get("split", {})
+    return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == splits.val.keys.digest()
+
+
+def warn_of_training_images(model: Task, data: Any, splits: Splits, say: Say) -> None:
+    """Says where a part that was held out only now is of the data that the model was trained on."""
+    before = model.provenance.get("data")
+    if not splits.held_out or not before or not isinstance(data, str | Path) or was_held_out(model, splits):
+        return
+    if Path(before).resolve() == Path(data).resolve():
+        say("warning  the model was trained on some of the images that it is evaluated on; the figures may be too high")
+
+
+def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
+    """What is learnt from, the name of the split that is judged, and that. Raises `DataError`."""
+    train = splits.train
+    if train is None or not len(train):
+        raise DataError("the data have no training images", "run `vitrail data check` to see what was found")
+    Classifier.read_source(train)
+    if train.multi_label:
+        fact = "the images have several labels each, and a probe judges one label an image"
+        raise DataError(fact, "fine-tune instead, with `vitrail train DATA --init MODEL`")
+    split, judged = choose_split(splits)
+    if split == "train":
+        raise DataError("the data have no split to evaluate on", "give more images, or a split val or test")
+    return train, split, judged
+
+
+def compute_features(
+    model: Task,
+    sources: Mapping[str, Source],
+    *,
+    options: InferenceOptions,
+    cache: Path | None,
+    say: Say,
+    ranks: Ranks,
+) -> list[Features]:
+    """The features of each source, by a model that is fitted to their channels."""
+    with ranks.share_errors():
+        fitting = adapt_channels(model, next(iter(sources.values())), say)
+    settings = {"options": options, "cache": cache, "say": say, "ranks": ranks}
+    return [features_of(fitting, source, title=f"features of {name}", **settings) for name, source in sources.items()]
+
+
+def adapt_channels(model: Task, train: Source, say: Say) -> Task:
+    """The model for the channels of images in memory, as fine-tuning makes it; files are decoded to what it has."""
+    own = model.config.in_channels
+    channels = train.images.shape[3] if train.kind == "arrays" else own
+    if channels == own:
+        return model
+    say(f"channels {channels}, where the weights have {own}: the first layer is adapted")
+    device = device_of(model)
+    return weights.adapt(model, in_channels=channels).to(device).eval()
+
+
+def keep_shared(by_model: Sequence[Features]) -> list[Features]:
+    """The features of several models for one source, of the images that all of them could read."""
+    rows = by_model[0].rows
+    for features in by_model[1:]:
+        rows = np.intersect1d(rows, features.rows)
+    return [features.only(rows) for features in by_model]
+
+
+def judge_features(
+    protocol: ProbeProtocol, split: str, train: Sequence[Features], judged: Sequence[Features], *, say: Say = to_stderr
+) -> Probe:
+    """The probe of one model, or of two on the same images, the first against the second."""
+    protocol.check(train[0].targets)
+    answers = [compute_answers(protocol, *features, say=say) for features in zip(train, judged)]
+    figures: dict[str, float] = {}
+    for end, right in answers[0].items():
+        figures |= compute_figures(right, end)
+        if len(answers) > 1:
+            figures |= compare_figures(right, answers[1][end], end)
+    first = judged[0]
+    figures |= {"images": len(first), "train_images": len(train[0])}
+    return Probe(
+        protocol=protocol.protocol,
+        split=split,
+        classes=first.source.classes,
+        keys=tuple(first.keys),
+        right=answers[0][""],
+        figures=figures,
+    )
+
+
+def compute_figures(right: np.ndarray, end: str = "") -> dict[str, float]:
+    """The accuracy of (S, N) and its interval, clipped to [0, 1]."""
+    low, high = np.clip(crossed_bootstrap(right), 0, 1)
+    return {
+        f"accuracy{end}": float(right.mean()),
+        f"accuracy{end}_low": float(low),
+        f"accuracy{end}_high": float(high),
+    }
+
+
+def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]:
+    """The accuracy of another model, and by how much the first is better on the same images and draws, (S, N) each."""
+    if len(right) == 1 or np.array_equal(right, other):
+        mean, low, high = paired_difference(right[0], other[0])
+    else:
+        difference = right.astype(np.float64) - other
+        mean, (low, high) = float(difference.mean()), crossed_bootstrap(difference)
+    return {
+        f"against_accuracy{end}": float(other.mean()),
+        f"difference{end}": mean,
+        f"difference{end}_low": low,
+        f"difference{end}_high": high,
+    }
+
+
+def compute_answers(protocol: ProbeProtocol, train: Features, judged: Features, *, say: Say) -> Answers:
+    """Which judged images are right, by number of shots where there are such; the last comes without a name too."""
+    classes = len(train.source.classes)
+    if protocol.protocol == "fewshot":
+        return _few_shot(protocol, train, judged, classes, say)
+    if protocol.protocol == "knn":
+        scores = knn(train.values, train.targets, judged.values, classes=classes, k=protocol.k)
+    else:
+        fitted = linear(train.values, train.targets, classes=classes)
+        say(f"linear   L2 penalty {fitted.strength:g}, chosen on a fifth of the training images")
+        if fitted.at_edge:
+            say(f"warning  {fitted.strength:g} is the edge of the penalties that are tried: another may be better")
+        if not fitted.converged:
+            say("warning  the solver stopped before the minimum: the accuracy may be a little lower than it could be")
+        scores = fitted(judged.values)
+    return {"": (scores.argmax(1) == judged.targets)[None]}
+
+
+def _few_shot(protocol: ProbeProtocol, train: Features, judged: Features, classes: int, say: Say) -> Answers:
+    usable = find_usable_shots(protocol.shots, train.targets)
+    if missing := [shots for shots in protocol.shots if shots not in usable]:
+        fewest = int(np.unique(train.targets, return_counts=True)[1].min())
+        say(f"shots    {', '.join(map(str, missing))} left out: a class has only {fewest} to learn from")
+    answers: Answers = {}
+    for shots in usable:
+        draws = (draw_shots(train.targets, shots, seed) for seed in range(protocol.seeds))
+        scores = (ridge(train.values[rows], train.targets[rows], judged.values, classes=classes) for rows in draws)
+        answers[f"_{shots}shot"] = np.stack([draw.argmax(1) == judged.targets for draw in scores])  # (S, N)
+    return {"": answers[f"_{usable[-1]}shot"], **answers}
+
+
+def find_usable_shots(shots: Sequence[int], targets: np.ndarray) -> list[int]:
+    """The numbers of shots that every class with training images has, in rising order. Raises `DataError` for none."""
+    fewest = int(np.unique(targets, return_counts=True)[1].min())
+    if not (usable := sorted({count for count in shots if count <= fewest})):
+        fact = f"a class has only {fewest} to learn from, fewer than any of the shots {', '.join(map(str, shots))}"
+        raise DataError(fact, f"give shots up to {fewest}")
+    return usable

@@ -1,0 +1,239 @@
+"""`vitrail train`: from options to a run, on data by their name or as a program holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from vitrail.config.compose import check_objective, request
+from vitrail.config.schema import Precision, Run, TaskVerb
+from vitrail.errors import ConfigError
+from vitrail.runtime.progress import Say, say_nothing, to_stderr
+from vitrail.verbs import options
+from vitrail.verbs.devices import launch_again, must_launch
+from vitrail.verbs.verb import Python, Sets, options_of, verb
+
+if TYPE_CHECKING:
+    from vitrail.training.train import Result
+
+Transform = Annotated[
+    Callable[[Any], Any] | None,
+    Python(
+        "A callable or ``nn.Module`` from a decoded picture to a tensor (C, h, w), uint8 or floats in [0, 1], in place of the "
+        "recipe's crops. It runs where images are read, so with workers it must pickle. Normalising is the model's: "
+        '``set=["model.preprocessing={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}"]``.'
+    ),
+]
+SayPlan = Annotated[Say | None, Python("With ``dry_run``, called with each line of the plan as soon as it is known.")]
+SetAgain = Annotated[Sequence[str] | None, Python("Another name of ``set``.")]
+
+# what only the command line has
+Devices = Annotated[
+    str | None,
+    "Train on this many devices of this machine, or on `all` GPUs: one process for each. With --dry-run a cluster, e.g. "
+    "64xH100, for which memory and time are estimated.",
+]
+Network = Annotated[str | None, "With --dry-run --devices: network cards of a machine and their rate, e.g. 8x400Gb."]
+Restarts = Annotated[int, "With --devices: maximum restarts, from the newest checkpoint, after a worker failure."]
+
+
+@verb
+def train(
+    data: Annotated[
+        Any,
+        "A folder of class folders, a manifest (CSV, JSONL, Parquet), arrays (.npy, .npz), or the built-in `digits`; in Python "
+        "also ``(images, labels)`` arrays, a mapping of splits, a `vitrail.data.sources.source.Source`, or a torch ``Dataset`` "
+        "of (picture, label) pairs.",
+    ] = None,
+    *,
+    task: Annotated[TaskVerb | None, Sets("task")] = None,
+    recipe: Annotated[
+        str | None,
+        "Default values of all settings; `finetune` with --init, else `small-data`; `segment` and `detect` for these tasks.",
+    ] = None,
+    teacher: Annotated[str | Path | None, Sets("objective.teacher", "it has the same classes (DeiT)")] = None,
+    tune_lr: Annotated[
+        bool,
+        "Choose the learning rate first: trainings of half the length, compared on the validation split, at rates a factor 2 "
+        "apart.",
+    ] = False,
+    head_only: Annotated[bool, Sets("model.head_only")] = False,
+    model: Annotated[str | None, Sets("model.name")] = None,
+    init: Annotated[
+        str | Path | None,
+        Sets("model.init", "a run, a model folder, a .safetensors, .pth or .npz file, or hf:owner/name"),
+    ] = None,
+    size: Annotated[options.Pixels | None, Sets("model.size", "such as 384 or 384x256")] = None,
+    epochs: Annotated[float | None, Sets("schedule.epochs")] = None,
+    steps: Annotated[int | None, Sets("schedule.steps")] = None,
+    time: Annotated[str | float | None, Sets("schedule.time", "or 90s, 10m, 1h30m")] = None,
+    batch: Annotated[int | None, Sets("data.batch")] = None,
+    lr: Annotated[float | None, Sets("optim.lr")] = None,
+    limit: Annotated[int | None, Sets("data.limit")] = None,
+    fraction: Annotated[str | float | None, Sets("data.fraction", "such as 10%")] = None,
+    seed: Annotated[int | None, Sets("seed")] = None,
+    out: Annotated[options.File | None, "The run directory; a new one under runs/ by default."] = None,
+    resume: Annotated[options.File | None, "Resume the run in this directory, with its own settings."] = None,
+    config: Annotated[
+        options.File | None, "A YAML file of settings that override the recipe's; flags override both."
+    ] = None,
+    set: Annotated[Sequence[str] | None, "One setting of the config, e.g. --set optim.clip=1."] = None,
+    workers: Annotated[int | None, Sets("data.workers")] = None,
+    device: Annotated[str | None, Sets("compute.device")] = None,
+    precision: Annotated[Precision | None, Sets("compute.precision")] = None,
+    max_bad: Annotated[str | float | None, Sets("data.max_bad", "such as 1%")] = None,
+    pixel_range: Annotated[str | Sequence[float] | None, Sets("data.pixel_range", "such as 0,4095")] = None,
+    max_pixels: Annotated[int | None, Sets("data.max_pixels")] = None,
+    dry_run: Annotated[bool, "Print the plan, and an estimate of time and memory from a few measured steps."] = False,
+    quiet: options.Quiet = False,
+    transform: Transform = None,
+    command: options.Command = "vitrail.train",
+    say: SayPlan = None,
+    settings: SetAgain = None,
+) -> Result | Any:
+    """Trains a ViT on your images, from scratch or from given weights (--init).
+
+    Running the same command with the same --out resumes the run.
+
+    Returns:
+        The finished run with its folder, report and figures; ``.load()`` gives the `Classifier`. With ``dry_run`` the plan.
+
+    Raises:
+        ConfigError: invalid settings, or the folder of another run.
+        DataError: data that cannot be used for training.
+    """
+    return start(train, locals(), labels=True)
+
+
+def run(
+    data: str | None = None,
+    /,
+    *,
+    devices: Devices = None,
+    restarts: Restarts = 0,
+    network: Network = None,
+    json: options.AsJson = False,
+    **given: Any,
+) -> int:
+    return run_training(train, data, given, labels=True, devices=devices, restarts=restarts, network=network, json=json)
+
+
+def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -> Result | str:
+    """Trains what the arguments ask for, with or without ``labels``; with ``dry_run`` returns the plan."""
+    from vitrail.data.workers import refuse_in_worker
+    from vitrail.runtime.distributed import join
+    from vitrail.training.dry_run import dry_run
+    from vitrail.training.train import name_folder, train
+
+    refuse_in_worker()
+    if given["settings"] is not None:
+        if given["set"] is not None:
+            raise ConfigError("the option 'set' is given twice, once as 'settings'", "give it once")
+        given = {**given, "set": given["settings"]}
+    run, folder, held = compose(verb, given, labels=labels)
+    if given["dry_run"]:
+        plan: list[str] = []
+
+        def note(line: str) -> None:
+            plan.append(line)
+            if given["say"] is not None:
+                given["say"](line)
+
+        if given.get("tune_lr"):
+            length = "what follows is the training after it"
+            note(f"note     --tune-lr first trains 3 to 5 times for half the length; {length}")
+        dry_run(run, data=held, say=note)
+        return "\n".join(plan)
+    how: dict[str, Any] = {"data": held, "transform": given["transform"]}
+    finish = {"quiet": given["quiet"], "command": given["command"]}
+    if not given.get("tune_lr"):
+        return train(run, out=folder, **finish, **how)
+    from vitrail.verbs.train.tune_rate import tune_rate
+
+    with join(run.compute.device, run.compute.timeout) as ranks:
+        out = folder or ranks.run_on_rank0(lambda: name_folder(run))
+        log = say_nothing if given["quiet"] or not ranks.first else to_stderr
+        tuned = tune_rate(run, out, say=log, ranks=ranks, **how)
+        return train(tuned, out=out, ranks=ranks, **finish, **how)
+
+
+def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -> tuple[Run, Path | None, Any]:
+    """Returns the run that the arguments ask for, its folder, if one was given, and the data, if not those that it names.
+
+    Raises `ConfigError` or `DataError`.
+    """
+    from vitrail.data.sources.open import find_data
+
+    data = given["data"]
+    is_named = data is None or isinstance(data, str | Path)
+    source = None if data is None else str(data) if is_named else type(data).__name__
+    paths = {name: Path(given[name]) if given.get(name) else None for name in ("out", "resume", "config")}
+    searched = labels and data is not None and paths["resume"] is None
+    found = find_data(source if is_named else data) if searched else None
+    run, folder = request(
+        recipe=given.get("recipe"),
+        flags=to_settings(verb, given, source),
+        settings=given.get("set") or (),
+        annotated=found.task if found else None,
+        **paths,
+    )
+    check_objective(run, labels=labels)
+    return run, folder, found if is_named else data
+
+
+def to_settings(verb: Callable[..., Any], given: Mapping[str, Any], source: str | None) -> dict[str, Any]:
+    """Returns the arguments that set settings, and the name of the data, nested as `request` takes them; paths as strings.
+
+    A switch that is off is not given: the recipe or the file of settings may turn it on.
+    """
+    tree: dict[str, Any] = {"data": {"source": source}}
+    for name, option in options_of(verb).items():
+        value = given.get(name)
+        if not isinstance(option.meaning, Sets) or value is None or value is False:
+            continue
+        group, _, key = option.meaning.key.rpartition(".")
+        (tree.setdefault(group, {}) if group else tree)[key] = str(value) if isinstance(value, Path) else value
+    return tree
+
+
+def run_training(
+    verb: Callable[..., Any],
+    data: str | None,
+    given: dict[str, Any],
+    *,
+    labels: bool,
+    devices: str | None,
+    restarts: int,
+    network: str | None,
+    json: bool,
+) -> int:
+    """Runs `vitrail train` or `vitrail pretrain` and prints the path of the report, or the plan of a cluster."""
+    import os
+    from json import dumps
+
+    from vitrail.verbs.printing import command_line, one_line
+
+    def print_line(line: str) -> None:
+        print(line, flush=True)  # at once, also into a pipe
+
+    if devices is not None and given.get("dry_run"):
+        from vitrail.verbs.train.cluster_plan import plan_cluster
+
+        config = options.to_path(given.get("config"))
+        settings, further = to_settings(verb, given, data or "images"), given.get("set") or ()
+        run, _ = request(recipe=given.get("recipe"), flags=settings, settings=further, config=config)
+        rows = plan_cluster(run, data, devices, network, print_line)
+        if json:
+            print(dumps({"plan": rows}))
+        return 0
+    if devices is not None and must_launch(devices):
+        compose(verb, {**given, "data": data}, labels=labels)  # mistakes are reported here, once
+        return launch_again(devices, restarts=restarts)
+    result = verb(data, command=command_line(), say=print_line, **given)
+    if isinstance(result, str) or os.environ.get("RANK", "0") != "0":  # of several ranks the first one prints
+        return 0
+    print(f"report: {result.report}")
+    if json:
+        print(one_line(result.figures))
+    return 0

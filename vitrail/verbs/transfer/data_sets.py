@@ -1,0 +1,247 @@
+"""A data set of `vitrail transfer`, evaluated by every protocol. Each figure is kept when it is done, for the next call."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.config.compose import request
+from vitrail.config.parse import plain
+from vitrail.config.schema import Run
+from vitrail.data.sources.arrays import BUILT_IN
+from vitrail.data.sources.source import Source, Splits
+from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
+from vitrail.evaluation.evaluate import evaluate_model
+from vitrail.evaluation.vtab import VtabTask
+from vitrail.inference.features import Features, digest_of
+from vitrail.inference.options import InferenceOptions
+from vitrail.reports.transfer.results import RUN, Cell
+from vitrail.runs.cells import Cells
+from vitrail.runtime.distributed import Ranks
+from vitrail.runtime.progress import Say
+from vitrail.tasks import Task
+from vitrail.text import plural
+from vitrail.training.train import train
+from vitrail.verbs.probe.protocols import (
+    ProbeProtocol,
+    choose_parts,
+    compute_features,
+    compute_figures,
+    judge_features,
+    open_to_probe,
+    warn_of_training_images,
+)
+from vitrail.verbs.transfer.vtab import SAMPLE, choose_settings, find_departures, open_task
+
+FINETUNE = "finetune"
+ALL = ("knn", "linear", "fewshot", FINETUNE)
+OF_ONE_DATA_SET = (ConfigError, DataError, CheckpointError, DivergedError)  # errors that concern one data set only
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the whole network is trained further: the recipe, the length, further ``settings`` as ``--set`` takes them, and from
+    how many ``seeds``.
+    """
+
+    recipe: str = FINETUNE
+    epochs: float | None = None
+    steps: int | None = None
+    settings: tuple[str, ...] = ()
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"seeds is {self.seeds}", "fine-tune once or more")
+
+    def run(self, init: Path, data: str, options: InferenceOptions, *, seed: int, of_data: Sequence[str] = ()) -> Run:
+        """The training from one seed; its precision is the training's own choice unless ``options`` has another than fp32.
+
+        ``of_data`` are settings of the data set, which ``settings`` may change.
+        """
+        flags = {
+            "seed": seed,
+            "model": {"init": str(init), "size": options.size, "preprocessing": dict(options.preprocessing)},
+            "data": {"source": data, "workers": options.workers or None, "max_bad": options.max_bad},
+            "schedule": {"epochs": self.epochs, "steps": self.steps},
+            "compute": {
+                "device": options.device,
+                "precision": None if options.precision == "fp32" else options.precision,
+            },
+        }
+        return request(recipe=self.recipe, flags=flags, settings=(*of_data, *self.settings))[0]
+
+
+def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
+    """The protocols. Raises `ConfigError` for an unknown or repeated protocol, and for none."""
+    for protocol, count in Counter(protocols).items():
+        if protocol not in ALL:
+            raise ConfigError(f"there is no protocol {protocol!r}", nearest(protocol, ALL))
+        if count > 1:
+            raise ConfigError(f"the protocol {protocol} is named {count} times", "name it once")
+    if not protocols:
+        raise ConfigError("no protocols were named", f"choose some of {', '.join(ALL)}")
+    return protocols
+
+
+def name_data(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
+    """What each data set is called in the tables: the last part of its path, or all of it where that names several."""
+    if not data:
+        raise ConfigError("no data were named", "vitrail transfer MODEL DATA DATA ... --out FOLDER")
+    sources = list(dict.fromkeys(map(str, [data] if isinstance(data, str | Path) else data)))
+    short = {source: Path(source).name or source for source in sources}
+    count = Counter(short.values())
+    return {short[source] if count[short[source]] == 1 else source: source for source in sources}
+
+
+def get_root(data: str | Path | Sequence[str | Path]) -> Path:
+    """The folder of the tasks of VTAB-1k. Raises `ConfigError` for several."""
+    roots = [data] if isinstance(data, str | Path) else list(data)
+    if len(roots) != 1:
+        raise ConfigError(f"--vtab takes one folder, and {len(roots)} were named", "vitrail transfer MODEL ROOT --vtab")
+    return Path(roots[0]).expanduser()
+
+
+def collect_settings(
+    model: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
+) -> dict[str, Any]:
+    """All that decides the figures but the data sets and protocols, which may grow."""
+    weights = digest_of(model)
+    return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": options.precision})
+
+
+def describe_settings(probes: Mapping[str, ProbeProtocol], tuning: Tuning | None, *, vtab: bool) -> dict[str, str]:
+    """The settings for the page."""
+    words = {
+        "Training images": SAMPLE if vtab else "",
+        "Neighbours": str(probes["knn"].k) if "knn" in probes else "",
+        "Shots": ", ".join(map(str, probes["fewshot"].shots)) if "fewshot" in probes else "",
+    }
+    if tuning is not None:
+        length = f"{tuning.epochs:g} epochs" if tuning.epochs else f"{tuning.steps} steps" if tuning.steps else ""
+        recipe = "" if tuning.recipe == FINETUNE else f"recipe {tuning.recipe}"
+        words["Fine-tuning"] = ", ".join(filter(None, (recipe, length, *tuning.settings, plural(tuning.seeds, "seed"))))
+    return words
+
+
+@dataclass
+class DataSet:
+    """One data set: opened once, and its features computed once, if any protocol needs them."""
+
+    data: str
+    init: Path
+    model: Task
+    kept: Cells
+    options: InferenceOptions
+    cache: Path | None
+    command: str
+    say: Say
+    ranks: Ranks
+    task: VtabTask | None
+
+    @cached_property
+    def slug(self) -> str:
+        """What its files are called."""
+        whole = self.data if self.data in BUILT_IN else str(Path(self.data).expanduser().resolve())
+        return f"{Path(self.data).stem or 'data'}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+    @cached_property
+    def splits(self) -> Splits:
+        if self.task is not None:
+            return open_task(self.data, channels=self.model.config.in_channels)
+        return open_to_probe(self.data, self.model)
+
+    @cached_property
+    def parts(self) -> tuple[Source, str, Source]:
+        """What is learnt from, the name of the split that is judged, and that."""
+        with self.ranks.share_errors():
+            return choose_parts(self.splits)
+
+    @cached_property
+    def departures(self) -> list[str]:
+        """What makes the figures differ from those of VTAB-1k."""
+        return find_departures(self.task, self.parts[0]) if self.task is not None else []
+
+    @cached_property
+    def features(self) -> list[Features]:
+        """Of what is learnt from, and of what is judged."""
+        learnt, split, judged = self.parts
+        both = {"train": learnt, split: judged}
+        how = {"options": self.options, "cache": self.cache, "say": self.say, "ranks": self.ranks}
+        return compute_features(self.model, both, **how)
+
+    def compute(self, probes: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
+        """The figures by protocol, None for fine-tuning: those that are kept, and new ones, which are kept then; or what went
+        wrong.
+        """
+        stored = self.ranks.run_on_rank0(lambda: {name: self.kept.read(f"{self.slug}.{name}") for name in probes})
+        kept = {
+            name: Cell(content["figures"], notes=tuple(content["notes"]))
+            for name, content in stored.items()
+            if content is not None
+        }
+        if len(kept) == len(probes):
+            return kept
+        try:
+            learnt, split, judged = self.parts
+        except OF_ONE_DATA_SET as error:
+            failure = report_failure(error, self.say)
+            return {name: kept.get(name, failure) for name in probes}
+        self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(judged):,}")
+        for words in self.departures:
+            self.say(f"warning  {words}")
+        warn_of_training_images(self.model, self.data, self.splits, self.say)
+        return {name: kept.get(name) or self.compute_cell(name, probe, tuning) for name, probe in probes.items()}
+
+    def compute_cell(self, name: str, probe: ProbeProtocol | None, tuning: Tuning) -> Cell:
+        try:
+            figures = self.fine_tune(tuning) if probe is None else self.probe(probe)
+        except OF_ONE_DATA_SET as error:
+            return report_failure(error, self.say, name)
+        self.say(f"done     {name} {figures['accuracy']:.4f}")
+        content = {"data": self.data, "protocol": name, "figures": figures, "notes": self.departures}
+        self.ranks.run_on_rank0(lambda: self.kept.write(f"{self.slug}.{name}", content))
+        return Cell(figures, notes=tuple(self.departures))
+
+    def probe(self, protocol: ProbeProtocol) -> dict[str, float]:
+        """The figures of a protocol on frozen features."""
+        with self.ranks.share_errors():
+            protocol.check(self.parts[0].labels)
+        learnt, judged = self.features
+        judge = partial(judge_features, protocol, self.parts[1], [learnt], [judged], say=self.say)
+        return self.ranks.run_on_rank0(judge).figures
+
+    def fine_tune(self, tuning: Tuning) -> dict[str, float]:
+        """The accuracy after fine-tuning on the images that the probes are judged on: the mean over seeds, and that of each."""
+        learnt, split, judged = self.parts
+        of_data = choose_settings(self.task) if self.task is not None else ()
+        right = []
+        for seed in range(tuning.seeds):
+            run = tuning.run(self.init, self.data, self.options, seed=seed, of_data=of_data)
+            folder = self.kept.folder / FINETUNE / f"{self.slug}-seed{seed}"
+            how = {"quiet": self.options.quiet, "command": self.command, "ranks": self.ranks}
+            result = train(run, out=folder, data=self.splits, **how)
+            with self.ranks.share_errors():
+                tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
+            options, bad = self.options.of_rank(self.ranks), self.options.record_bad(judged)
+            samples = evaluate_model(tuned, judged, options, split=split, bad=bad, ranks=self.ranks).metric.samples()
+            assert samples is not None, "a classifier is judged by each image"
+            right.append(samples)
+        by_seed = (
+            {f"{RUN}{seed}": float(samples.mean()) for seed, samples in enumerate(right)} if len(right) > 1 else {}
+        )
+        figures = {**compute_figures(np.stack(right)), **by_seed}
+        return {**figures, "images": len(right[0]), "train_images": len(learnt)}
+
+
+def report_failure(error: VitrailError, say: Say, protocol: str = "") -> Cell:
+    """The cell of what went wrong, which is printed."""
+    say(f"failed   {protocol + ': ' if protocol else ''}{error}")
+    return Cell(error=str(error), code=error.code)
