@@ -12,7 +12,7 @@ from PIL import Image
 from tests.looked_at import QUIET
 from tests.tasks.dense_models import BACKBONES, create, draw_images
 from vitrail.analysis.explanation import ExplainOptions
-from vitrail.analysis.occlusion import measure_occlusion
+from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import relevance_of_score
 from vitrail.data.augment.placement import Frames
 from vitrail.errors import ConfigError
@@ -86,7 +86,7 @@ def test_every_kind_of_backbone_is_explained(task, name):
     model = create(task, BACKBONES[name])
     images = draw_images(model, 1)
     subject = find(model, images)
-    covered = measure_occlusion(model, images, lambda outputs, _: subject.probability(outputs))
+    covered = occlusion(model, images, lambda outputs, _: subject.probability(outputs))
     assert covered.isfinite().all() and covered.abs().max() > 0
     if not model.attention_grids(model.config.image_size):
         return

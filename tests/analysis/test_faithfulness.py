@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -36,9 +34,10 @@ def cells_of(weight: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     return torch.stack(sums).view(grid)
 
 
-def blurred(images: torch.Tensor, sigma: float) -> torch.Tensor:
-    """By a convolution that reaches over the whole image, divided by what it makes of ones."""
+def blurred(images: torch.Tensor) -> torch.Tensor:
+    """By a tenth of the longer side: a convolution that reaches over the whole image, divided by what it makes of ones."""
     height, width = images.shape[2:]
+    sigma = max(height, width) / 10
     rows, columns = torch.arange(1 - height, height)[:, None], torch.arange(1 - width, width)
     kernel = (-(rows**2 + columns**2) / (2 * sigma**2)).exp()[None, None]
 
@@ -84,9 +83,7 @@ def test_a_map_of_zeros_covers_no_part_before_another_in_the_mean_over_many_imag
 def test_deletion_takes_away_what_the_hottest_cells_weigh(channels, size, grid):
     weight = weights(channels, *size)
     worth = cells_of(weight, grid)
-    curve = deletion(
-        weighing(weight), torch.ones(2, *weight.shape), worth.expand(2, *grid), targets=THIS, steps=worth.numel()
-    )
+    curve = deletion(weighing(weight), torch.ones(2, *weight.shape), worth.expand(2, *grid), THIS, steps=worth.numel())
     taken = worth.flatten().sort(descending=True).values.cumsum(0)
     assert curve.shape == (2, worth.numel() + 1) and curve.dtype == torch.float32
     torch.testing.assert_close(curve, (0.8 - F.pad(taken, (1, 0))).expand(2, -1), atol=1e-6, rtol=1e-5)
@@ -94,42 +91,35 @@ def test_deletion_takes_away_what_the_hottest_cells_weigh(channels, size, grid):
 
 def test_where_all_cells_matter_alike_the_curve_is_a_straight_line():
     weight = torch.full((3, 16, 24), 0.8 / (3 * 16 * 24))
-    curve = deletion(weighing(weight), torch.ones(2, 3, 16, 24), torch.zeros(2, 4, 6), targets=THIS, steps=8)
+    curve = deletion(weighing(weight), torch.ones(2, 3, 16, 24), torch.zeros(2, 4, 6), THIS, steps=8)
     torch.testing.assert_close(curve, torch.linspace(0.8, 0, 9).expand(2, 9), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(compute_area(curve), torch.full((2,), 0.4))
 
 
 def test_steps_that_do_not_divide_the_cells_are_rounded_down():
     weight = torch.full((3, 16, 24), 0.7 / (3 * 16 * 24))
-    curve = deletion(weighing(weight), torch.ones(1, 3, 16, 24), torch.zeros(1, 1, 8), targets=THIS[:1], steps=3)
+    curve = deletion(weighing(weight), torch.ones(1, 3, 16, 24), torch.zeros(1, 1, 8), THIS[:1], steps=3)
     torch.testing.assert_close(curve, 0.7 * (1 - torch.tensor([[0, 2, 5, 8]]) / 8), atol=1e-6, rtol=1e-5)
 
 
 def test_insertion_reveals_the_hottest_cells_of_a_blurred_image():
     weight, images = weights(3, 13, 22), pictures(2, 3, 13, 22)
     heat = pictures(2, 1, 3, 5)[:, 0]
-    curve = insertion(weighing(weight), images, heat, targets=THIS, steps=15, sigma=2.5)
-    gain = ((images - blurred(images, 2.5)) * weight)[:, None]  # of revealing each pixel
+    curve = insertion(weighing(weight), images, heat, THIS, steps=15)
+    gain = ((images - blurred(images)) * weight)[:, None]  # of revealing each pixel
     gains = torch.stack([cells_of(each, (3, 5)).flatten() for each in gain[:, 0]])
-    start = (blurred(images, 2.5) * weight).sum((1, 2, 3))
+    start = (blurred(images) * weight).sum((1, 2, 3))
     expected = start[:, None] + F.pad(gains.gather(1, heat.flatten(1).argsort(1, descending=True)).cumsum(1), (1, 0))
     torch.testing.assert_close(curve, expected, atol=1e-6, rtol=1e-5)
-
-
-def test_the_blur_is_a_tenth_of_the_longer_side_unless_it_is_given():
-    model, images, heat = weighing(weights()), pictures(2, 3, 16, 24), draw_random_heat(2, (2, 3), 0)
-    assert torch.equal(insertion(model, images, heat), insertion(model, images, heat, sigma=2.4))
-    assert not torch.equal(insertion(model, images, heat), insertion(model, images, heat, sigma=2.5))
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_curves_run_between_the_plain_image_and_the_covered_or_blurred_one(multi_label):
     model, images = weighing(weights(), multi_label=multi_label), pictures(2, 3, 16, 24)
     heat = draw_random_heat(2, (4, 3), 1)
-    removed = deletion(model, images, heat, targets=THIS, fill=0.2)
-    revealed = insertion(model, images, heat, targets=THIS, sigma=3)
-    grey = torch.full_like(images, 0.2)
-    plain, filled, soft = (model.probabilities(model(each))[:, 1] for each in (images, grey, blurred(images, 3)))
+    removed, revealed = (curve(model, images, heat, THIS, steps=12) for curve in (deletion, insertion))
+    grey = torch.zeros_like(images)
+    plain, filled, soft = (model.probabilities(model(each))[:, 1] for each in (images, grey, blurred(images)))
     torch.testing.assert_close(removed[:, [0, -1]], torch.stack([plain, filled], 1))
     torch.testing.assert_close(revealed[:, [0, -1]], torch.stack([soft, plain], 1))
     share = (images * weights()).sum((1, 2, 3))
@@ -141,7 +131,7 @@ def test_the_right_order_is_better_than_the_reverse_by_both_measures():
     images[:, :, 8:, 16:] = 1  # what the answer rests on, which a blur hides
     model, worth = weighing(weight), cells_of(weight * images[0], (4, 6)).expand(2, 4, 6)
     right, wrong = (
-        [curve(model, images, heat, targets=THIS) for curve in (deletion, insertion)] for heat in (worth, -worth)
+        [curve(model, images, heat, THIS, steps=24) for curve in (deletion, insertion)] for heat in (worth, -worth)
     )
     assert (compute_area(right[0]) < compute_area(wrong[0])).all() and (
         compute_area(right[1]) > compute_area(wrong[1])
@@ -152,33 +142,30 @@ def test_the_right_order_is_better_than_the_reverse_by_both_measures():
 @pytest.mark.parametrize("batch", [1, 5, 1000])
 def test_the_model_sees_at_most_a_batch_and_the_curve_is_the_same(curve, batch):
     model, images, heat = weighing(weights()), pictures(3, 3, 16, 24), draw_random_heat(3, (4, 6), 2)
-    expected, counting = curve(model, images, heat), Counting(model)
-    torch.testing.assert_close(curve(model, images, heat, batch=batch), expected)
+    targets = model(images).argmax(1)
+    expected, counting = curve(model, images, heat, targets, steps=24), Counting(model)
+    torch.testing.assert_close(curve(model, images, heat, targets, steps=24, batch=batch), expected)
     assert expected.shape == (3, 25) and max(counting.shown) <= batch
-    assert expected.numel() == sum(counting.shown) - len(images)
-
-
-def test_there_are_28_steps_unless_there_are_fewer_cells():
-    model, images = weighing(weights()), pictures(1, 3, 16, 24)
-    assert [deletion(model, images, draw_random_heat(1, grid, 0)).shape[1] for grid in [(14, 14), (3, 4)]] == [29, 13]
+    assert expected.numel() == sum(counting.shown)
 
 
 def test_an_autocast_is_for_the_model_and_not_for_the_blur():
     model, images, heat = weighing(weights()), pictures(1, 3, 16, 24), draw_random_heat(1, (2, 3), 0)
-    expected = insertion(model, images, heat)
+    expected = insertion(model, images, heat, THIS[:1], steps=6)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(insertion(model, images, heat), expected)
+        assert torch.equal(insertion(model, images, heat, THIS[:1], steps=6), expected)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_the_curves_of_every_kind_of_architecture_are_its_probabilities(name):
     model = shaken(TINY[name])
     images = pictures(2, 3, *model.config.image_size)
-    found = compare(model, images, {"left": torch.tensor([[[1.0, 0]]]).expand(2, 1, 2)}, draws=1)
     model.eval()
     with torch.no_grad():
         every = model.probabilities(model(images))
         targets, half = every.argmax(1), images.shape[3] // 2
+        left = {"left": torch.tensor([[[1.0, 0]]]).expand(2, 1, 2)}
+        found = compare(model, images, left, targets, steps=2, draws=1)
         images[..., :half] = 0
         covered = model.probabilities(model(images))[torch.arange(2), targets]
     expected = torch.stack([every.amax(1), covered], 1)
@@ -231,85 +218,46 @@ def test_random_maps_are_those_of_their_seed_draw_and_image():
 def test_all_maps_are_compared_on_the_coarsest_grid_with_the_same_targets():
     model, images = weighing(weights(total=0.3)), pictures(2, 3, 16, 24)
     heats = {"fine": draw_random_heat(2, (8, 4), 0), "coarse": draw_random_heat(2, (4, 6), 1)}
-    found = compare(model, images, heats, steps=4, fill=0.1, sigma=2.0, draws=3, seed=9)
+    targets = model(images).argmax(1)
+    found = compare(model, images, heats, targets, steps=4, draws=3, seed=9)
     assert list(found) == ["fine", "coarse", "random"]
-    rest = {"targets": model(images).argmax(1), "steps": 4, "seed": 9}
+    rest = {"targets": targets, "steps": 4, "seed": 9}
     for name, heat in heats.items():
         same = resample(heat, (4, 4))
-        assert torch.equal(found[name].deletion, deletion(model, images, same, fill=0.1, **rest))
-        assert torch.equal(found[name].insertion, insertion(model, images, same, sigma=2.0, **rest))
-    drawn = [deletion(model, images, draw_random_heat(2, (4, 4), 9, draw=draw), fill=0.1, **rest) for draw in range(3)]
+        assert torch.equal(found[name].deletion, deletion(model, images, same, **rest))
+        assert torch.equal(found[name].insertion, insertion(model, images, same, **rest))
+    drawn = [deletion(model, images, draw_random_heat(2, (4, 4), 9, draw=draw), **rest) for draw in range(3)]
     torch.testing.assert_close(found["random"].deletion, sum(drawn) / 3)
-
-
-def test_the_grid_can_be_chosen():
-    model, images = weighing(weights()), pictures(2, 3, 16, 24)
-    found = compare(model, images, {"map": draw_random_heat(2, (4, 6), 0)}, grid=(2, 2), draws=2)
-    assert found["map"].deletion.shape == found["random"].insertion.shape == (2, 5)
 
 
 def test_a_map_of_what_matters_is_better_than_chance():
     weight, images = torch.zeros(3, 16, 24), pictures(4, 3, 16, 24)
     weight[:, 4:8, 8:12] = 0.9 / (3 * 4 * 4)
     worth = (weight * images).sum(1)  # (B, H, W), a map of pixels
-    found = compare(weighing(weight), images, {"worth": worth}, grid=(4, 6), targets=torch.ones(4, dtype=torch.long))
+    found = compare(weighing(weight), images, {"worth": resample(worth, (4, 6))}, THIS.repeat(2), steps=24, draws=5)
     assert isinstance(found["worth"], Faithfulness)
     assert (found["worth"].deletion_area < found["random"].deletion_area).all()
     assert torch.equal(found["worth"].insertion_area, compute_area(found["worth"].insertion))
 
 
 def test_no_images_have_curves_of_no_rows():
-    found = compare(weighing(weights()), torch.empty(0, 3, 16, 24), {"map": torch.empty(0, 2, 3)})
+    found = compare(
+        weighing(weights()), torch.empty(0, 3, 16, 24), {"map": torch.empty(0, 2, 3)}, THIS[:0], steps=6, draws=1
+    )
     assert found["map"].deletion.shape == found["random"].insertion.shape == (0, 7)
 
 
 # what is refused
 
 
-@pytest.mark.parametrize("curve", [deletion, insertion])
 @pytest.mark.parametrize(
-    ("given", "what"),
+    ("heat", "more", "words"),
     [
-        ({"heat": torch.full((2, 2, 3), torch.nan)}, "heat is NaN in 12 of 12 cells"),
-        ({"heat": torch.zeros(1, 2, 3)}, "heat of shape (1, 2, 3) for 2 images"),
-        ({"heat": torch.zeros(2, 6)}, "heat of shape (2, 6) for 2 images"),
-        ({"heat": torch.zeros(2, 0, 3)}, "heat of shape (2, 0, 3) for 2 images"),
-        ({"heat": torch.zeros(2, 17, 3)}, "a map of 17x3 for images of 16x24 pixels"),
-        ({"steps": 0}, "steps is 0 on a map of 6 cells"),
-        ({"steps": 7}, "steps is 7 on a map of 6 cells"),
-        ({"batch": 0}, "batch is 0"),
-        ({"targets": torch.tensor([0, 2])}, "target 2 for a model of 2 classes"),
+        (torch.full((2, 2, 3), torch.nan), {}, "heat is NaN in 12 of 12 cells"),
+        (torch.zeros(2, 2, 3), {"steps": 0}, "steps is 0"),
+        (torch.zeros(2, 2, 3), {"draws": 0}, "draws 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_words(curve, given, what):
-    with pytest.raises(ConfigError, match=re.escape(what)) as caught:
-        curve(weighing(weights()), pictures(2, 3, 16, 24), **{"heat": torch.zeros(2, 2, 3), **given})
-    assert caught.value.remedy
-
-
-@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_blur_has_a_width(sigma):
-    with pytest.raises(ConfigError, match="sigma is"):
-        insertion(weighing(weights()), pictures(1, 3, 16, 24), torch.zeros(1, 2, 3), sigma=sigma)
-
-
-@pytest.mark.parametrize(
-    ("heats", "more", "what"),
-    [
-        ({}, {}, "there is no heat map to compare"),
-        ({"random": torch.zeros(2, 2, 3)}, {}, "a method is called 'random'"),
-        ({"map": torch.zeros(2, 2, 3)}, {"draws": 0}, "draws is 0"),
-        ({"map": torch.zeros(2, 2, 3)}, {"grid": (0, 3)}, "grid is (0, 3)"),
-        ({"map": torch.zeros(2, 2, 3), "other": torch.zeros(3, 2, 3)}, {}, "heat of shape (3, 2, 3) for 2 images"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_in_words(heats, more, what):
-    with pytest.raises(ConfigError, match=re.escape(what)) as caught:
-        compare(weighing(weights()), pictures(2, 3, 16, 24), heats, **more)
-    assert caught.value.remedy
-
-
-def test_a_model_without_a_head_is_refused():
-    headless = shaken(replace(TINY["vit"], classes=0))
-    with pytest.raises(ConfigError, match="no head"):
-        compare(headless, pictures(1, 3, 32, 32), {"map": torch.zeros(1, 4, 4)})
+def test_what_cannot_be_compared_is_refused(heat, more, words):
+    with pytest.raises(ConfigError, match=words):
+        compare(weighing(weights()), pictures(2, 3, 16, 24), {"map": heat}, THIS, **{"steps": 3, "draws": 1, **more})

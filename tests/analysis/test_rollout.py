@@ -77,26 +77,6 @@ def test_rollout_is_the_product_of_whole_matrices(name):
         torch.testing.assert_close(total, torch.ones(2), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["vit", "registers", "swin"])
-def test_rollout_of_a_place(name):
-    model, size = make(name), size_of(name)
-    images, grids = random_images(model, size), model.attention_grids(size)
-    _, matrices = model.forward_with_attention(images)
-    rows, columns = map_of(grids[-1])
-    asked = np.zeros(grids[-1].prefix + rows * columns)
-    asked[grids[-1].prefix + (rows - 1) * columns + columns - 2] = 1
-    truth = dense_rollout(grids, [each.detach() for each in matrices], asked)
-    for query in ((rows - 1, columns - 2), (-1, -2)):
-        np.testing.assert_allclose(rollout(model, images, query), truth, atol=1e-6)
-    with pytest.raises(ConfigError, match=f"there is no row {rows}: the model has {rows}\n.*give 0 to {rows - 1}"):
-        rollout(model, images, (rows, 0))
-
-
-def test_where_patches_rest_none_can_be_asked():
-    with pytest.raises(ConfigError, match="the class token is the only query"):
-        rollout(make("cait"), random_images(make("cait"), (32, 32)), (0, 0))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_relevance_is_the_product_of_whole_matrices_and_their_gradients(name):
     model, size, targets = make(name, in_channels=1), size_of(name), torch.tensor([2, 6])

@@ -21,7 +21,7 @@ from tests.models.tiny import TINY
 from tests.weights.graphs import write_graph
 from vitrail.analysis.attention import compute_head_maps
 from vitrail.analysis.explanation import ExplainOptions
-from vitrail.analysis.occlusion import occlusion
+from vitrail.analysis.occlusion import measure_class, occlusion
 from vitrail.analysis.rollout import rollout
 from vitrail.inference.options import InferenceOptions
 from vitrail.serving.loaded_model import Abandoned, ExplanationRequest, LoadedModel, load_model
@@ -196,7 +196,8 @@ def test_an_exported_graph_answers_embeds_and_is_explained_by_occlusion_alone(st
     assert client.get("/v1/model").json()["methods"] == ["occlusion"]
     (found,) = client.post("/v1/explain?method=occlusion", files={"file": png()}).json()["maps"]
     images = served.model.preprocess(png())
-    assert np.allclose(found["values"], occlusion(served.model, images).flatten(1), rtol=1e-4, atol=1e-6)
+    measure = measure_class(served.model, served.model(images).argmax(1))
+    assert np.allclose(found["values"], occlusion(served.model, images, measure).flatten(1), rtol=1e-4, atol=1e-6)
     refused = client.post("/v1/explain", files={"file": png()}).json()["error"]
     assert refused["code"] == "cannot_explain" and "occlusion" in refused["remedy"]
 
@@ -225,15 +226,16 @@ def test_occlusion_covers_larger_regions_where_time_is_short_and_says_so(monkeyp
     prepared = served.prepare_explanation(png(), most_pixels=10**6)
     request = ExplanationRequest(options=ExplainOptions(method="occlusion"))
     patch = served.model.config.patch_size[0]
+    measure = measure_class(served.model, served.model(prepared.images).argmax(1))
     for left, side, note in (
         (100.0, 4, None),
         (4.0, 2, "2 x 2 regions; 4 x 4 would take longer than the deadline"),
         (0.1, 2, "2 x 2 regions; 4 x 4 would take longer than the deadline"),
     ):
         (found,) = served.maps(prepared, request, now[0] + left)
-        window = 4 // side * patch
+        window = (4 // side * patch, 4 // side * patch)
         assert found.note == note
-        assert np.allclose(found.values, occlusion(served.model, prepared.images, window=window), atol=1e-6)
+        assert np.allclose(found.values, occlusion(served.model, prepared.images, measure, window=window), atol=1e-6)
 
 
 def test_an_explanation_stops_when_nobody_waits_for_it_any_more(start, png, monkeypatch):

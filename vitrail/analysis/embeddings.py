@@ -13,10 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches
 from vitrail.models.backbone import at_rest
-from vitrail.models.config import is_whole
 from vitrail.tasks import Task
 
 
@@ -36,25 +34,17 @@ class LineSimilarity:
     elsewhere: float
 
 
-def extract_position_embeddings(model: Task | Backbone, grid: tuple[int, int] | None = None) -> Tensor | None:
+def extract_position_embeddings(model: Task | Backbone) -> Tensor | None:
     """Returns the position embeddings that are added to the patches before the encoder: (h, w, D), in the model's precision.
 
     Returns None if nothing is added: no positions, or positions that act in each block or on attention.
-
-    Args:
-        grid: rows and columns; by default those of the image size of the model. Other grids resize the embeddings.
-
-    Raises:
-        ConfigError: an empty grid.
     """
-    if grid is not None and not all(is_whole(length, 1) for length in grid):
-        raise ConfigError(f"grid is {grid}", "give rows and columns, whole numbers from 1")
     with at_rest(model):
         images = _read_first_layer(model).new_zeros(1, model.config.in_channels, *model.config.image_size)
         patches = model.patchify(images)
-        grid = patches.grid if grid is None else grid
-        nothing = patches.x.new_zeros(1, grid[0] * grid[1], patches.x.shape[2])
-        added = model.place(Patches(nothing, grid)).x[0].unflatten(0, grid)  # (h, w, D)
+        added = (
+            model.place(Patches(torch.zeros_like(patches.x), patches.grid)).x[0].unflatten(0, patches.grid)
+        )  # (h, w, D)
     return added if added.any() else None
 
 
@@ -76,12 +66,7 @@ def compute_neighbour_rate(similarity: Tensor, *, reach: float = 1) -> float:
         similarity: (h, w, h, w), from `compute_position_similarity`.
         reach: maximum distance between the centres of neighbours, in patches: 1 for the 4 adjacent patches, 1.5 for the 8
             surrounding ones. At the edges of the grid there are fewer.
-
-    Raises:
-        ConfigError: a reach below 1.
     """
-    if not reach >= 1:
-        raise ConfigError(f"reach is {reach}", "give 1 for 4 neighbours, 1.5 for 8")
     if similarity[0, 0].numel() == 1:
         return float("nan")
     down, right = _compute_offsets(similarity)
@@ -140,12 +125,7 @@ def compute_principal_filters(filters: Tensor, count: int = 28) -> PrincipalFilt
     Returns:
         K components and explained variance ratios, in the precision of ``filters``. The ratios are 0 if all filters are
         equal.
-
-    Raises:
-        ConfigError: a count below 1.
     """
-    if not is_whole(count, 1):
-        raise ConfigError(f"count is {count}", "give a whole number from 1")
     rows = filters.detach().cpu().double().flatten(1)  # (D, C P Q)
     _, deviations, directions = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
     kept = min(count, len(rows) - 1, rows.shape[1])

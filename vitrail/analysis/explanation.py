@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, check_index, compute_head_maps, compute_reach, select_head
-from vitrail.analysis.occlusion import choose_window, measure_occlusion, occlusion
+from vitrail.analysis.occlusion import choose_window, measure_class, occlusion
 from vitrail.analysis.pictures import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
 from vitrail.analysis.rollout import relevance, relevance_of_score, rollout
 from vitrail.data.augment.placement import Frames
@@ -82,13 +82,13 @@ METHODS: dict[str, Method] = {
     "rollout": lambda model, images, targets, options, batch: rollout(model, images),
     "gradient": lambda model, images, targets, options, batch: relevance(model, images, targets),
     "occlusion": lambda model, images, targets, options, batch: occlusion(
-        model, images, targets=targets, window=options.window, batch=batch
+        model, images, measure_class(model, targets), window=options.window, batch=batch
     ),
 }
 # of a subject: model, images, subject, options, batch
 PLACED: dict[str, Callable[[DenseTask, Tensor, Subject, ExplainOptions, int], Tensor]] = {
     "gradient": lambda model, images, subject, options, batch: relevance_of_score(model, images, subject.logit),
-    "occlusion": lambda model, images, subject, options, batch: measure_occlusion(
+    "occlusion": lambda model, images, subject, options, batch: occlusion(
         model, images, lambda outputs, _: subject.probability(outputs), window=options.window, batch=batch
     ),
 }

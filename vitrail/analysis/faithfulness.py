@@ -9,20 +9,19 @@ B images, C channels, H and W their size, r x c = N cells of a map, S steps, b v
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.perturbation import choose_targets, compute_probabilities
+from vitrail.analysis.occlusion import measure_class, measure_versions
 from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
+from vitrail.models.backbone import device_of
 from vitrail.tasks import Task
 
-STEPS = 28  # 7 cells per step on a grid of 14 x 14
 # sigma of the initial blur of insertion, relative to the longer side: for a ViT-Ti/16 at 224 pixels on 32 photographs the
 # mean probability of the prediction falls from 0.77 to 0.05 at 1/20, where outlines remain, and to 0.003 at 1/10
 BLUR = 1 / 10
@@ -47,113 +46,40 @@ class Faithfulness:
         return compute_area(self.insertion)
 
 
-def deletion(
-    model: Task,
-    images: Tensor,
-    heat: Tensor,
-    *,
-    targets: Tensor | None = None,
-    steps: int | None = None,
-    fill: float = 0.0,
-    batch: int = 64,
-    seed: int = 0,
-) -> Tensor:
-    """Computes the probability of the target while cells are covered, the most important first.
-
-    Cell (i, j) covers the rows from floor(i H / r) up to floor((i + 1) H / r) of the image, and columns likewise.
-
-    Args:
-        images: normalised, (B, C, H, W).
-        heat: (B, r, c), larger for more important cells, of any grid up to the size of the image.
-        targets: (B,) class indices; by default the predictions for the unmodified images.
-        steps: number of equal steps from no cell to all cells, rounded down to whole cells; by default 28, or the number of
-            cells if that is smaller.
-        fill: value of covered pixels, normalised; 0 is the mean colour of the data set.
-        batch: covered images per forward pass.
-        seed: seed of the order of cells with equal heat, see `rank`.
-
-    Returns:
-        (B, S + 1) in fp32, from the unmodified to the fully covered image.
-
-    Raises:
-        ConfigError: heat that contains NaN, is not one map per image, or is finer than the image; steps outside of 1 to the
-            number of cells; targets that are not one class per image; a model without a head.
-    """
-    targets = choose_targets(model, images, targets, batch=batch)
-    covered = _Order(images, heat, steps, seed, targets.device)
-
-    def cover(pixels: Tensor, image: Tensor, step: Tensor) -> Tensor:
-        return pixels.masked_fill(covered.mask_after(image, step), fill)
-
-    return compute_probabilities(model, images, targets, covered.steps + 1, cover, batch=batch)
-
-
-def insertion(
-    model: Task,
-    images: Tensor,
-    heat: Tensor,
-    *,
-    targets: Tensor | None = None,
-    steps: int | None = None,
-    sigma: float | None = None,
-    batch: int = 64,
-    seed: int = 0,
-) -> Tensor:
-    """Computes the probability of the target while cells of a blurred image are revealed, the most important first.
-
-    Args:
-        sigma: standard deviation of the blur in pixels, above 0; by default a tenth of the longer side.
-
-    The other arguments and the errors are those of `deletion`.
-
-    Returns:
-        (B, S + 1) in fp32, from the blurred to the unmodified image.
-    """
-    targets = choose_targets(model, images, targets, batch=batch)
-    revealed = _Order(images, heat, steps, seed, targets.device)
-    blur = _make_blur(images, sigma, targets.device)
-
-    def reveal(pixels: Tensor, image: Tensor, step: Tensor) -> Tensor:
-        return torch.where(revealed.mask_after(image, step), pixels, blur(pixels))
-
-    return compute_probabilities(model, images, targets, revealed.steps + 1, reveal, batch=batch)
-
-
 def compare(
     model: Task,
     images: Tensor,
     heats: Mapping[str, Tensor],
+    targets: Tensor,
     *,
-    targets: Tensor | None = None,
-    grid: tuple[int, int] | None = None,
-    steps: int | None = None,
-    fill: float = 0.0,
-    sigma: float | None = None,
-    draws: int = 5,
+    steps: int,
+    draws: int,
     batch: int = 64,
     seed: int = 0,
 ) -> dict[str, Faithfulness]:
-    """Computes the curves of several maps of the same images on a common grid, and those of random maps.
+    """Computes the curves of several maps of the same images on their coarsest common grid, and those of random maps.
 
     Args:
-        heats: (B, r, c) by name of the method, each with its own grid.
-        grid: (rows, columns) that all maps are resampled to, see `resample`; by default the coarsest grid (`find_coarsest`).
+        images: normalised, (B, C, H, W).
+        heats: (B, r, c) by name of the method, each with its own grid, larger for more important cells.
+        targets: (B,) class indices.
+        steps: number of equal steps from no cell to all cells, rounded down to whole cells, or the number of cells if that
+            is smaller.
         draws: random maps per image; the curves under "random" are their means.
-
-    The other arguments are those of `deletion` and `insertion`.
+        batch: covered images per forward pass.
+        seed: seed of the random maps, and of the order of cells with equal heat, see `rank`.
 
     Raises:
-        ConfigError: also for no maps, a map called "random", or no draws.
+        ConfigError: heat that contains NaN, or steps or draws below 1.
     """
-    _check_methods(heats, len(images), draws)
-    grid = find_coarsest(heats.values()) if grid is None else grid
-    targets = choose_targets(model, images, targets, batch=batch)
-    common = {"targets": targets, "steps": steps, "batch": batch, "seed": seed}
+    if min(steps, draws) < 1:
+        raise ConfigError(f"steps is {steps} and draws {draws}", "give whole numbers from 1")
+    grid = _find_coarsest(heats.values())
+    how = {"steps": steps, "batch": batch, "seed": seed}
 
     def compute_curves(heat: Tensor) -> Faithfulness:
         return Faithfulness(
-            deletion(model, images, heat, fill=fill, **common),
-            insertion(model, images, heat, sigma=sigma, **common),
+            deletion(model, images, heat, targets, **how), insertion(model, images, heat, targets, **how)
         )
 
     curves_by_method = {name: compute_curves(resample(heat, grid)) for name, heat in heats.items()}
@@ -165,7 +91,49 @@ def compare(
     return curves_by_method
 
 
-def find_coarsest(heats: Iterable[Tensor]) -> tuple[int, int]:
+def deletion(
+    model: Task, images: Tensor, heat: Tensor, targets: Tensor, *, steps: int, batch: int = 64, seed: int = 0
+) -> Tensor:
+    """Computes the probability of the target while cells are covered with the mean colour, the most important first.
+
+    Cell (i, j) covers the rows from floor(i H / r) up to floor((i + 1) H / r) of the image, and columns likewise. Arguments
+    are those of `compare`, ``heat`` (B, r, c) of a grid up to the size of the image.
+
+    Returns:
+        (B, S + 1) in fp32, from the unmodified to the fully covered image.
+    """
+    covered = _Order(images, heat, steps, seed, device_of(model))
+
+    def cover(pixels: Tensor, image: Tensor, step: Tensor) -> Tensor:
+        return pixels.masked_fill(covered.mask_after(image, step), 0.0)
+
+    return measure_versions(model, images, measure_class(model, targets), covered.steps + 1, cover, batch=batch)
+
+
+def insertion(
+    model: Task, images: Tensor, heat: Tensor, targets: Tensor, *, steps: int, batch: int = 64, seed: int = 0
+) -> Tensor:
+    """Computes the probability of the target while cells of a blurred image are revealed, the most important first.
+
+    Arguments are those of `deletion`.
+
+    Returns:
+        (B, S + 1) in fp32, from the blurred to the unmodified image.
+    """
+    device = device_of(model)
+    revealed = _Order(images, heat, steps, seed, device)
+    sigma = BLUR * max(images.shape[2:])
+    down, across = (_make_gaussian(length, sigma).to(device, images.dtype) for length in images.shape[2:])
+
+    def reveal(pixels: Tensor, image: Tensor, step: Tensor) -> Tensor:
+        with torch.autocast(device.type, enabled=False):  # the precision of the caller applies to the model only
+            blurred = down @ pixels @ across.T  # (b, C, H, W)
+        return torch.where(revealed.mask_after(image, step), pixels, blurred)
+
+    return measure_versions(model, images, measure_class(model, targets), revealed.steps + 1, reveal, batch=batch)
+
+
+def _find_coarsest(heats: Iterable[Tensor]) -> tuple[int, int]:
     """Returns the smallest number of rows and of columns among maps (B, r, c)."""
     rows, columns = zip(*(heat.shape[1:] for heat in heats))
     return min(rows), min(columns)
@@ -188,8 +156,7 @@ def rank(heat: Tensor, seed: int) -> Tensor:
     values = heat.detach().cpu().flatten(1).double().numpy()  # (B, N)
     if wrong := int(np.isnan(values).sum()):
         raise ConfigError(
-            f"heat is NaN in {wrong} of {values.size} cells",
-            "correct the method that computed the map; NaN cannot be ranked",
+            f"heat is NaN in {wrong} of {values.size} cells", "look for NaN in the image and in the weights"
         )
     noise = uniforms(seed, "equal heat", 0, np.arange(len(values)), 0, values.shape[1])  # (B, N)
     return torch.from_numpy(np.lexsort((noise, -values), axis=1)).to(heat.device)
@@ -207,13 +174,7 @@ def resample(heat: Tensor, grid: tuple[int, int]) -> Tensor:
 
     Each old cell is weighted by its overlap with the new cell. Interpolation would skip cells when downsampling and
     introduce an order within cells when upsampling.
-
-    Raises:
-        ConfigError: heat that is not one map per image; a grid that is not positive.
     """
-    _check_heat(heat, len(heat))
-    if min(grid) < 1:
-        raise ConfigError(f"grid is {grid}", "grid = (rows, columns), each from 1")
     down, across = (_compute_overlaps(old, new).to(heat.device) for old, new in zip(heat.shape[1:], grid))
     # overlaps are whole numbers, and fp64 represents their sums with fp32 heat exactly: equal cells stay equal
     return (down @ heat.float().double() @ across.T / (heat.shape[1] * heat.shape[2])).float()
@@ -229,21 +190,10 @@ def _compute_overlaps(old: int, new: int) -> Tensor:
 class _Order:
     """The cells of each image in order of heat, and masks of the pixels under the first cells."""
 
-    def __init__(self, images: Tensor, heat: Tensor, steps: int | None, seed: int, device: torch.device) -> None:
-        _check_heat(heat, len(images))
+    def __init__(self, images: Tensor, heat: Tensor, steps: int, seed: int, device: torch.device) -> None:
         grid, size = heat.shape[1:], images.shape[2:]
-        if any(cells > length for cells, length in zip(grid, size)):
-            written, pixels = ("x".join(map(str, lengths)) for lengths in (grid, size))
-            raise ConfigError(
-                f"a map of {written} for images of {pixels} pixels", "convert it to a coarser grid with `resample`"
-            )
         self.cells = grid.numel()
-        self.steps = min(STEPS, self.cells) if steps is None else steps
-        if not 1 <= self.steps <= self.cells:
-            raise ConfigError(
-                f"steps is {steps} on a map of {self.cells} cells",
-                "steps = a whole number from 1 to the number of cells",
-            )
+        self.steps = min(steps, self.cells)
         self.place = rank(heat, seed).argsort(1).view(heat.shape).to(device)  # (B, r, c)
         # cell of each pixel: the last one whose start floor(i H / r) is not after the pixel
         self.row, self.column = (
@@ -256,37 +206,7 @@ class _Order:
         return (place < (step * self.cells // self.steps)[:, None, None])[:, None]
 
 
-def _make_blur(images: Tensor, sigma: float | None, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Returns a Gaussian blur of ``sigma`` pixels for images of this size; weights are renormalised at the edges."""
-    sigma = BLUR * max(images.shape[2:]) if sigma is None else sigma
-    if not 0 < sigma < math.inf:
-        raise ConfigError(f"sigma is {sigma}", "sigma = the standard deviation of the blur in pixels, above 0")
-    down, across = (_make_gaussian(length, sigma).to(device, images.dtype) for length in images.shape[2:])
-
-    def blur(pixels: Tensor) -> Tensor:
-        with torch.autocast(device.type, enabled=False):  # the precision of the caller applies to the model only
-            return down @ pixels @ across.T  # (b, C, H, W)
-
-    return blur
-
-
 def _make_gaussian(length: int, sigma: float) -> Tensor:
     """Returns the weight of each pixel in each blurred pixel: (length, length) fp64, rows sum to 1."""
     pixel = torch.arange(length, dtype=torch.float64)
     return (-((pixel - pixel[:, None]) ** 2) / (2 * sigma**2)).softmax(1)
-
-
-def _check_heat(heat: Tensor, images: int) -> None:
-    if heat.ndim != 3 or len(heat) != images or 0 in heat.shape[1:]:
-        what = f"heat of shape {tuple(heat.shape)} for {images} images"
-        raise ConfigError(what, "give one map per image, (B, rows, columns)")
-
-
-def _check_methods(heats: Mapping[str, Tensor], images: int, draws: int) -> None:
-    if not heats or BASELINE in heats:
-        what = f"a method is called {BASELINE!r}" if heats else "there is no heat map to compare"
-        raise ConfigError(what, f"give maps by name of the method; {BASELINE!r} is added automatically")
-    if draws < 1:
-        raise ConfigError(f"draws is {draws}", "draws = number of random maps per image, from 1")
-    for heat in heats.values():
-        _check_heat(heat, images)

@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.analysis.attention import Place, compute_query_shares
+from vitrail.analysis.attention import compute_query_shares
 from vitrail.analysis.attention_geometry import Lift, spread_to_finer
-from vitrail.analysis.perturbation import check_targets
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionRecord
 from vitrail.models.backbone import at_rest
@@ -27,7 +26,7 @@ from vitrail.tasks.dense.task import DenseTask
 Matrix = Callable[[AttentionRecord, slice, Lift], Tensor]
 
 
-def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
+def rollout(model: Any, images: Tensor) -> Tensor:
     """Computes attention rollout (Abnar & Zuidema 2020, section 3; ViT paper, appendix D.8): (B, h, w) on the patch grid.
 
     The attention of each layer is averaged over heads, normalised by row, and averaged with the identity for the skip
@@ -40,10 +39,9 @@ def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
 
     Args:
         images: normalised, (B, C, H, W).
-        query: row and column of a position of the last layer's map, instead of the pooled tokens.
 
     Raises:
-        ConfigError: a model without attention, or a query out of range.
+        ConfigError: a model without attention.
     """
 
     def average_heads(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
@@ -53,7 +51,7 @@ def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
     with at_rest(model):
         records: list[AttentionRecord] = []
         model.forward_recording(images, records.append)
-        shares = _start_at(model, images, query)
+        shares = _start_at_pooled(model, images)
         return _propagate_back(model, images, records, shares, average_heads, identity_weight=0.5, attention_weight=0.5)
 
 
@@ -82,14 +80,24 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         records: list[AttentionRecord] = []
         # a copy that requires a gradient, as the parameters may be frozen
         logits = model.forward_recording(images.clone().requires_grad_(), records.append)
-        chosen = logits.argmax(1) if targets is None else check_targets(targets, *logits.shape).to(logits.device)
+        chosen = logits.argmax(1) if targets is None else _check_targets(targets, *logits.shape).to(logits.device)
         answers = logits.gather(1, chosen[:, None]).sum()
         of_output = torch.autograd.grad(answers, [record.output for record in records])  # type: ignore[arg-type]
         weight = _weight_by_gradient(records, of_output)
         del logits, answers
         with torch.no_grad():
-            shares = _start_at(model, images, None)
+            shares = _start_at_pooled(model, images)
             return _propagate_back(model, images, records, shares, weight, identity_weight=1.0, attention_weight=1.0)
+
+
+def _check_targets(targets: Tensor, images: int, classes: int) -> Tensor:
+    """Returns a copy of ``targets``, (B,) int64. Raises `ConfigError` unless they are one valid class per image."""
+    whole = not targets.is_floating_point() and targets.dtype != torch.bool
+    if targets.shape != (images,) or not whole or ((targets < 0) | (targets >= classes)).any():
+        what = f"targets are {targets.tolist()} for {images} images and a model of {classes} classes"
+        raise ConfigError(what, f"give one class index per image, {images} whole numbers from 0 to {classes - 1}")
+    # a copy, as autograd does not accept tensors created in inference mode
+    return targets.to(torch.long, copy=True)
 
 
 def relevance_of_score(model: DenseTask, images: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
@@ -129,7 +137,7 @@ def relevance_of_score(model: DenseTask, images: Tensor, score: Callable[[Tensor
 def _share_reading(
     model: DenseTask, images: Tensor, layers: int, maps: list[Tensor], gradients: Sequence[Tensor | None]
 ) -> dict[int, Tensor]:
-    """The shares (B, T) of the tokens that a score reads after each number of layers, from maps (B, D, h, w)."""
+    """Returns the shares (B, T) of the tokens that a score reads after each number of layers, from maps (B, D, h, w)."""
     grids = model.attention_grids((images.shape[2], images.shape[3]))[:layers]
     shares: dict[int, Tensor] = {}
     for layer, x, gradient in zip(model.config.dense_layers, maps, gradients):
@@ -143,7 +151,7 @@ def _share_reading(
 
 
 def _weight_by_gradient(records: list[AttentionRecord], of_output: Sequence[Tensor]) -> Matrix:
-    """Attention times the gradient of the score, given that of the outputs of all layers; clamped, the mean over heads."""
+    """Returns the clamped mean over heads of attention times the gradient of the score, given that of all layers' outputs."""
     gradients = WeakKeyDictionary(zip(records, of_output))  # so that a record is freed after its use
 
     def weigh(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
@@ -153,10 +161,10 @@ def _weight_by_gradient(records: list[AttentionRecord], of_output: Sequence[Tens
     return weigh
 
 
-def _start_at(model: Any, images: Tensor, query: Place | None) -> dict[int, Tensor]:
-    """The shares (B, T) of the query, or of the pooled tokens, after the last layer."""
+def _start_at_pooled(model: Any, images: Tensor) -> dict[int, Tensor]:
+    """Returns the shares (B, T) of the pooled tokens after the last layer."""
     grids = model.attention_grids(tuple(images.shape[2:]))
-    shares = compute_query_shares(model, grids[-1], query, images.device)
+    shares = compute_query_shares(model, grids[-1], None, images.device)
     return {len(grids): shares.expand(len(images), -1)}
 
 

@@ -16,6 +16,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.classification.metric import log_softmax
 from vitrail.tasks.metric import Values, as_array
 
+TEMPERATURE = 0.07  # of the votes of neighbours, as in the papers
 CELLS = 4_000_000  # similarities in memory at a time
 STRENGTHS = tuple(10.0**power for power in range(3, -7, -1))  # of the L2 penalty, in decreasing order
 CHOSEN_ON = 0.2  # fraction of the training images of each class that is held out to choose the penalty
@@ -24,12 +25,10 @@ ITERATIONS = 2000
 RIDGE, CONSTANT = 1024.0, 100.0  # of the least squares: the penalty, and the constant feature for the bias
 
 
-def knn(
-    train: Values, targets: Values, test: Values, *, classes: int, k: int = 20, temperature: float = 0.07
-) -> np.ndarray:
+def knn(train: Values, targets: Values, test: Values, *, classes: int, k: int = 20) -> np.ndarray:
     """The votes of the nearest training images (Wu et al. 2018, section 3.4; Caron et al. 2021, DINO).
 
-    Each of the ``k`` images with the highest cosine similarity s adds exp(s / ``temperature``) to its class.
+    Each of the ``k`` images with the highest cosine similarity s adds exp(s / `TEMPERATURE`) to its class.
 
     Args:
         train: features (N, D).
@@ -40,11 +39,9 @@ def knn(
         (M, K) float32, relative to the vote of the nearest; the largest is the prediction.
 
     Raises:
-        ConfigError: ``k`` is not between 1 and N, or ``temperature`` not above 0.
+        ConfigError: ``k`` is not between 1 and N.
     """
     check_neighbours(k, len(train))
-    if not temperature > 0:
-        raise ConfigError(f"temperature is {temperature}", "give a number above 0, such as 0.07")
     known, asked = F.normalize(_to_float(train), dim=1), _to_float(test)
     labels = torch.as_tensor(targets).to(known.device, torch.int64)
     # allocated at once: small results between large temporary tensors would fragment the memory
@@ -53,7 +50,7 @@ def knn(
     for batch, batch_votes in zip(asked.split(rows), votes.split(rows)):
         similarity, nearest = (F.normalize(batch.to(known.device), dim=1) @ known.T).topk(k, dim=1)  # (m, k) each
         # relative to the nearest: same prediction, and the exponential cannot overflow
-        batch_votes.scatter_add_(1, labels[nearest], ((similarity - similarity[:, :1]) / temperature).exp())
+        batch_votes.scatter_add_(1, labels[nearest], ((similarity - similarity[:, :1]) / TEMPERATURE).exp())
     return votes.cpu().numpy()
 
 

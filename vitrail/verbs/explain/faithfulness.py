@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, resolve_options
-from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare, find_coarsest
+from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare
 from vitrail.data.imagenet import index_classes
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.intervals import paired_difference
@@ -116,9 +115,7 @@ def _compare_methods(
     else:
         targets = torch.tensor([index_classes(model.classes)[options.target]])
     heats = {name: METHODS[name](model, images, targets, options, batch) for name in methods}
-    grid = find_coarsest(heats.values())
-    settings = {"steps": min(steps, math.prod(grid)), "draws": draws, "batch": batch, "seed": seed}
-    return compare(model, images, heats, targets=targets, grid=grid, **settings)
+    return compare(model, images, heats, targets, steps=steps, draws=draws, batch=batch, seed=seed)
 
 
 def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
