@@ -1,4 +1,4 @@
-"""Choosing a learning rate from losses at a few rates, which lie a constant factor apart. Nothing here imports torch."""
+"""Chooses a learning rate from losses at a few rates, which lie a constant factor apart. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ MOST_ADDED = 2  # rates beyond the first grid
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The ``best`` rate so far, None where all trainings diverged; ``edge`` is whether it is the smallest or the largest that was
-    tried, so that the optimum may lie beyond; ``following`` is the rate to try then, None where enough were tried.
+class RateChoice:
+    """The state of a search for a learning rate.
+
+    Args:
+        best: the rate to take, None where no training has converged yet.
+        is_at_edge: whether the best one tried is the smallest or the largest, so that the optimum may lie beyond.
+        untried: the rates to try next; none where enough were tried.
     """
 
     best: float | None
-    edge: bool
-    following: float | None = None
+    is_at_edge: bool
+    untried: tuple[float, ...] = ()
 
 
-def rates_around(rate: float, count: int = 3) -> tuple[float, ...]:
-    """Returns ``count`` rates a factor `FACTOR` apart, with ``rate`` in the middle; of an even number one more is above it."""
-    return tuple(rate * FACTOR ** (place - (count - 1) // 2) for place in range(count))
+def rates_around(rate: float) -> tuple[float, ...]:
+    """Returns three rates a factor `FACTOR` apart, with ``rate`` in the middle."""
+    return rate / FACTOR, rate, rate * FACTOR
 
 
-def choose_rate(losses: Mapping[float, float], grid: Sequence[float]) -> Choice:
-    """Chooses the learning rate with the smallest loss.
+def choose_rate(losses: Mapping[float, float], grid: Sequence[float]) -> RateChoice:
+    """Chooses the learning rate with the smallest loss, for `vitrail train --tune-lr` and for the arms of a study.
 
     Between rates it is the vertex of the parabola in the logarithm of the rate through the best one and its neighbours; it is
     at most half a step away from the best one, and the best one itself where a neighbour diverged. A rate at the edge is taken as
@@ -38,26 +42,23 @@ def choose_rate(losses: Mapping[float, float], grid: Sequence[float]) -> Choice:
 
     Args:
         losses: by rate, lower is better; infinite or NaN for a training that diverged, which is worse than any other.
-        grid: two rates or more that were planned; all others in ``losses`` were added.
-
-    Raises:
-        ValueError: a rate of the grid has no loss yet.
+        grid: two rates or more, which are tried first; all others in ``losses`` were added.
     """
-    if missing := [rate for rate in grid if rate not in losses]:
-        raise ValueError(f"no loss is known for the rates {missing}")
+    if missing := tuple(rate for rate in grid if rate not in losses):
+        return RateChoice(None, False, missing)
     rates = sorted(losses)
     values = [losses[rate] if math.isfinite(losses[rate]) else math.inf for rate in rates]
     at = int(np.argmin(values))
     if at in (0, len(rates) - 1):
         beyond = rates[0] ** 2 / rates[1] if at == 0 else rates[-1] ** 2 / rates[-2]
-        following = _round(beyond) if len(losses) - len(grid) < MOST_ADDED else None
-        return Choice(rates[at] if math.isfinite(values[at]) else None, True, following)
+        untried = (_round(beyond),) if len(losses) - len(grid) < MOST_ADDED else ()
+        return RateChoice(rates[at] if math.isfinite(values[at]) else None, True, untried)
     near = slice(at - 1, at + 2)
     if not all(map(math.isfinite, values[near])):
-        return Choice(rates[at], False)
+        return RateChoice(rates[at], False)
     logs = np.log(rates[near])
     curvature, slope, _ = np.polyfit(logs - logs[1], values[near], 2)
-    return Choice(_round(rates[at] * math.exp(-slope / (2 * curvature))), False)
+    return RateChoice(_round(rates[at] * math.exp(-slope / (2 * curvature))), False)
 
 
 def _round(rate: float) -> float:

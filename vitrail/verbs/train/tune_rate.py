@@ -32,10 +32,10 @@ def tune_rate(
     say: Say,
     ranks: Ranks,
 ) -> Run:
-    """``run`` with the learning rate that is best for it, and the validation losses of all that were tried in ``optim.rates``.
+    """Returns ``run`` with the best learning rate, and the validation losses of all that were tried in ``optim.rates``.
 
     The rates lie around the one of ``run``, see `choose_rate`. Each training has half the length of the run, its seed and its
-    data, and is judged on the validation split. One that was stopped goes on; all of them are removed at the end.
+    data, and is evaluated on the validation split. One that was stopped goes on; all of them are removed at the end.
     A run that has begun in ``folder`` keeps its rate.
 
     Raises `DataError` where there are no validation images, `DivergedError` where every training diverged, and what `train`
@@ -65,14 +65,13 @@ def tune_rate(
             raise ranks.collective_error(type(error)(error.what, f"run the same command with --out {folder}")) from None
         say(f"rate     {rate:g}: {losses[rate]:.4f} on val after {LENGTH:g} of the length")
 
-    for rate in grid:
-        attempt(rate)
-    while (following := (choice := choose_rate(losses, grid)).following) is not None:
-        attempt(following)
+    while (choice := choose_rate(losses, grid)).untried:
+        for rate in choice.untried:
+            attempt(rate)
     if choice.best is None:
         what = f"the training diverges at every learning rate from {max(losses):g} to {min(losses):g}"
         raise ranks.collective_error(DivergedError(what, "lower --lr much further, or set optim.clip=1"))
-    edge = ", at the edge of those tried: another --lr may be better" if choice.edge else ""
+    edge = ", at the edge of those tried: another --lr may be better" if choice.is_at_edge else ""
     say(f"rate     {choice.best:g} is taken{edge}")
     ranks.run_on_rank0(lambda: shutil.rmtree(folder / TRIALS))
     rates = {f"{rate:g}": losses[rate] if math.isfinite(losses[rate]) else None for rate in sorted(losses)}
@@ -80,7 +79,7 @@ def tune_rate(
 
 
 def _shorten(schedule: ScheduleSettings) -> ScheduleSettings:
-    """A schedule of `LENGTH` of the length."""
+    """Returns a schedule of `LENGTH` of the length."""
     if schedule.steps is not None:
         return replace(schedule, steps=max(round(schedule.steps * LENGTH), 1))
     if schedule.epochs is not None:
@@ -100,6 +99,6 @@ def _evaluate_validation(prepared: Prepared) -> dict[str, float]:
 
 
 def loss_of(result: EvaluationResult) -> float:
-    """The negative log-likelihood where there is one, else the first figure, negative where higher is better."""
+    """Returns the negative log-likelihood where there is one, else the first figure, negative where higher is better."""
     first = next(iter(result.figures.values()))
     return result.figures.get("nll", -first if result.metric.higher_is_better else first)

@@ -45,10 +45,7 @@ def list_missing(rates: Rates, losses: Mapping[float, float]) -> list[float]:
     Args:
         losses: the validation NLL at each rate that was tried, infinite where the training diverged.
     """
-    if missing := [rate for rate in rates.grid if rate not in losses]:
-        return missing
-    following = choose_rate(losses, rates.grid).following
-    return [] if following is None else [following]
+    return list(choose_rate(losses, rates.grid).untried)
 
 
 def choose(losses: Mapping[float, float]) -> Tuned:
