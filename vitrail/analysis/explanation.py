@@ -137,7 +137,7 @@ class Explanation:
         return {"path": self.key, **(self.answer.row() if self.answer is not None else {}), **self.files}
 
     def _repr_html_(self) -> str:
-        """The picture under its heat map, if the file can still be read, beside the row."""
+        """Shows the picture under its heat map, if the file can still be read, beside the row."""
         try:
             picture, box = shrink(to_rgb(np.asarray(to_pixels(self.key))), self.box, SHOWN_SIDE)
         except BadImage:

@@ -14,7 +14,7 @@ COLDEST, HOTTEST = 0.1, 10.0
 
 
 def fit_temperature(logits: Values, targets: Values, *, multi_label: bool = False) -> float:
-    """The temperature that minimises the negative log-likelihood of held-out images (Guo et al. 2017, section 4.2).
+    """Returns the temperature that minimises the negative log-likelihood of held-out images (Guo et al. 2017, section 4.2).
 
     The loss is convex in 1 / temperature, so Newton's method with a bracket finds the minimum between `COLDEST` and
     `HOTTEST`. If all predictions are correct there is no minimum, and the result is `COLDEST`.
@@ -45,7 +45,7 @@ def fit_temperature(logits: Values, targets: Values, *, multi_label: bool = Fals
 
 
 def _softmax_slope(inverse: float, logits: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
-    """The first and second derivatives of the mean NLL with respect to the inverse temperature."""
+    """Returns the first and second derivatives of the mean NLL with respect to the inverse temperature."""
     p = np.exp(log_softmax(inverse * logits))  # (N, K)
     expected = (p * logits).sum(1)  # (N,)
     spread = (p * np.square(logits - expected[:, None])).sum(1)

@@ -28,12 +28,12 @@ class Health:
 
 
 def measure(features: Values) -> Health:
-    """The health of features (N, D). N should be several times D, because the rank is at most N - 1."""
+    """Returns the health of features (N, D). N should be several times D, because the rank is at most N - 1."""
     return Health(rank=effective_rank(features), spread=spread(features), width=features.shape[1])
 
 
 def effective_rank(features: Values) -> float:
-    """The exponential of the entropy of the singular values, normalised to sum to one (Roy and Vetterli 2007, section 2).
+    """Returns the exponential of the entropy of the singular values, normalised to sum to one (Roy and Vetterli 2007, section 2).
 
     The mean of the features (N, D) is subtracted first, unlike in RankMe (Garrido et al. 2023, section 3): it does not
     distinguish images, and as by far the largest singular value it would hide the others. Singular values below the
@@ -52,7 +52,7 @@ def effective_rank(features: Values) -> float:
 
 
 def spread(features: Values) -> float:
-    """The standard deviation per dimension of the features (N, D) scaled to length 1, averaged, times √D.
+    """Returns the standard deviation per dimension of the features (N, D) scaled to length 1, averaged, times √D.
 
     About 1 if they are uniform on the sphere, 0 if all are equal (Chen and He 2021, "Exploring Simple Siamese
     Representation Learning", section 4.1, figure 2). Features of length 0 are not scaled.
@@ -64,7 +64,7 @@ def spread(features: Values) -> float:
 
 
 def diagnose(now: Health, before: Health | None = None) -> str | None:
-    """A sentence that describes a collapse, with its numbers; None if there is none.
+    """Returns a sentence that describes a collapse, with its numbers; None if there is none.
 
     Args:
         now: of the trained encoder.

@@ -14,7 +14,7 @@ CELLS = 4_000_000  # counts in memory at a time
 
 
 def estimate_interval(values: np.ndarray, *, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """The interval of the mean of ``values`` (N,): exact if all of them are 0 or 1, else by `bootstrap`.
+    """Returns the interval of the mean of ``values`` (N,): exact if all of them are 0 or 1, else by `bootstrap`.
 
     The bootstrap of a proportion has width 0 if all images are correct, and is too narrow if nearly all are.
 
@@ -28,7 +28,7 @@ def estimate_interval(values: np.ndarray, *, seed: int = 0, level: float = 0.95)
 
 
 def bound_proportion(hits: int, count: int, *, level: float = 0.95) -> tuple[float, float]:
-    """The exact interval of a binomial proportion, given ``hits`` in ``count`` trials (Clopper and Pearson 1934).
+    """Returns the exact interval of a binomial proportion, given ``hits`` in ``count`` trials (Clopper and Pearson 1934).
 
     It contains the true proportion in at least ``level`` of cases, whatever the proportion and the count.
 
@@ -47,7 +47,7 @@ def bound_proportion(hits: int, count: int, *, level: float = 0.95) -> tuple[flo
 def bootstrap(
     values: np.ndarray, *, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """The percentile interval of the mean of ``values`` (N,) (Efron and Tibshirani 1993, chapter 13).
+    """Returns the percentile interval of the mean of ``values`` (N,) (Efron and Tibshirani 1993, chapter 13).
 
     If all values are equal, the interval has width 0; see `estimate_interval`.
 
@@ -61,7 +61,7 @@ def bootstrap(
 
 
 def bound_percentiles(resampled: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
-    """The percentile interval of a figure from its values in resamples (R,), of which those that are NaN are left out.
+    """Returns the percentile interval of a figure from its values in resamples (R,), of which those that are NaN are left out.
 
     Returns:
         (low, high); NaN if all are NaN.
@@ -77,7 +77,7 @@ def bound_percentiles(resampled: np.ndarray, *, level: float = 0.95) -> tuple[fl
 def paired_difference(
     first: np.ndarray, second: np.ndarray, *, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
 ) -> tuple[float, float, float]:
-    """The mean of ``first - second``, (N,) each for the same images in the same order, and its interval.
+    """Returns the mean of ``first - second``, (N,) each for the same images in the same order, and its interval.
 
     If the interval does not contain 0, the difference is significant at this level. If two models are correct on exactly the
     same images, the interval is that of the share of images on which they could differ (`bound_proportion` of 0 hits).
@@ -96,7 +96,7 @@ def paired_difference(
 
 
 def crossed_bootstrap(values: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
-    """The interval of the mean of ``values`` (S, N), whose rows are random draws and whose columns are images.
+    """Returns the interval of the mean of ``values`` (S, N), whose rows are random draws and whose columns are images.
 
     Both are samples: other images or other draws would give a different mean. The variance is the sum of the variances of the
     mean over images and of the mean over draws, each estimated from its own means, as in a two-way layout with random effects
@@ -139,7 +139,7 @@ def resample_means(values: np.ndarray, *, seed: int, resamples: int) -> np.ndarr
 
 
 def draw_weights(images: int, *, seed: int, resamples: int) -> Iterator[np.ndarray]:
-    """How often each of N images is in each of ``resamples`` samples of N with replacement, in parts: (rows, N) int64.
+    """Yields how often each of N images is in each of ``resamples`` samples with replacement: (rows, N) int64.
 
     The same seed gives the same samples, whatever is judged on them.
     """

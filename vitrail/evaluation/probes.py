@@ -26,7 +26,7 @@ RIDGE, CONSTANT = 1024.0, 100.0  # of the least squares: the penalty, and the co
 
 
 def knn(train: Values, targets: Values, test: Values, *, classes: int, k: int = 20) -> np.ndarray:
-    """The votes of the nearest training images (Wu et al. 2018, section 3.4; Caron et al. 2021, DINO).
+    """Returns the votes of the nearest training images (Wu et al. 2018, section 3.4; Caron et al. 2021, DINO).
 
     Each of the ``k`` images with the highest cosine similarity s adds exp(s / `TEMPERATURE`) to its class.
 
@@ -124,7 +124,7 @@ def linear(
 
 
 def _hold_out(targets: np.ndarray, seed: int) -> np.ndarray:
-    """The images on which the strength is chosen: (N,) bool; at least one of each class with two or more images."""
+    """Returns the images on which the strength is chosen: (N,) bool; at least one of each class with two or more images."""
     generator, held = np.random.default_rng(seed), np.zeros(len(targets), bool)
     for label in np.unique(targets):
         rows = generator.permutation(np.flatnonzero(targets == label))
@@ -148,7 +148,7 @@ class _Regression:
         self.bias = np.zeros(classes) if start is None else start.bias
 
     def fit(self, strength: float) -> Linear:
-        """The classifier with the lowest loss.
+        """Returns the classifier with the lowest loss.
 
         The curvature of the loss is at most half the covariance plus the strength (Böhning 1992). In the principal axes, each
         divided by the square root of this bound, the curvature is nearly equal in all directions, so L-BFGS needs few steps.

@@ -52,7 +52,7 @@ class EvaluationResult(Scores):
         return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
 
     def difference(self, other: EvaluationResult) -> dict[str, float]:
-        """How much larger the figures with an interval are than those of ``other``, with the 95 % interval of the difference.
+        """Returns by how much figures with an interval exceed those of ``other``, with the 95 % interval of the difference.
 
         Both are resampled together, as they were evaluated on the same images. An interval without 0 is a significant
         difference.
@@ -75,7 +75,7 @@ class EvaluationResult(Scores):
         return differences
 
     def to_dict(self) -> dict[str, Any]:
-        """The split and every figure; one that is undefined, as the AP of sizes without objects, is None."""
+        """Returns the split and every figure; one that is undefined, as the AP of sizes without objects, is None."""
         defined = {name: None if math.isnan(value) else value for name, value in self.figures.items()}
         return {"split": self.split, **defined}
 
@@ -85,10 +85,10 @@ class EvaluationResult(Scores):
         return tuple(self.metric.keys)
 
     def per_class(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """A table: its head, and a row for each class; empty where the task has none."""
+        """Returns a table: its head, and a row for each class; empty where the task has none."""
         return self.metric.table()
 
 
 def name_ends(name: str, ends: Sequence[float]) -> dict[str, float]:
-    """The ends of an interval under the name of its figure."""
+    """Returns the ends of an interval under the name of its figure."""
     return {f"{name}_low": ends[0], f"{name}_high": ends[1]}

@@ -70,7 +70,7 @@ class PublishedTransfer:
     std: float
 
     def mean(self, names: list[str]) -> float:
-        """The mean over some of the tasks."""
+        """Returns the mean over some of the tasks."""
         return sum(self.accuracies[name] for name in names) / len(names)
 
 

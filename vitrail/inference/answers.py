@@ -97,7 +97,7 @@ def prepare_drawing(
 
 
 def _decode_to_draw(key: str, content: bytes, preprocessing: Preprocessing, max_pixels: int) -> Image.Image:
-    """An image file as a person looks at it: of images of more than 8 bits or four bands what the model sees, in RGB."""
+    """Decodes an image file for a person: of more than 8 bits or four bands what the model sees, in RGB."""
     try:
         if preprocessing.pixel_range is None and preprocessing.channels in MODES:
             return Image.fromarray(np.asarray(decode(content, max_pixels=max_pixels)))

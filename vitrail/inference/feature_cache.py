@@ -33,13 +33,13 @@ OURS = re.compile(r"[0-9a-f]{64}(/[0-9a-f]{64})?\.safetensors")  # the folder ma
 
 
 def default_cache() -> Path:
-    """The folder of the cache: ``VITRAIL_CACHE``, else ``~/.cache/vitrail/features``."""
+    """Returns the folder of the cache: ``VITRAIL_CACHE``, else ``~/.cache/vitrail/features``."""
     given = os.environ.get("VITRAIL_CACHE")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "vitrail" / "features"
 
 
 def limit() -> int:
-    """The size in bytes that a cache may have: ``VITRAIL_CACHE_GB``, else 4 GB. Raises `ConfigError`."""
+    """Returns the size in bytes that a cache may have: ``VITRAIL_CACHE_GB``, else 4 GB. Raises `ConfigError`."""
     given = os.environ.get("VITRAIL_CACHE_GB", "")
     try:
         gigabytes = float(given or DEFAULT_LIMIT)
@@ -65,11 +65,11 @@ class Found:
         return cls(np.zeros(0, np.int64), np.zeros((0, 0), np.float32), {})
 
     def at(self, rows: np.ndarray) -> Found:
-        """The same for a source in which the images have the numbers ``rows`` (N,)."""
+        """Returns the same for a source in which the images have the numbers ``rows`` (N,)."""
         return Found(rows[self.rows], self.values, {int(rows[row]): why for row, why in self.reasons.items()})
 
     def join(self, other: Found) -> Found:
-        """These and ``other``, which are of the same source."""
+        """Returns these and ``other``, which are of the same source."""
         parts = [part for part in (self, other) if len(part.rows)]
         reasons = dict(sorted({**self.reasons, **other.reasons}.items()))
         if not parts:
@@ -87,7 +87,7 @@ class FeatureCache:
     identity: str
 
     def find(self, images: list[bytes]) -> Found:
-        """What the cache holds of ``images``, as `identify_images` gives them. A damaged file is removed."""
+        """Returns what the cache holds of ``images``, as `identify_images` gives them. A damaged file is removed."""
         found, missing = Found.nothing(), list(range(len(images)))
         for path in sorted((self.root / self.identity).glob("*.safetensors"), key=_last_use, reverse=True):
             if not missing:
@@ -145,19 +145,19 @@ def prune(root: Path, say: Say) -> None:
 
 
 def describe_cache() -> str:
-    """The size of the default cache, its limit and its folder."""
+    """Returns the size of the default cache, its limit and its folder."""
     root = default_cache()
     size = sum(path.stat().st_size for path in list_files(root))
     return f"{size / 1e9:.1f} of {limit() / 1e9:.1f} GB in {root}"
 
 
 def list_files(root: Path) -> list[Path]:
-    """The files of a cache, and no others."""
+    """Returns the files of a cache, and no others."""
     return [path for path in root.rglob("*.safetensors") if OURS.fullmatch(path.relative_to(root).as_posix())]
 
 
 def identify_images(contents: Contents) -> list[bytes] | None:
-    """A hash for each image (N,) that tells it from others, without reading files; None where nothing does.
+    """Returns a hash of each image (N,) without reading files; None where nothing distinguishes them.
 
     Of pixels, where they are in memory; else of the name, size and date of the file. Pictures that a Parquet file only names
     are taken to be as old as it is.
@@ -183,7 +183,7 @@ def _identify(*parts: bytes | memoryview) -> bytes:
 
 
 def _stamps(root: str, names: Iterable[str]) -> Iterable[bytes]:
-    """The path, size and date of each file."""
+    """Yields the path, size and date of each file."""
     folder = os.path.abspath(root)
     for name in names:
         path = os.path.join(folder, name)
@@ -196,7 +196,7 @@ def _stamps(root: str, names: Iterable[str]) -> Iterable[bytes]:
 
 
 def _select(known: list[bytes], kept: Found, images: list[bytes], missing: list[int]) -> Found:
-    """Of what a file holds for ``known`` images, that of the ``missing`` ones of ``images``."""
+    """Returns what a file holds, for its ``known`` images, of the ``missing`` ones of ``images``."""
     number = {image: position for position, image in enumerate(known)}
     position = {row: number[images[row]] for row in missing if images[row] in number}
     good = {int(at): index for index, at in enumerate(kept.rows)}
@@ -206,7 +206,7 @@ def _select(known: list[bytes], kept: Found, images: list[bytes], missing: list[
 
 
 def _read(path: Path) -> tuple[list[bytes], Found] | None:
-    """The images of a file and what it holds for them; None where it is damaged."""
+    """Returns the images of a file and what it holds for them; None where it is damaged."""
     try:
         tensors, metadata = read_tensors(path)
         if metadata.keys() != {"bad"}:  # a damaged name of the checksum would stand there too, unverified

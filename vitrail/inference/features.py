@@ -52,7 +52,7 @@ class Features:
         return [self.source.keys[row] for row in self.rows.tolist()]
 
     def only(self, rows: np.ndarray) -> Features:
-        """Those of the images whose numbers in the source are in ``rows``."""
+        """Returns those of the images whose numbers in the source are in ``rows``."""
         kept = np.isin(self.rows, rows)
         return Features(self.source, self.rows[kept], self.values[kept])
 
@@ -67,7 +67,7 @@ def features_of(
     say: Say = to_stderr,
     ranks: Ranks = SINGLE,
 ) -> Features:
-    """The features of every good image of ``source``; a bad one is left out, or ends it, by the policy of ``options``.
+    """Returns the features of every good image of ``source``; a bad one is left out, or ends it, by the policy of ``options``.
 
     Args:
         model: on the device where it is to run; it needs no head.
@@ -107,7 +107,7 @@ def features_of(
 
 @torch.inference_mode()
 def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str, ranks: Ranks) -> Found:
-    """The features of the images of ``source`` that can be read, and why the others cannot; each rank computes its part."""
+    """Returns the features of the images that can be read, and why others cannot; each rank computes some of the batches."""
     rows = rows_of_rank(len(source), options.batch, ranks)
     own = source if ranks.is_single else source.subset(rows)
     noted: dict[str, str] = {}

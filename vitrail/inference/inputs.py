@@ -48,7 +48,7 @@ class ImageInputs:
 
 
 def find_inputs(inputs: Sequence[str]) -> ImageInputs:
-    """All images that ``inputs`` name: files, folders, globs, one manifest or array file, ``-`` for paths on stdin.
+    """Returns all images that ``inputs`` name: files, folders, globs, one manifest or array file, ``-`` for paths on stdin.
 
     In folders, image files are recognised by their extension, or by their first bytes if they have none.
 
@@ -109,7 +109,7 @@ def _check_class_order(model: Task, layout: str) -> None:
 
 
 def name_files(keys: Sequence[str]) -> dict[str, str]:
-    """A name for the files of each image: that of its own file, with a number where several have the same."""
+    """Returns a name for the files of each image: that of its own file, with a number where several have the same."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for key in keys:

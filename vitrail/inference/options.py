@@ -54,13 +54,13 @@ class InferenceOptions:
                 raise ConfigError(f"{name} is {getattr(self, name)}", f"give {least} or more")
 
     def of_rank(self, ranks: Ranks) -> InferenceOptions:
-        """The options of one of several processes: its part of a machine's ``workers``; the first one alone shows progress."""
+        """Returns the options of one of several processes: its share of the ``workers``; rank 0 alone shows progress."""
         if ranks.is_single:
             return self
         return replace(self, workers=-(-self.workers // ranks.local_world), quiet=self.quiet or not ranks.first)
 
     def load(self, model: str | Path | Task, classes: Path | None, say: Say) -> Task:
-        """The model, on its device and ready to predict; a `Task` is taken as it is.
+        """Returns the model, on its device and ready to predict; a `Task` is taken as it is.
 
         Raises `ConfigError` for a `Task` with options that only a loaded model can follow, and as `weights.load`.
         """

@@ -56,7 +56,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         raise StopIteration
 
     def pairs(self) -> Iterator[tuple[str, Result | None]]:
-        """The key of every image with its result, None if the image could not be read."""
+        """Yields the key of every image with its result, None if the image could not be read."""
         return self._pairs
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         return self._rows
 
     def __repr__(self) -> str:
-        """What was given and how far it is; nothing is computed for it."""
+        """Describes what was given and how far it is; nothing is computed for it."""
         images = f"{self.count + len(self.failed):,} of {len(self.images.source):,} images read"
         return f"<{type(self).__name__}: {images}; iterate over it, or call to_rows(), to_pandas() or to_polars()>"
 
@@ -89,7 +89,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
             raise named_unreadable(len(named), named[0], self.failed[named[0]])
 
     def summarize(self) -> str:
-        """A line such as "13 predicted, 3 unreadable, 2 of unknown type (.txt 2)"."""
+        """Returns a line such as "13 predicted, 3 unreadable, 2 of unknown type (.txt 2)"."""
         listed = f" (listed in {self._bad.path})" if self._bad.path else ""
         return describe_inputs(self.images, self.done, self.count, len(self.failed), listed)
 
@@ -118,7 +118,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
 
 
 def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int, listed: str = "") -> str:
-    """A line on what became of every input: ``count`` images are ``done``, as in "13 predicted, 3 unreadable"."""
+    """Returns a line on what became of every input: ``count`` images are ``done``, as in "13 predicted, 3 unreadable"."""
     parts = [f"{count:,} {done}"]
     if unreadable:
         parts.append(f"{unreadable:,} unreadable{listed}")
@@ -131,13 +131,13 @@ def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int,
 
 
 def none_readable(count: int, key: str, reason: str) -> DataError:
-    """The error for ``count`` images of which none could be read; the first one is named."""
+    """Returns the error for ``count`` images of which none could be read; the first one is named."""
     whole = f"none of {count:,} images could be read; the first" if count > 1 else "the image could not be read"
     return DataError(f"{whole}: {key}: {reason}", "give complete image files")
 
 
 def named_unreadable(count: int, key: str, reason: str) -> DataError:
-    """The error for ``count`` images that were named by their paths and could not be read; the first one is named."""
+    """Returns the error for ``count`` images that were named by their paths and could not be read; the first one is named."""
     what = f"{count:,} of the files that were named could not be read; the first: {key}: {reason}"
     return DataError(what, "repair or remove them; the results of the others are complete")
 

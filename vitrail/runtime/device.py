@@ -9,7 +9,7 @@ from vitrail.runtime.distributed import SINGLE, Ranks
 
 
 def find_device(name: str | None, ranks: Ranks = SINGLE) -> torch.device:
-    """The named device; by default the first of cuda, mps and cpu that is available. Raises `ConfigError`.
+    """Returns the named device; by default the first of cuda, mps and cpu that is available. Raises `ConfigError`.
 
     Of several ranks each takes the GPU that it joined with.
     """

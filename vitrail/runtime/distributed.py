@@ -269,13 +269,13 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 def gather_full(tensor: Any) -> Tensor:
-    """The whole of a tensor, which may be spread over the ranks: then all of them call this. Without a graph."""
+    """Returns the whole of a tensor, which may be spread over the ranks: then all of them call this. Without a graph."""
     tensor = tensor.detach()
     return tensor.full_tensor() if is_spread(tensor) else tensor
 
 
 def spread_like(value: Tensor, tensor: Any) -> Tensor:
-    """A whole ``value`` as ``tensor`` is: on its device, and spread over the ranks in the same way, each taking its own part.
+    """Returns a whole ``value`` as ``tensor`` is: on its device, and spread over the ranks in the same way.
 
     One that is spread already is returned as it is.
     """
@@ -288,7 +288,7 @@ def spread_like(value: Tensor, tensor: Any) -> Tensor:
 
 
 def localise(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The same memory as plain parameters, where every rank holds the whole of them: that of `DTensor` costs time at every call.
+    """Returns the same memory as plain parameters, where every rank holds the whole of them: a `DTensor` costs time.
 
     Gradients are those of the parameters themselves, from where `collect_gradients` takes them.
     """

@@ -47,7 +47,7 @@ def launch(devices: str, arguments: Sequence[str], *, restarts: int = 0) -> int:
 
 
 def count_devices(devices: str) -> int:
-    """The number of ranks for ``--devices``. Raises `ConfigError`."""
+    """Returns the number of ranks for ``--devices``. Raises `ConfigError`."""
     import torch
 
     there = torch.cuda.device_count()

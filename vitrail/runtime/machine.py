@@ -32,7 +32,7 @@ PACKAGES = (
 
 
 def peak_memory() -> int:
-    """Peak memory of this process in bytes; 0 if the system does not report it."""
+    """Returns peak memory of this process in bytes; 0 if the system does not report it."""
     if resource is None:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -40,8 +40,8 @@ def peak_memory() -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that processes may still allocate without swapping, within the limit of the control group; None if the
-    system does not report it.
+    """Returns the bytes that processes may still allocate without swapping, within the limit of the control group; None if
+    the system does not report them.
     """
     table = Path("/proc/meminfo")
     if not table.exists():
@@ -57,7 +57,7 @@ def available_memory() -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """The version of each package that counts, ``absent`` where it is not installed."""
+    """Returns the version of each package that counts, ``absent`` where it is not installed."""
     by_package = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's name as the system tells it."""
+    """Returns the processor's name as the system tells it."""
     if (table := Path("/proc/cpuinfo")).exists():
         for line in table.read_text().splitlines():
             if line.startswith("model name"):
@@ -77,20 +77,20 @@ def processor() -> str:
 
 
 def accelerator() -> str:
-    """The name of the GPU, or the empty string."""
+    """Returns the name of the GPU, or the empty string."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(0)
     return "Apple GPU (mps)" if torch.backends.mps.is_available() else ""
 
 
 def describe() -> str:
-    """The machine in one line."""
+    """Returns the machine in one line."""
     gpu = accelerator()
     return f"{gpu + ', ' if gpu else ''}{processor()}, {cores()} cores, torch {torch.__version__}"
 
 
 def examine() -> dict[str, object]:
-    """All of these facts, and the result of `self_check`."""
+    """Returns all of these facts, and the result of `self_check`."""
     gib = 2**30
     return {
         **versions(),

@@ -11,7 +11,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torc
 
 
 def in_precision(precision: str, device: torch.device) -> torch.autocast:
-    """A context in which operations run in ``precision``."""
+    """Returns a context in which operations run in ``precision``."""
     kind = AUTOCAST.get(precision)
     return torch.autocast(device.type, kind, enabled=kind is not None)
 

@@ -40,7 +40,7 @@ class StopRequests:
 
 
 def stopped_by(number: int, where: str) -> Preempted | Interrupted:
-    """What to raise for a signal once the state is saved; ``where`` says how to go on."""
+    """Returns the error to raise for a signal once the state is saved; ``where`` says how to continue."""
     if number == signal.SIGTERM:
         return Preempted("stopped by SIGTERM; a checkpoint is saved", where)
     return Interrupted("stopped by Ctrl-C; a checkpoint is saved", where)
