@@ -54,4 +54,5 @@ def read_arguments(kind: type[Task], train: Source, options: Mapping[str, Any]) 
         if name not in kind.options:
             remedy = nearest(name, kind.options) if kind.options else f"the head of the task {kind.name} has no options"
             raise ConfigError(f"model.head sets {name!r}", remedy)
+    kind.targets.check(train, kind.name)
     return {**kind.read_source(train), **options}

@@ -20,6 +20,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.contents import Arrays, Files, Strings
 from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
+from vitrail.images.pixel_format import PixelFormat, crop_map
 
 HEIGHT, WIDTH, SIZE = 96, 128, (40, 32)
 IGNORED = 255
@@ -108,6 +109,25 @@ def test_maps_are_resampled_to_the_pixel_that_holds_each_centre():
         inside = 0 <= x < 11 and 0 <= y < 7
         assert made[image, row, column] == (maps[image, floor(y), floor(x)] if inside else 255)
     assert (made == 255).any() and (made[0] == maps[0, :6, :8]).all()
+
+
+@pytest.mark.parametrize("ignored", [np.nan, 0.0])
+def test_measurements_are_interpolated_and_what_is_next_to_an_unknown_one_is_unknown(ignored):
+    """A plane stays a plane, cropped by a worker or resampled on the device, up to the edge and to the hole in it."""
+    kind = PixelFormat(np.float32, ignored, "bilinear")
+    y, x = np.mgrid[:20, :30] + 0.5
+    plane = (100 + 3 * x - 2 * y).astype(np.float32)
+    plane[8, 12] = ignored
+    left, top, wide, tall = -4, 3, 20, 14
+    made = crop_map(plane, (left, top, wide, tall), (28, 50), kind)
+    matrix = np.array([[[wide / 50, 0, left], [0, tall / 28, top], [0, 0, 1]]])
+    (moved,) = resample_maps(torch.from_numpy(plane)[None], matrix, size=(28, 50), pixel_format=kind).numpy()
+    np.testing.assert_allclose(moved, made, rtol=1e-6)
+    x, y = left + (np.arange(50) + 0.5) * wide / 50, top + (np.arange(28)[:, None] + 0.5) * tall / 28
+    unknown = (x < 0) | ((np.abs(x - 12.5) < 1) & (np.abs(y - 8.5) < 1))
+    assert (kind.is_known(made) == ~unknown).all()
+    inner = ~unknown & (x > 0.5)  # constant beyond the centre of the first column
+    np.testing.assert_allclose(made[inner], (100 + 3 * x - 2 * y)[inner], rtol=1e-6)
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)

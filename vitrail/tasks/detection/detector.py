@@ -96,7 +96,6 @@ class Detector(DenseTask):
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
-        cls.targets.check(train, cls.name)
         if not train.classes:
             raise DataError("the data have no class of objects", "see `vitrail data check`")
         return {"classes": train.classes}

@@ -25,6 +25,7 @@ from vitrail.rows import Scores
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.progress import Say, to_stderr
 from vitrail.tasks import Classifier, Task
+from vitrail.tasks.create import read_arguments
 
 PROTOCOLS = ("linear", "knn", "fewshot")
 SHOTS, SEEDS, NEIGHBOURS = (1, 5, 10, 25), 5, 20
@@ -129,7 +130,7 @@ def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
     train = splits.train
     if train is None or not len(train):
         raise DataError("the data have no training images", "run `vitrail data check` to see what was found")
-    Classifier.read_source(train)
+    read_arguments(Classifier, train, {})
     if train.multi_label:
         fact = "the images have several labels each, and a probe judges one label an image"
         raise DataError(fact, "fine-tune instead, with `vitrail train DATA --init MODEL`")
