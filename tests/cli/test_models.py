@@ -9,8 +9,8 @@ import pytest
 
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, configure, cost_of
-from vitrail.models.costs import KNOWN, Known
 from vitrail.models.family import sketch
+from vitrail.models.known_costs import KNOWN, Known
 from vitrail.models.published import PUBLISHED, VIT
 from vitrail.verbs.models import run as models
 

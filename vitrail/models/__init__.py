@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from vitrail.models.backbone import Backbone as Backbone
     from vitrail.models.backbone import device_of as device_of
     from vitrail.models.config import Config as Config
-    from vitrail.models.costs import Cost as Cost
     from vitrail.models.family import ARCHITECTURES as ARCHITECTURES
     from vitrail.models.family import MODELS as MODELS
     from vitrail.models.family import configure as configure
     from vitrail.models.family import cost_of as cost_of
     from vitrail.models.family import create_backbone as create_backbone
     from vitrail.models.family import sketch as sketch
+    from vitrail.models.known_costs import Cost as Cost
     from vitrail.models.layers import Patches as Patches
     from vitrail.models.layers import Tokens as Tokens
     from vitrail.models.recording import AttentionGrid as AttentionGrid
@@ -32,7 +32,7 @@ _HOMES = {
     "Backbone": "backbone",
     "device_of": "backbone",
     "Config": "config",
-    "Cost": "costs",
+    "Cost": "known_costs",
     "ARCHITECTURES": "family",
     "MODELS": "family",
     "configure": "family",

@@ -14,8 +14,8 @@ from vitrail.models.beit import BEITS, BEiT, BEiTConfig
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
 from vitrail.models.cost import count_cost
-from vitrail.models.costs import Cost
 from vitrail.models.foreign_names import explain_field, translate_model
+from vitrail.models.known_costs import Cost
 from vitrail.models.pvt import PVT, PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNet, AxialResNetConfig, ResNet, ResNetConfig

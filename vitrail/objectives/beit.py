@@ -54,13 +54,13 @@ class MaskedCodes(Masked):
         self.drawn = drawn
 
     def draw(self, ids: NDArray[np.int64], size: Grid, seed: int) -> tuple[Tensor]:
-        """``hidden`` of `forward`, with the same number of patches per image; see `masking.block_mask`."""
+        """Draws ``hidden`` of `forward`, with the same number of patches per image; see `masking.block_mask`."""
         grid = self._cell_grid(size)
         hidden = block_mask(ids, grid, self._count_hidden(grid), seed)
         return (torch.from_numpy(expand_cells(hidden, grid, patches_per_cell(self.encoder))),)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the hidden patches in fp32, and detached measurements.
+        """Returns the mean loss of the hidden patches in fp32, and detached measurements.
 
         Args:
             images: normalised (B, C, H, W).

@@ -71,16 +71,16 @@ class MoCo(ContrastiveObjective):
         return self
 
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The features of two views (B, C, H, W), (B, F) each."""
+        """Returns the features of two views (B, C, H, W), (B, F) each."""
         return tuple(self.encoder.features(images) for images in inputs)
 
     @torch.no_grad()
     def references(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The features by the momentum encoder."""
+        """Returns the features by the momentum encoder."""
         return tuple(self.momentum_encoder.features(images) for images in inputs)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The symmetric loss from `features` and `references`, (B, F) each: the sum over both directions.
+        """Returns the symmetric loss from `features` and `references`, (B, F) each: the sum over both directions.
 
         Measurements: ``accuracy``, the fraction of queries whose most similar key is the right one, and ``batch_spread``,
         the `spread` of the features.
@@ -100,7 +100,7 @@ class MoCo(ContrastiveObjective):
 
     @torch.no_grad()
     def after_step(self, share: float) -> None:
-        """Update the moving averages: the momentum encoder and its projector."""
+        """Updates the moving averages: the momentum encoder and its projector."""
         moves = (1 - self.momentum) * (1 + math.cos(math.pi * share)) / 2
         slow: list[Tensor] = [*self.momentum_encoder.parameters(), *self.momentum_projector.parameters()]
         trained: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
@@ -124,11 +124,11 @@ class SimCLR(ContrastiveObjective):
         self.projector = make_head(pooled_width(encoder), hidden, out)
 
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The features of two views (B, C, H, W), (B, F) each."""
+        """Returns the features of two views (B, C, H, W), (B, F) each."""
         return tuple(self.encoder.features(images) for images in inputs)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss from the features of the two views, (B, F) each; measurements as in `MoCo.compare`.
+        """Returns the loss from the features of the two views, (B, F) each; measurements as in `MoCo.compare`.
 
         Raises:
             ConfigError: the batch has only one image.
@@ -140,7 +140,7 @@ class SimCLR(ContrastiveObjective):
 
 
 def moco_loss(queries: Tensor, keys: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """2 tau times the cross-entropy of each query's own key among all keys, as in the paper's code.
+    """Returns 2 tau times the cross-entropy of each query's own key among all keys, as in the paper's code.
 
     Args:
         queries, keys: (B, Z), of any norm and precision; row i of one belongs to row i of the other.
@@ -155,7 +155,7 @@ def moco_loss(queries: Tensor, keys: Tensor, temperature: float) -> tuple[Tensor
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The normalised, temperature-scaled cross-entropy of SimCLR, section 2.1.
+    """Returns the normalised, temperature-scaled cross-entropy of SimCLR, section 2.1.
 
     Args:
         first, second: two views (B, Z), of any norm and precision.
@@ -171,14 +171,14 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float) -> tuple[Tensor, 
 
 
 def cosine_similarity(queries: Tensor, others: Tensor) -> Tensor:
-    """(A, Z) and (B, Z) to (A, B), in fp32 also under autocast."""
+    """Returns the cosine similarities of (A, Z) and (B, Z), (A, B), in fp32 also under autocast."""
     with by_hand(queries):
         return _unit_vectors(queries) @ _unit_vectors(others).mT
 
 
 @torch.no_grad()
 def spread(features: Tensor) -> Tensor:
-    """The spread of features (B, F): 0 if all are equal, 1 if their directions are uniform on the sphere.
+    """Returns the spread of features (B, F): 0 if all are equal, 1 if their directions are uniform on the sphere.
 
     The mean over dimensions of the standard deviation of the directions, times sqrt(F) (Chen & He 2021, SimSiam, section
     4.1). It is computed on the features of the encoder, because a batch norm would spread even collapsed features.
@@ -187,7 +187,7 @@ def spread(features: Tensor) -> Tensor:
 
 
 def make_head(*widths: int) -> nn.Sequential:
-    """An MLP: linear layers from each width to the next, each followed by batch norm, with ReLU in between.
+    """Creates an MLP: linear layers from each width to the next, each followed by batch norm, with ReLU in between.
 
     No layer has a bias, and the last norm has neither scale nor shift (as in MoCo v3; SimCLR's has a scale). There are no
     running statistics, because heads always see whole batches. Weights are initialised uniformly in +-sqrt(1 / inputs).
@@ -202,7 +202,7 @@ def make_head(*widths: int) -> nn.Sequential:
 
 @torch.no_grad()
 def pooled_width(encoder: Backbone) -> int:
-    """F, which differs from `Backbone.width` if pooling concatenates several tokens."""
+    """Returns F, which differs from `Backbone.width` if pooling concatenates several tokens."""
     config = encoder.config
     image = torch.empty(1, config.in_channels, *config.image_size, device="meta")
     return sketch(config).features(image).shape[1]

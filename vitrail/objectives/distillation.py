@@ -63,7 +63,7 @@ class Distillation(Objective):
         self.on_labels = label_loss(loss, binarise=binarise)
 
     def forward(self, images: Tensor, targets: Tensor, answers: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the batch in fp32, and detached measurements.
+        """Returns the mean loss of the batch in fp32, and detached measurements.
 
         Args:
             images: normalised (B, C, H, W).
@@ -83,7 +83,7 @@ class Distillation(Objective):
         return loss, {"top1": top1(labelled.detach(), targets), "agreement": agreement}
 
     def from_teacher(self, logits: Tensor, answers: Tensor) -> Tensor:
-        """The loss on the teacher's outputs, from logits and answers (B, K)."""
+        """Returns the loss on the teacher's outputs, from logits and answers (B, K)."""
         logits, answers = logits.float(), answers.float()
         if self.kind == "hard":
             return F.cross_entropy(logits, answers.argmax(1))

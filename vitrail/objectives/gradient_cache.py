@@ -35,10 +35,10 @@ class ContrastiveObjective(Objective):
 
     @abstractmethod
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The features through which the encoder gets its gradient; the first axis of every tensor is the batch."""
+        """Returns the features through which the encoder gets its gradient; the first axis of every tensor is the batch."""
 
     def references(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Features without a gradient, such as those of a momentum encoder."""
+        """Returns features without a gradient, such as those of a momentum encoder."""
         return ()
 
     @abstractmethod
@@ -46,7 +46,7 @@ class ContrastiveObjective(Objective):
         """Loss and measurements, as of `forward`, from the `features` and then the `references` of the whole batch."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the batch in fp32, and measurements: detached scalars by name."""
+        """Returns the mean loss of the batch in fp32, and measurements: detached scalars by name."""
         return self.compare(*self.features(*inputs), *self.references(*inputs))
 
 
@@ -59,7 +59,7 @@ def cached_backward(
     scale: Callable[[Tensor], Tensor] = lambda loss: loss,
     ranks: Ranks = SINGLE,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Add the gradient of the loss of the whole batch to ``.grad``, with the activations of ``micro`` images in memory.
+    """Adds the gradient of the loss of the whole batch to ``.grad``, with the activations of ``micro`` images in memory.
 
     Features are computed twice, references once. The caller's autocast applies to the forward passes.
 
@@ -118,7 +118,7 @@ def _compute_without_graph(
     seeds: Sequence[int],
     seed: Callable[[int], object],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The features of all micro-batches, and the references."""
+    """Returns the features of all micro-batches, and the references."""
     features, references = [], []
     for index, micro_batch in zip(seeds, micro_batches):
         seed(index)

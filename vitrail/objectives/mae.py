@@ -72,12 +72,12 @@ class MAE(Objective):
         self.decoder = Decoder(encoder.width, ViTConfig(**sizes, **shared, gelu="exact", positions="sincos2d"))
 
     def draw(self, ids: NDArray[np.int64], size: tuple[int, int], seed: int) -> tuple[Tensor, ...]:
-        """Noise (B, N); the K lowest values are at the visible patches."""
+        """Draws noise (B, N); the K lowest values are at the visible patches."""
         rows, columns = grid_of(size, self.encoder.config.patch_size)
         return (torch.from_numpy(uniforms(seed, "mae", *ids.T, count=rows * columns)).float(),)
 
     def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
-        """The mean squared error of the pixels of hidden patches.
+        """Returns the mean squared error of the pixels of hidden patches.
 
         Args:
             images: normalised (B, C, H, W).
@@ -98,7 +98,7 @@ class MAE(Objective):
 
     @torch.no_grad()
     def show(self, images: Tensor, noise: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        """``visible``: the hidden patches in grey; ``reconstructed``: the predicted pixels in their place."""
+        """Returns ``visible``: the hidden patches in grey; ``reconstructed``: the predicted pixels in their place."""
         pixels = self._cut(images)
         predicted, hidden = self._predict(images, noise)
         predicted = predicted.to(pixels.dtype)
@@ -113,14 +113,14 @@ class MAE(Objective):
         }
 
     def _predict(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The predictions for hidden patches (B, M, A), and the indices of these patches (B, M)."""
+        """Returns the predictions for hidden patches (B, M, A), and the indices of these patches (B, M)."""
         patches = self.encoder.place(self.encoder.patchify(images))
         visible, hidden = split(noise, self.mask_ratio)
         tokens = self.encoder.encode(Patches(_gather_rows(patches.x, visible), patches.grid, visible))
         return self.decoder(tokens, hidden, len(self.encoder.prefix)), hidden
 
     def _cut(self, images: Tensor) -> Tensor:
-        """The values of each patch, ordered by row, column and channel: (B, C, H, W) to (B, N, A) in fp32 or better."""
+        """Returns the values of each patch, ordered by row, column and channel: (B, C, H, W) to (B, N, A) in fp32 or better."""
         config = self.encoder.config
         images = whole_patches(images, config.patch_size, pad=config.pad)
         (batch, channels, height, width), (p, q) = images.shape, config.patch_size
@@ -129,7 +129,7 @@ class MAE(Objective):
         return pixels.float() if pixels.dtype in (torch.float16, torch.bfloat16) else pixels
 
     def _join(self, pixels: Tensor, size: tuple[int, int]) -> Tensor:
-        """The inverse of `_cut`: images (B, C, H, W) of ``size``, without the padding."""
+        """Inverts `_cut`: images (B, C, H, W) of ``size``, without the padding."""
         p, q = self.encoder.config.patch_size
         cells = pixels.unflatten(2, (p, q, -1)).unflatten(1, grid_of(size, (p, q)))  # (B, h, w, P, Q, C)
         return cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)[:, :, : size[0], : size[1]]
@@ -153,7 +153,7 @@ class Decoder(nn.Module):
         _initialise(self)
 
     def forward(self, tokens: Tokens, hidden: Tensor, prefix: int) -> Tensor:
-        """From the encoder's tokens of K patches (B, T, D) and the indices (B, M) of the others to their pixels (B, M, A).
+        """Maps the encoder's tokens of K patches (B, T, D) and the indices (B, M) of the others to their pixels (B, M, A).
 
         The first ``prefix`` tokens are included, without a position.
         """
@@ -171,7 +171,7 @@ class Decoder(nn.Module):
 
 
 def split(noise: Tensor, mask_ratio: float) -> tuple[Tensor, Tensor]:
-    """The indices of visible patches (B, K) and of hidden patches (B, M). Visible are those with the lowest
+    """Returns the indices of visible patches (B, K) and of hidden patches (B, M). Visible are those with the lowest
     K = int(N (1 - mask_ratio)) values of ``noise`` (B, N), at least one and at most N - 1. Raises `ConfigError` if N is 1.
     """
     patches = noise.shape[1]
@@ -195,12 +195,12 @@ def sincos2d(grid: tuple[int, int], width: int, device: torch.device | None = No
 
 
 def _gather_rows(x: Tensor, ids: Tensor) -> Tensor:
-    """Gather the rows ``ids`` (B, K) of each image from (B, N, D): (B, K, D)."""
+    """Gathers the rows ``ids`` (B, K) of each image from (B, N, D): (B, K, D)."""
     return x.gather(1, ids[..., None].expand(-1, -1, x.shape[2]))
 
 
 def _deviation(pixels: Tensor) -> Tensor:
-    """sqrt(variance + `EPS`) of each patch, with the unbiased variance: (B, M, A) to (B, M, 1)."""
+    """Returns sqrt(variance + `EPS`) of each patch, with the unbiased variance: (B, M, A) to (B, M, 1)."""
     return (pixels.var(2, keepdim=True) + EPS).sqrt()
 
 
@@ -226,7 +226,7 @@ def _check(encoder: Backbone, mask_ratio: float, norm_pix: bool) -> None:
 
 @fills
 def _initialise(decoder: Decoder) -> None:
-    """Initialise every parameter in place, as in the authors' code.
+    """Initialises every parameter in place, as in the authors' code.
 
     | parameter | initial value |
     |-|-|

@@ -78,7 +78,7 @@ class MaskedPatch(Masked):
         self.target = target
 
     def draw(self, ids: NDArray[np.int64], size: Grid, seed: int) -> tuple[Tensor, Tensor]:
-        """``corrupted`` and ``source`` of `forward`; all images have the same number of patches of each kind."""
+        """Draws ``corrupted`` and ``source`` of `forward`; all images have the same number of patches of each kind."""
         grid, repeats = self._cell_grid(size), patches_per_cell(self.encoder)
         cells, count = math.prod(grid), self._count_hidden(grid)
         swapped, kept = round(SWAPPED * count), round(KEPT * count)
@@ -92,7 +92,7 @@ class MaskedPatch(Masked):
         return torch.from_numpy(corrupted), torch.from_numpy(expand_sources(source, grid, repeats))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the corrupted patches in fp32, and detached measurements.
+        """Returns the mean loss of the corrupted patches in fp32, and detached measurements.
 
         Args:
             images: normalised (B, C, H, W).
@@ -119,7 +119,7 @@ class MaskedPatch(Masked):
 
     @torch.no_grad()
     def show(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """``masked``: the images with the corrupted patches in grey; ``predicted``: with the predicted colours."""
+        """Returns ``masked``: the images with the corrupted patches in grey; ``predicted``: with the predicted colours."""
         images, corrupted, source = inputs
         patches = cut_patches(self.preprocessing.denormalise(images), self.encoder.config.patch_size)  # (B, N, C, P, Q)
         masked, predicted = patches.clone(), patches.clone()
@@ -131,7 +131,7 @@ class MaskedPatch(Masked):
         return {name: self.preprocessing.normalise(join_patches(values, size)) for name, values in named.items()}
 
     def _colours(self, predicted: Tensor) -> Tensor:
-        """The colours of predictions (n, K), in [0, 1]: (n, C, P, Q)."""
+        """Returns the colours of predictions (n, K), in [0, 1]: (n, C, P, Q)."""
         config = self.encoder.config
         if self.target == "pixels":
             return predicted.unflatten(1, (config.in_channels, *config.patch_size)).clamp(0, 1)
@@ -142,7 +142,7 @@ class MaskedPatch(Masked):
 
 
 def count_outputs(config: Config, target: str) -> int:
-    """The number of outputs per patch. Raises `ConfigError` for an unknown target."""
+    """Returns the number of outputs per patch. Raises `ConfigError` for an unknown target."""
     if target not in TARGETS:
         raise ConfigError(f"unknown target {target!r}", nearest(target, TARGETS))
     channels = config.in_channels
@@ -155,13 +155,13 @@ def count_outputs(config: Config, target: str) -> int:
 
 
 def quantise_colours(colours: Tensor) -> Tensor:
-    """Colours (..., C) in [0, 1] to classes (...): 3 bits per channel, the first channel in the highest bits."""
+    """Converts colours (..., C) in [0, 1] to classes (...): 3 bits per channel, the first channel in the highest bits."""
     levels = (colours * LEVELS).floor().clamp(max=LEVELS - 1).long()  # 1.0 is in the highest level
     return (levels * _weights(colours.shape[-1], colours)).sum(-1)
 
 
 def dequantise_colours(classes: Tensor, channels: int) -> Tensor:
-    """The colour in the middle of each class (...): (..., C)."""
+    """Returns the colour in the middle of each class (...): (..., C)."""
     return (classes[..., None] // _weights(channels, classes) % LEVELS + 0.5) / LEVELS
 
 

@@ -31,7 +31,7 @@ NARROWEST = 0.3  # smallest height / width of a block; the largest is its invers
 
 
 def random_ranks(ids: NDArray[np.int64], cells: int, seed: int, stream: str) -> NDArray[np.int64]:
-    """The ranks of the cells of each image in a random order: (B, M). Ranks below k are a random subset of k cells.
+    """Returns the ranks of the cells of each image in a random order: (B, M). Ranks below k are a random subset of k cells.
 
     Args:
         ids: of the images (B, 3); the ranks of an image do not depend on the rest of the batch.
@@ -40,7 +40,7 @@ def random_ranks(ids: NDArray[np.int64], cells: int, seed: int, stream: str) -> 
 
 
 def block_mask(ids: NDArray[np.int64], grid: Grid, count: int, seed: int) -> NDArray[np.bool_]:
-    """Hide exactly ``count`` cells per image, in rectangles (BEiT, Bao et al. 2022, algorithm 1): (B, M) bool.
+    """Hides exactly ``count`` cells per image, in rectangles (BEiT, Bao et al. 2022, algorithm 1): (B, M) bool.
 
     A rectangle that would hide too many cells, or no new ones, is drawn again, up to ten times. The authors' code then stops
     below the count; here random cells are added, so that all images of a batch have the same number of hidden cells.
@@ -79,7 +79,7 @@ def _rectangles(chances: NDArray[np.float64], largest: NDArray[np.int64], grid: 
 
 
 def expand_cells(cells: NDArray, grid: Grid, repeats: Grid) -> NDArray:
-    """Repeat the value of each cell for its patches: (B, M) on a ``grid`` of cells of ``repeats`` (r, s) patches to (B, N)."""
+    """Repeats the value of each cell for its patches: (B, M) on a ``grid`` of cells of ``repeats`` (r, s) patches to (B, N)."""
     images = cells.reshape(-1, *grid)
     return images.repeat(repeats[0], 1).repeat(repeats[1], 2).reshape(len(cells), -1)
 
@@ -109,7 +109,7 @@ class PatchHead(nn.Module):
 
 
 def patches_per_cell(encoder: Backbone) -> Grid:
-    """Rows and columns of patches in a cell."""
+    """Returns the rows and columns of patches in a cell."""
     rows, columns = (cell // patch for cell, patch in zip(encoder.config.cell, encoder.config.patch_size))
     return rows, columns
 
@@ -149,12 +149,12 @@ class Masked(Objective):
 
     @fills
     def _initialise(self) -> None:
-        """Mask embedding and matrix: normal with deviation 0.02; bias: 0; norm: 1 and 0."""
+        """Initialises mask embedding and matrix: normal with deviation 0.02; bias: 0; norm: 1 and 0."""
         for name, parameter in self._own_parameters().items():
             fill_truncated(name, parameter, 0.0)
 
     def _cell_grid(self, size: Grid) -> Grid:
-        """Rows and columns of the cells of an image of ``size`` (height, width)."""
+        """Returns rows and columns of the cells of an image of ``size`` (height, width)."""
         (height, width), cell = size, self.encoder.config.cell
         if height % cell[0] or width % cell[1]:
             what = f"an image of {height}x{width} pixels does not divide into cells of {cell[0]}x{cell[1]} pixels"
@@ -162,11 +162,11 @@ class Masked(Objective):
         return height // cell[0], width // cell[1]
 
     def _count_hidden(self, cells: Grid) -> int:
-        """The number of hidden cells."""
+        """Returns the number of hidden cells."""
         return max(round(self.share * math.prod(cells)), 1)
 
     def _chosen_patches(self, images: Tensor, mask: Tensor) -> Tensor:
-        """Indices (n,) of the patches in ``mask`` (B, N) among the B N patches of the batch.
+        """Returns indices (n,) of the patches in ``mask`` (B, N) among the B N patches of the batch.
 
         Each image has the number that `draw` chooses, so the shapes are static: no device synchronisation is needed, and a
         compiled model is one graph.
@@ -178,7 +178,7 @@ class Masked(Objective):
         return (places + torch.arange(len(mask), device=mask.device)[:, None] * mask.shape[1]).flatten()
 
     def _predict(self, images: Tensor, hidden: Tensor, chosen: Tensor, source: Tensor | None = None) -> Tensor:
-        """Predictions (n, K) for the ``chosen`` (n,) patches.
+        """Returns predictions (n, K) for the ``chosen`` (n,) patches.
 
         Args:
             hidden: (B, N) bool, the patches that are replaced by the mask embedding.
@@ -193,14 +193,14 @@ class Masked(Objective):
 
 
 def cut_patches(images: Tensor, patch_size: Grid) -> Tensor:
-    """(B, C, H, W) to patches (B, N, C, P, Q)."""
+    """Cuts (B, C, H, W) to patches (B, N, C, P, Q)."""
     (p, q), (height, width) = patch_size, images.shape[2:]
     x = images.unflatten(3, (width // q, q)).unflatten(2, (height // p, p))  # (B, C, h, P, w, Q)
     return x.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
 
 
 def join_patches(patches: Tensor, size: Grid) -> Tensor:
-    """The inverse: (B, N, C, P, Q) to images (B, C, H, W) of ``size``."""
+    """Joins what `cut_patches` cut: (B, N, C, P, Q) to images (B, C, H, W) of ``size``."""
     p, q = patches.shape[3:]
     x = patches.unflatten(1, (size[0] // p, size[1] // q))  # (B, h, w, C, P, Q)
     return x.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)

@@ -58,21 +58,21 @@ class Objective(nn.Module):
         self.encoder = encoder
 
     def draw(self, ids: NDArray[np.int64], size: tuple[int, int], seed: int) -> tuple[Tensor, ...]:
-        """The random tensors for images of ``size`` (height, width) with these ids (B, 3): masks and noise, on the CPU.
+        """Draws the random tensors for images of ``size`` (height, width) with these ids (B, 3): masks and noise, on the CPU.
 
         Those of an image are a function of its id and the seed, independent of the rest of the batch.
         """
         return ()
 
     def show(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Images (B, C, H, W) of the inputs and predictions by name, normalised like the inputs; for the report."""
+        """Returns images (B, C, H, W) of the inputs and predictions by name, normalised like the inputs; for the report."""
         return {}
 
     def after_step(self, share: float) -> None:
         """Called after each update of the weights; ``share`` is the completed fraction of the run."""
 
     def layers(self) -> list[dict[str, nn.Parameter]]:
-        """All parameters by depth, as in `Backbone.layers`; those of the objective itself are in the last group."""
+        """Returns all parameters by depth, as in `Backbone.layers`; those of the objective itself are in the last group."""
         groups = [
             {f"encoder.{name}": parameter for name, parameter in layer.items()} for layer in self.encoder.layers()
         ]

@@ -41,7 +41,7 @@ class Reconstruction(Objective):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
-        """The mean squared error of normalised images (B, C, H, W), in fp32.
+        """Returns the mean squared error of normalised images (B, C, H, W), in fp32.
 
         Returns:
             The loss; ``psnr`` of the batch in decibels; and ``perplexity``, the effective number of codes in use.
@@ -55,17 +55,17 @@ class Reconstruction(Objective):
 
     @torch.no_grad()
     def show(self, images: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        """``reconstructed``: the images reconstructed from their codes."""
+        """Returns ``reconstructed``: the images reconstructed from their codes."""
         return {"reconstructed": self.encoder(images)[0].float()}
 
 
 def psnr(error: Tensor) -> Tensor:
-    """The peak signal-to-noise ratio in decibels, a scalar, of errors of any shape on the scale of [0, 1]."""
+    """Returns the peak signal-to-noise ratio in decibels, a scalar, of errors of any shape on the scale of [0, 1]."""
     return -10 * error.square().mean().log10()
 
 
 def perplexity(codes: Tensor, vocabulary: int) -> Tensor:
-    """exp of the entropy of the frequencies of V codes, for codes of any shape: a scalar in fp32 from 1 to V."""
+    """Returns exp of the entropy of the frequencies of V codes, for codes of any shape: a scalar in fp32 from 1 to V."""
     ones = torch.ones(codes.numel(), device=codes.device)
     shares = ones.new_zeros(vocabulary).index_add_(0, codes.flatten(), ones) / codes.numel()  # (V,)
     return torch.special.entr(shares).sum().exp()

@@ -111,7 +111,7 @@ def check_ranks(run: Run, parallel: Parallel, precision: str, ranks: Ranks) -> N
 
 
 def choose_parallel(plan: NetworkPlan, run: Run, device: torch.device, ranks: Ranks) -> Parallel:
-    """``replicate`` where all of it fits in the memory of a device; else ``shard``, on several machines ``hybrid``."""
+    """Chooses ``replicate`` where all of it fits in the memory of a device; else ``shard``, on several machines ``hybrid``."""
     if run.compute.exact:
         return "shard"
     if device.type != "cuda":
@@ -124,14 +124,14 @@ def choose_parallel(plan: NetworkPlan, run: Run, device: torch.device, ranks: Ra
 
 
 def default_micro_batch(image_bytes: float, batch: int, device: torch.device) -> int:
-    """The largest divisor of ``batch`` whose activations stay under 6 GB on a CPU; on a GPU the whole batch is tried."""
+    """Returns the largest divisor of ``batch`` whose activations stay under 6 GB on a CPU; on a GPU the whole batch is tried."""
     if device.type == "cuda":
         return batch
     return largest_divisor(batch, int(6e9 // image_bytes))
 
 
 def length_in_steps(run: Run, images: int) -> int | None:
-    """Updates in the run; None where only a measurement can tell (``schedule.time``)."""
+    """Returns the updates in the run; None where only a measurement can tell (``schedule.time``)."""
     schedule = run.schedule
     if schedule.steps is not None:
         return schedule.steps

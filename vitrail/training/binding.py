@@ -143,7 +143,7 @@ def _compare_split(
     digests: Mapping[str, str],
     stamps: Mapping[tuple[str, str], Stamps],
 ) -> tuple[list[str], int]:
-    """A line for each change of a split; and the number of its files whose content is not known to be the same."""
+    """Returns a line for each change of a split; and the number of its files whose content is not known to be the same."""
     now = part.stamp() if any(split == name for split, _ in stamps) else {}
     found = {what: find_changes(stamps[name, what], now[what]) for what in now if (name, what) in stamps}
     if found.keys() == {"images", "targets"}:  # targets come and go with their images
@@ -190,7 +190,7 @@ def _write_stamps(folder: RunFolder, opened: Splits) -> str:
 
 
 def _read_stamps(folder: RunFolder, begun: Mapping[str, Any]) -> dict[tuple[str, str], Stamps] | None:
-    """The recorded state of each image and target, by split and kind; None where it is missing or damaged."""
+    """Returns the recorded state of each image and target, by split and kind; None where it is missing or damaged."""
     try:
         content = (folder.path / STAMPS).read_bytes()
     except OSError:

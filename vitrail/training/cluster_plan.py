@@ -102,7 +102,7 @@ class Workload:
 
     @classmethod
     def of(cls, run: Run, config: Config, images: int | None = None) -> Workload:
-        """That of a run; ``images`` is the number in its training split."""
+        """Returns the workload of a run; ``images`` is the number in its training split."""
         drawn = sketch(config)
         precision = run.compute.precision or "bf16"
         steps, epochs = run.schedule.steps, run.schedule.epochs
@@ -159,7 +159,7 @@ def static_bytes(work: Workload, shards: int) -> float:
 
 
 def sent_bytes(work: Workload, cluster: Cluster, parallel: Parallel, steps: int) -> tuple[float, float]:
-    """Bytes that a device sends in an update of so many micro-steps: to its own machine, and to others.
+    """Returns the bytes that a device sends in an update of so many micro-steps: to its own machine, and to others.
 
     Replicated gradients are reduced once an update, those of shards at each micro-step, for which blocks are gathered twice.
     """
@@ -178,7 +178,7 @@ def sent_bytes(work: Workload, cluster: Cluster, parallel: Parallel, steps: int)
 
 
 def estimate(work: Workload, cluster: Cluster, parallel: Parallel, micro: int, mfu: float = MFU) -> Estimate:
-    """What an update takes with micro-batches of ``micro`` images on each device."""
+    """Estimates an update with micro-batches of ``micro`` images on each device."""
     share = work.batch / cluster.count
     steps = max(-(-work.batch // (cluster.count * micro)), 1)
     compute = 6 * work.multiply_adds * share / (mfu * cluster.device.operations)
@@ -217,7 +217,7 @@ def compare(work: Workload, cluster: Cluster) -> Iterator[Estimate]:
 
 
 def describe(work: Workload, cluster: Cluster, devices: str) -> Iterator[str]:
-    """The plan in lines."""
+    """Yields the plan line by line."""
     machines = cluster.count // cluster.local
     yield f"cluster  {devices}: {machines} x {cluster.local}, each machine sends {cluster.network / 1e9:.1f} GB/s"
     size = f"{work.parameters / 1e9:.3f} G parameters, {work.multiply_adds / 1e9:.1f} G multiply-adds"

@@ -69,7 +69,7 @@ class RunData:
 def open_run_data(
     run: Run, data: Any, folder: RunFolder, transform: Transform | None, *, channels: int | None, labels: bool
 ) -> RunData:
-    """``data``, or those that the run names, with as many training images as it asks for; no image is read yet.
+    """Opens ``data``, or those that the run names, with as many training images as it asks for; no image is read yet.
 
     Args:
         data: anything `open_data` takes; None for the path in ``run.data.source``.
@@ -108,7 +108,7 @@ def choose_arguments(splits: Splits, task: str, options: Mapping[str, Any]) -> d
 
 
 def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
-    """The data with the part of the training images that ``settings`` ask for; the other splits are as they were.
+    """Returns the data with the part of the training images that ``settings`` ask for; the other splits are as they were.
 
     Raises `DataError` where they ask for more than there are.
     """
@@ -127,7 +127,7 @@ def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
 
 
 def warn_of_order(train: Source, seed: int) -> list[str]:
-    """A sentence where images can only be shuffled in part, and that leaves the classes badly mixed."""
+    """Returns a warning where images can only be shuffled in part, and that leaves the classes badly mixed."""
     labels = train.targets
     if train.units is None or isinstance(labels, Annotations) or labels.ndim != 1 or not train.labelled:
         return []

@@ -141,7 +141,7 @@ class TokenizerCodes:
 
 
 def renormalise(images: Tensor, source: Preprocessing, target: Preprocessing, size: tuple[int, int]) -> Tensor:
-    """Images (B, C, H, W) that were normalised for ``source``, scaled to ``size`` and normalised for ``target``."""
+    """Converts images (B, C, H, W) that were normalised for ``source``: scaled to ``size`` and normalised for ``target``."""
     pictures = source.denormalise(images)
     if pictures.shape[2:] != size:
         pictures = nn.functional.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
@@ -149,5 +149,5 @@ def renormalise(images: Tensor, source: Preprocessing, target: Preprocessing, si
 
 
 def apply_in_chunks(network: FrozenNetwork, images: Tensor) -> Tensor:
-    """The outputs of ``network`` for images (B, ...), computed `CHUNK` images at a time."""
+    """Returns the outputs of ``network`` for images (B, ...), computed `CHUNK` images at a time."""
     return torch.cat([network(chunk) for chunk in images.split(CHUNK)])

@@ -43,7 +43,7 @@ class Augmented:
         return self.place(batch)[0]
 
     def place(self, batch: Batch) -> tuple[Tensor, Placement]:
-        """The images, and where their pixels come from."""
+        """Returns the images, and where their pixels come from."""
         images, size = batch.images, self.preprocessing.size
         read = images.shape[-2], images.shape[-1]
         made, matrices = augment_and_place(

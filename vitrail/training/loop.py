@@ -148,14 +148,14 @@ class _Clock:
         self.images += images
 
     def figures(self) -> dict[str, float]:
-        """What the bar shows: of the last few seconds."""
+        """Returns what the bar shows: figures of the last few seconds."""
         seconds, images, waited = self._since(self._recent)
         if seconds > 5:
             self._recent = self._now()
         return {"images/s": images / seconds, "waiting": waited / seconds}
 
     def lap(self) -> dict[str, float]:
-        """What ``timing.jsonl`` takes: since the last lap, which ends here."""
+        """Returns the figures for ``timing.jsonl`` since the last lap, which ends here."""
         seconds, images, waited = self._since(self._lap)
         self._lap = self._now()
         return {

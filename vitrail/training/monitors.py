@@ -41,7 +41,7 @@ class Monitor(Protocol):
     """
 
     def count_images(self, ranks: Ranks) -> float:
-        """The number of images that each rank reads."""
+        """Returns the number of images that each rank reads."""
         ...
 
     def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None: ...
@@ -121,7 +121,7 @@ class FeatureMonitor:
 
     @torch.inference_mode()
     def _features(self, source: Source, run: Run, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:
-        """The features (N, D) of a source and its targets (N,), without bad images."""
+        """Returns the features (N, D) of a source and its targets (N,), without bad images."""
         features, targets = [], []
         model = self.model
         with at_rest(model):
@@ -175,12 +175,12 @@ class CodeMonitor:
 
 
 def _root_mean_square(errors: torch.Tensor) -> torch.Tensor:
-    """Of each image's errors (B, C, H, W): (B,), from which `psnr` computes what it would from all of them."""
+    """Returns the root mean square of each image's errors, (B, C, H, W) to (B,), from which `psnr` is that of all pixels."""
     return errors.square().mean((1, 2, 3)).sqrt()
 
 
 def read_options(run: Run) -> InferenceOptions:
-    """How images are read between steps: what training has memory for, evaluation has too."""
+    """Returns the options of reading between steps: evaluation fits in memory with the micro-batch of training."""
     return InferenceOptions(
         batch=min(run.data.micro_batch or 128, 128),
         workers=run.data.workers or 0,

@@ -49,7 +49,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update from the gradients that are there."""
+        """Makes one update from the gradients."""
         assert closure is None, "the loop computes the gradients"
         for group in self.param_groups:
             pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
@@ -72,7 +72,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ranks: Ranks = SINGLE) -> list[Tensor]:
-    """Each matrix, or kernel of a convolution, with its singular vectors and with singular values of about 0.7 to 1.2.
+    """Returns each matrix, or kernel of a convolution, with its singular vectors and with singular values of about 0.7 to 1.2.
 
     The iteration was designed for bf16; fp32 is for processors where that is slow, up to 40 times for small matrices. Of several
     ranks, whose matrices may be spread over them, each computes every W-th matrix of a shape, and all get the whole of all
@@ -98,7 +98,7 @@ def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ra
 
 
 def _iterate(stack: Tensor, kind: torch.dtype) -> Tensor:
-    """Newton and Schulz's iteration on each of (S, m, n), with a polynomial of the fifth degree in place of the third."""
+    """Runs Newton and Schulz's iteration on each of (S, m, n), with a polynomial of the fifth degree in place of the third."""
     a, b, c = COEFFICIENTS
     x = stack.to(kind)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)

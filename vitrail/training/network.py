@@ -151,7 +151,7 @@ def choose_size(train: Source, cell: tuple[int, int], pixels: int) -> tuple[int,
 
 
 def size_and_channels(train: Source) -> tuple[tuple[int, int] | None, int | None]:
-    """Of images that are in memory (height, width) and channels; of files neither is known."""
+    """Returns the (height, width) and channels of images in memory; (None, None) for files."""
     for row in range(min(len(train), SIZES_READ)):
         with suppress(BadImage):
             content = train.contents[row]

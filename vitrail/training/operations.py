@@ -22,7 +22,7 @@ READ = 2  # images, from which the shapes of a batch are known: some objectives 
 
 
 def run_operations(training: Training) -> float | None:
-    """The operations that all steps of a run execute, over all ranks: forward and backward passes of the objective as
+    """Counts the operations that all steps of a run execute, over all ranks: forward and backward passes of the objective as
     `step_operations` counts them, and those of a teacher, a momentum encoder or a tokenizer; not those of evaluations.
 
     Two images are read. None where the objective cannot be counted, because it looks at the values of tensors.
@@ -41,7 +41,7 @@ def run_operations(training: Training) -> float | None:
 
 
 def _read_inputs(training: Training) -> tuple[Tensor, ...]:
-    """The inputs of the objective for a few images."""
+    """Returns the inputs of the objective for a few images."""
     images = min(READ * training.run.data.repeats, training.run.data.batch)
     few = replace(training.batches, batch=images, workers=0, ranks=SINGLE)
     with keep_generators(), closing(few(0, 1)) as batches:
@@ -49,7 +49,7 @@ def _read_inputs(training: Training) -> tuple[Tensor, ...]:
 
 
 def _operations_an_update(training: Training, few: Sequence[Tensor], *, head_only: bool = False) -> int:
-    """Of one update, over its micro-steps and ranks; with ``head_only`` the backbone is left as it is."""
+    """Counts one update, over its micro-steps and ranks; with ``head_only`` the backbone is left as it is."""
     data, ranks, objective = training.run.data, training.ranks, training.objective
     micro = min(data.micro_batch or data.batch, -(-data.batch // ranks.world))
     together = isinstance(objective, ContrastiveObjective) and micro < data.batch

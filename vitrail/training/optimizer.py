@@ -16,7 +16,7 @@ from vitrail.training.muon import Muon
 
 
 def select_trainable(model: nn.Module, *, head_only: bool) -> dict[str, nn.Parameter]:
-    """The parameters to train by name; with ``head_only`` all but the head is frozen in place."""
+    """Returns the parameters to train by name; with ``head_only`` all but the head is frozen in place."""
     for name, parameter in model.named_parameters():
         if head_only and name not in find_head_names(model):
             parameter.requires_grad_(False)
@@ -24,13 +24,13 @@ def select_trainable(model: nn.Module, *, head_only: bool) -> dict[str, nn.Param
 
 
 def find_head_names(model: nn.Module) -> set[str]:
-    """Names of the parameters of the head: the backbone's own, and what the task has of its own."""
+    """Returns the names of the parameters of the head: the backbone's own, and what the task has of its own."""
     last = model.layers()[-1]  # type: ignore[operator]
     return {name for name in last if name.startswith("own.") or "head" in name.removeprefix("encoder.").split(".")[0]}
 
 
 def is_matrix(weight: Tensor) -> bool:
-    """Whether Muon may update a weight: that of a dense layer, or of a convolution that joins its channels."""
+    """Returns whether Muon may update a weight: that of a dense layer, or of a convolution that joins its channels."""
     return weight.ndim == 2 or (weight.ndim == 4 and weight.shape[1] > 1)
 
 
@@ -112,14 +112,14 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def gradient_norm(self) -> Tensor:
-        """The global norm of the gradients (a scalar); clipped in place to ``settings.clip`` where that is set."""
+        """Returns the global norm of the gradients (a scalar); clipped in place to ``settings.clip`` where that is set."""
         limit = math.inf if self.settings.clip is None else self.settings.clip
         if self.exact:
             return self._clip_exactly(limit)
         return gather_full(nn.utils.clip_grad_norm_(self.parameters.values(), limit, foreach=True))
 
     def _clip_exactly(self, limit: float) -> Tensor:
-        """The same in fp64 until the last rounding, so that it does not depend on how tensors are cut into shards."""
+        """Clips in fp64 until the last rounding, so that it does not depend on how tensors are cut into shards."""
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         squares = [gather_full(gradient.double().square().sum()) for gradient in gradients]
         norm = torch.stack(squares).sum().sqrt().float()
@@ -127,7 +127,7 @@ class Optimiser:
         return norm
 
     def tensors(self) -> dict[str, Tensor]:
-        """The whole state as ``"<parameter>/<quantity>"`` -> tensor."""
+        """Returns the whole state as ``"<parameter>/<quantity>"`` -> tensor."""
         return {
             f"{name}/{quantity}": value
             for part in self.parts
@@ -156,7 +156,7 @@ class Optimiser:
 
 
 def _split(groups: list[dict], chosen: set[str]) -> tuple[list[dict], list[dict]]:
-    """The same groups twice: with the chosen names only, and with the others; empty groups are left out."""
+    """Returns the same groups twice: with the chosen names only, and with the others; empty groups are left out."""
     sides: tuple[list[dict], list[dict]] = ([], [])
     for group in groups:
         for side, wanted in zip(sides, (True, False)):
@@ -174,7 +174,7 @@ class Average:
         self.tensors = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
     def decay_at(self, step: int) -> float:
-        """The share of the average that update number ``step`` keeps."""
+        """Returns the share of the average that update number ``step`` keeps."""
         return min(self.decay, (1 + step) / (self.ramp + step))
 
     @torch.no_grad()

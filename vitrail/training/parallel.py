@@ -58,7 +58,7 @@ def spread(objective: Kind, compute: ComputeSettings, ranks: Ranks, device: torc
 
 
 def find_blocks(objective: Objective) -> list[nn.Module]:
-    """The blocks of its networks with at least `UNIT_BYTES` of parameters, each of which is exchanged by itself."""
+    """Returns the blocks of its networks with at least `UNIT_BYTES` of parameters, each of which is exchanged by itself."""
     blocks = [
         block
         for name, modules in objective.named_modules()

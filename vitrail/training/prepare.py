@@ -44,7 +44,7 @@ class Prepared:
     data: RunData
 
     def judge(self, parts: Mapping[str, Source]) -> dict[str, EvaluationResult]:
-        """Every figure of a supervised run's model, as it is now, on each of several sources; in fp32, over all ranks.
+        """Returns every figure of a supervised run's model, as it is now, on each of several sources; in fp32, over all ranks.
 
         Args:
             parts: by name, e.g. ``{"test": data.splits.test, "train": some of data.train}``.
@@ -121,7 +121,7 @@ def assemble(
     say: Say,
     ranks: Ranks = SINGLE,
 ) -> Training:
-    """The `Training` of a resolved run; the steps that its length in time buys are measured first."""
+    """Returns the `Training` of a resolved run; the steps that its length in time buys are measured first."""
     objective, inputs = goal.objective(run, built, data, say)
     objective.to(device)
     select_trainable(objective, head_only=run.model.head_only)

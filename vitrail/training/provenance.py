@@ -44,7 +44,7 @@ class Outcome:
 
 
 def provenance(run: Run, steps: int, splits: Splits, ending: Ending) -> dict[str, Any]:
-    """Where the weights come from: data, split, recipe, compute, versions."""
+    """Describes where the weights come from: data, split, recipe, compute, versions."""
     held_out = splits.val.keys.digest() if splits.val is not None else None
     return {
         "data": run.data.source,
@@ -65,7 +65,7 @@ def provenance(run: Run, steps: int, splits: Splits, ending: Ending) -> dict[str
 def run_facts(
     run: Run, steps: int, folder: RunFolder, built: BuiltModel, data: RunData, ending: Ending
 ) -> dict[str, Any]:
-    """The fields of `RunFacts`: what the report and the card of every run say."""
+    """Returns the fields of `RunFacts`: what the report and the card of every run say."""
     today = date.today().isoformat()
     return {
         "title": folder.path.name,
@@ -97,7 +97,7 @@ def run_facts(
 
 
 def note_unread(count: int) -> list[str]:
-    """What a report notes of images that were skipped."""
+    """Returns the note of a report on images that were skipped."""
     if not count:
         return []
     return [

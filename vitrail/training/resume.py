@@ -45,7 +45,7 @@ def collect_tensors(training: Training) -> dict[str, dict[str, Tensor]]:
 
 
 def collect_state(training: Training) -> dict[str, Any]:
-    """What a checkpoint holds beside tensors."""
+    """Returns the plain values of a checkpoint."""
     return {
         "progress": asdict(training.progress),
         "steps": training.steps,
@@ -74,7 +74,7 @@ def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
 
 
 def _read_own_part(training: Training, saved: checkpoint.Checkpoint) -> dict[str, dict[str, Tensor]]:
-    """The groups of a checkpoint of several ranks, spread as this training is: a rank reads no more than it holds."""
+    """Returns the groups of a checkpoint of several ranks, spread as this training is: a rank reads no more than it holds."""
     from vitrail.runs.tensor_shards import list_tensors, read_shards
 
     assert saved.shards is not None

@@ -10,7 +10,7 @@ from vitrail.runtime.progress import Say
 
 
 def learning_rate(schedule: ScheduleSettings, base: float, step: int, steps: int) -> float:
-    """The rate of update ``step`` (from 0) of ``steps``: a linear warm-up multiplied onto the decay.
+    """Returns the rate of update ``step`` (from 0) of ``steps``: a linear warm-up multiplied onto the decay.
 
     The decay runs from the end of the warm-up to the end of the run, ``step == steps``, where the rate is ``schedule.end``
     (ViT, appendix B.1; ``rsqrt`` as in Zhai et al. 2022).
@@ -29,7 +29,7 @@ def learning_rate(schedule: ScheduleSettings, base: float, step: int, steps: int
 
 
 def warmup_steps(schedule: ScheduleSettings, steps: int) -> int:
-    """How many updates the warm-up of a run of ``steps`` takes."""
+    """Returns the number of warm-up updates of a run of ``steps``."""
     if schedule.warmup_steps is None:
         return round(schedule.warmup * steps)
     if schedule.recipe_steps is None:

@@ -42,7 +42,7 @@ class Progress:
         self.count += 1
 
     def means(self) -> dict[str, float]:
-        """The means over the steps since the last call."""
+        """Returns the means over the steps since the last call."""
         means = {name: total / self.count for name, total in self.sums.items()}
         self.sums, self.count = {}, 0
         return means
@@ -133,7 +133,7 @@ class Training:
         return max(math.ceil(self.steps / self.run.save.evaluations), 1)
 
     def evaluate(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """The figures of the monitor; None if it was stopped."""
+        """Returns the figures of the monitor; None if it was stopped."""
         return self.monitor(self.run, stopped, self.ranks)
 
     @property

@@ -112,7 +112,7 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
 
 
 def split_batch(training: Training, inputs: tuple[Tensor, ...], micro: int) -> list[tuple[tuple[Tensor, ...], int]]:
-    """The micro-batches of this rank's part of a batch, and the number of images that count in each.
+    """Returns the micro-batches of this rank's part of a batch, and the number of images that count in each.
 
     All ranks have the same number of them, because every exchange of one rank needs one of each other. Where bad images leave
     too few for that, an image is repeated, and does not count.
@@ -136,7 +136,7 @@ def defer_sums(training: Training, *, last: bool) -> None:
 
 @torch.no_grad()
 def add_over_ranks(training: Training, measured: dict[str, Tensor], images: int) -> tuple[dict[str, Tensor], int]:
-    """The means over the images of all ranks, and the number of these images.
+    """Returns the means over the images of all ranks, and the number of these images.
 
     The parts are weighted for a whole batch; where images were bad, means and gradients are scaled to those that are left.
     """
@@ -156,7 +156,7 @@ def add_over_ranks(training: Training, measured: dict[str, Tensor], images: int)
 def _backward_contrastive(
     training: Training, objective: ContrastiveObjective, inputs: tuple[Tensor, ...], micro: int
 ) -> dict[str, Tensor]:
-    """The same where images are compared with one another: the gradient of the whole batch, in the memory of a micro-step."""
+    """Computes, where images are compared with one another, the gradient of the whole batch, in the memory of a micro-step."""
     ranks, batch = training.ranks, training.run.data.batch
     (total,) = (len(inputs[0]),) if ranks.is_single else ranks.add(torch.tensor([len(inputs[0])])).tolist()
     # `add_over_ranks` weights for a whole batch: this loss is one of all images that are there
@@ -184,7 +184,7 @@ def scale_loss(training: Training, loss: Tensor) -> Tensor:
 
 
 def _mix_seed(seed: int, step: int, micro: int) -> int:
-    """One 63-bit seed from three counters (the finaliser of splitmix64)."""
+    """Returns one 63-bit seed from three counters (the finaliser of splitmix64)."""
     value = 0
     for part in (seed, step, 0, micro):
         value = (value ^ part) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF

@@ -51,7 +51,7 @@ class Result(Scores):
         return {"folder": str(self.folder), "report": str(self.report), **self.figures}
 
     def load(self) -> Any:
-        """The trained `Classifier`; without a head where it learned without labels."""
+        """Returns the trained `Classifier`; without a head where it learned without labels."""
         from vitrail.weights import load
 
         return load(self.folder)
@@ -177,12 +177,12 @@ def _begin(run: Run, out: Path | None, data: Any, transform: Transform | None) -
 
 
 def name_folder(run: Run) -> Path:
-    """A new folder under ``runs``, named after the data and the model."""
+    """Returns a new folder under ``runs``, named after the data and the model."""
     return default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem)
 
 
 def resolve_paths(run: Run) -> Run:
-    """The run with full paths to its teacher and its tokenizer: `latest` may be another one when the run is resumed.
+    """Returns the run with full paths to its teacher and its tokenizer: `latest` may be another one when the run is resumed.
 
     Raises `CheckpointError` where there is no such model.
     """

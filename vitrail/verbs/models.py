@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitrail.errors import ConfigError
-from vitrail.models.costs import KNOWN, Cost
+from vitrail.models.known_costs import KNOWN, Cost
 from vitrail.models.published import PUBLISHED, Published
 from vitrail.rows import Records
 from vitrail.verbs import options

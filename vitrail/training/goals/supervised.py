@@ -103,7 +103,7 @@ class SupervisedGoal:
 
 
 def load_teacher(path: str, model: Task, precision: str, say: Say) -> Teacher:
-    """The model at ``path`` as a teacher of ``model``, on its device."""
+    """Loads the model at ``path`` as a teacher of ``model``, on its device."""
     if not model.learns_from_teacher:
         what = "the images have several labels each, and a teacher gives one" if model.multi_label else ""
         raise ConfigError(what or f"the task {model.name} has no use for a teacher", "train without --teacher")
