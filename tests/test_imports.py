@@ -63,8 +63,12 @@ LIGHT = {
         "from vitrail.data.sources.open import open_data; open_data('digits')": {"torch"},
     },
     "with torch": {
-        "import vitrail.reports.classification.page": {"matplotlib", "sklearn"},
-        "import vitrail.weights, vitrail.inference.answers, vitrail.reports.documents": {"onnx", "onnxruntime", "rich"},
+        "import vitrail.reports.classification": {"matplotlib", "sklearn"},
+        "import vitrail.weights, vitrail.inference.answers, vitrail.reports.judged_run": {
+            "onnx",
+            "onnxruntime",
+            "rich",
+        },
         "import vitrail; draw = vitrail.visualize_attention": {"matplotlib"},
         DRAW: {"matplotlib.pyplot"},
         f"import importlib\nfor name in {LIBRARIES}: importlib.import_module(name)": PEERS,

@@ -76,9 +76,10 @@ def reads(tree: ast.AST) -> Iterator[str]:
 
 
 def dead_fields(package: Path) -> list[str]:
-    """The fields of configs that nothing in the package reads."""
+    """The fields of configs that nothing in the package reads, the templates of pages included."""
     trees = {file: ast.parse(file.read_text()) for file in files(package)}
     used = set().union(*(reads(tree) for tree in trees.values()))
+    used |= {name for file in package.rglob("templates/*") for name in re.findall(r"\.(\w+)", file.read_text())}
     return [
         f"{file.relative_to(package)}: {owner.name}.{field.target.id}"
         for file, tree in trees.items()

@@ -16,7 +16,7 @@ import vitrail
 from tests.looked_at import NAMES, picture, shaken
 from vitrail.errors import ConfigError
 from vitrail.inference.results import build_rows
-from vitrail.reports.transfer.results import Cell, Transfer
+from vitrail.reports.transfer import Cell, Transfer
 from vitrail.rows import Rows, Scores, show_rows
 from vitrail.tasks import Classifier
 from vitrail.training.train import Result

@@ -35,7 +35,7 @@ KNOWN = {
     "checkpoint of ranks": "runs/background.py:_write_parts runs/tensor_shards.py:write_shards",
     "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:recall_plan
         data/sources/mask_values.py:measure_masks
-        reports/transfer/documents.py:write_transfer""",
+        reports/transfer.py:write_transfer""",
     "study": """workflows/study/plan.py:write_plan workflows/study/results.py:write_result
         workflows/study/exchange.py:add workflows/study/measuring.py:measure_networks
         workflows/study/run.py:run_study workflows/study/run.py:note_progress""",
@@ -51,8 +51,7 @@ KNOWN = {
     "cached features": "inference/feature_cache.py:keep",
     "decoded images": "data/decoded_cache.py:_share",
     SHOWN: """analysis/figure.py:save analysis/pictures.py:save_png
-        reports/card.py:write reports/inspection/comparison.py:write_comparison
-        reports/inspection/page.py:write_inspection reports/inspection/pair.py:write_pair reports/page.py:write_page
+        reports/cards.py:write_card reports/page.py:write_page
         reports/study/documents.py:write_study reports/study/documents.py:write_progress tables.py:open_table
         tables.py:save_array tables.py:write_features runs/folder.py:_append
         tasks/detection/files.py:write tasks/detection/files.py:close tasks/detection/coco_results.py:write_results

@@ -16,9 +16,12 @@ UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]"
 
 
 class Markup(str):
-    """Text that is already markup; `tag` escapes any other text."""
+    """Text that is already markup; `tag` and the templates of pages escape any other text."""
 
     __slots__ = ()
+
+    def __html__(self) -> str:
+        return str(self)
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:

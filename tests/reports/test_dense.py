@@ -19,9 +19,9 @@ from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.inference.options import InferenceOptions
-from vitrail.reports.dense.samples import draw_samples, mark_wrong
-from vitrail.reports.documents import write_documents
 from vitrail.reports.facts import JudgedRun
+from vitrail.reports.judged_run import write_documents
+from vitrail.reports.samples import draw_samples, mark_wrong
 from vitrail.tasks.dense.class_colours import class_colours
 
 SIZE = (32, 48)

@@ -19,8 +19,7 @@ from vitrail.errors import ConfigError, DiskError, Interrupted
 from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.inference.features import Features
 from vitrail.inference.options import InferenceOptions
-from vitrail.reports.transfer.page import markdown, page
-from vitrail.reports.transfer.results import Cell, Transfer
+from vitrail.reports.transfer import Cell, Transfer, markdown, page
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.verbs.probe import probe
 from vitrail.verbs.probe.protocols import compute_features, open_to_probe

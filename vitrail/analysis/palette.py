@@ -1,4 +1,4 @@
-"""The colours of pages and charts, for light and dark themes, and the colour scale of numbers.
+"""The colours, fonts and sign of pages and charts, for light and dark themes, and the colour scale of numbers.
 
 The scale is a curve through CIELAB (CIE, 1976) from dark blue over rose and amber to pale yellow. It is perceptually
 uniform and monotonic in lightness, and therefore readable in greyscale and with colour vision deficiencies.
@@ -12,6 +12,16 @@ LIGHT = {"paper": "#fbfaf7", "card": "#ffffff", "ink": "#1c2230", "muted": "#626
 LIGHT |= {"cobalt": "#234f9e", "ruby": "#b22a40", "amber": "#c07a12", "emerald": "#25785a", "violet": "#6b3f8f"}
 DARK = {"paper": "#14161b", "card": "#1b1e25", "ink": "#e9e6df", "muted": "#9ba1ae", "rule": "#30343e"}
 DARK |= {"cobalt": "#86adf4", "ruby": "#f07a88", "amber": "#eeb24c", "emerald": "#62c69b", "violet": "#bd93e0"}
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="3" fill="#23262e"/>'
+    '<path d="M2 2h5v6H2z" fill="#234f9e"/><path d="M8 2h6v4H8z" fill="#c07a12"/>'
+    '<path d="M2 9h5v5H2z" fill="#25785a"/><path d="M8 7h6v7H8z" fill="#b22a40"/></svg>'
+)
+FONTS = {
+    "sans": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif",
+    "serif": "'Iowan Old Style','Palatino Linotype',Palatino,'Source Serif 4','Liberation Serif',Georgia,serif",
+    "mono": "ui-monospace,'SF Mono',Menlo,Consolas,'Liberation Mono',monospace",
+}
 
 
 def parse_colour(colour: str) -> np.ndarray:

@@ -1,47 +1,44 @@
-"""Draws the charts of reports as SVG, for light and dark backgrounds, without a plotting library.
+"""Draws the charts of all pages as SVG, for light and dark backgrounds.
 
-Colours are names of `LIGHT` and `DARK`, written as ``var(--name)``; `standalone` resolves them for separate files.
+An `Axis` maps values to SVG units and knows its ticks; all charts are drawn on two of them: lines (`chart`, `line_chart`) with
+bands, error bars and dots, the bars of `reliability_chart`, the intervals of `strip` and `zone_strip`, and the cells of
+`confusion_chart` and `heat_map`. Colours are names of `LIGHT` and `DARK`, written as ``var(--name)``; `standalone` resolves
+them for separate files. A new form of chart needs this file alone.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from vitrail.analysis.palette import LIGHT
+from vitrail.analysis.palette import FONTS, LIGHT, map_colours
 from vitrail.markup import Markup, join, tag
 from vitrail.tasks.classification.metric import Bins
 from vitrail.tasks.metric import divide
-from vitrail.text import percent, plural, shorten, whole
+from vitrail.text import number, percent, plural, shorten, whole
 
-SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 50, 20, 42, 36  # margins of a chart, in SVG units
 DASHES = "4 4"
 WIDEST = 1.18  # width of the letters of a wide or bold font, relative to the estimated width
 LETTER = 0.58  # approximate mean width of a letter, relative to the font size
 NARROW, BROAD = "fijlrtI.,:;'|() ", "mwMW@%"
+CAP = 2.5  # half the width of the ends of an error bar, in SVG units
+LEAST_CAPPED = 12.0  # height of an error bar below which its ends would only thicken its dot
+STRIP = 380.0  # width of a strip with a zone, in SVG units
+LEAST_GAP = 46.0  # between the middles of two labels of a horizontal axis
+UNDEFINED = "no spatial queries"  # a cell or a layer without a value
+
+Format = Callable[[float], str]
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line of a chart, x and y (n,); non-finite values of y are gaps. ``marked`` draws a dot at each point.
-
-    ``smooth`` adds a moving average to a long line. ``dashed`` marks a reference line.
-    """
-
-    label: str
-    x: np.ndarray
-    y: np.ndarray
-    colour: str
-    marked: bool = False
-    smooth: bool = False
-    dashed: bool = False
+# --- axes ---
 
 
 @dataclass(frozen=True)
@@ -55,21 +52,27 @@ class Axis:
     log: bool = False
     least_step: float = 0.0
     marks: Sequence[float] = ()
-    words: Callable[[float], str] = field(default=lambda value: f"{value:g}")
+    words: Format = field(default=lambda value: f"{value:g}")
 
-    def place(self, value: np.ndarray | float) -> np.ndarray:
-        low, high, value = (np.log10(number) if self.log else number for number in (self.low, self.high, value))
-        return self.start + (np.asarray(value) - low) / (high - low) * (self.stop - self.start)
+    def place(self, values: np.ndarray | float) -> np.ndarray:
+        """Returns the coordinates of values (n,)."""
+        low, high, values = (np.log10(each) if self.log else each for each in (self.low, self.high, values))
+        return self.start + (np.asarray(values) - low) / (high - low) * (self.stop - self.start)
+
+    def at(self, value: float) -> float:
+        """Returns the coordinate of one value."""
+        return float(self.place(value))
 
     def ticks(self) -> list[float]:
         if self.marks:
             return list(self.marks)
         if self.log:
             low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            every = max(1, (high - low) // 4)
-            powers = [10.0**power for power in range(low, high + 1, every)]
+            powers = [10.0**power for power in range(low, high + 1, max(1, (high - low) // 4))]
             return [power for power in powers if self.low <= power * 1.0001 and power <= self.high * 1.0001]
         step = max(round_step((self.high - self.low) / 4), self.least_step)
+        if self.least_step and step % self.least_step:  # 2.5 where only whole numbers occur
+            step *= 2
         first = math.ceil(self.low / step - 1e-9)
         return [(first + index) * step for index in range(int((self.high - first * step) / step + 1e-9) + 1)]
 
@@ -80,9 +83,91 @@ def round_step(wish: float) -> float:
     return power * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * power >= wish * 0.9999)
 
 
+def horizontal_axis(low: float, high: float, **options: Any) -> Axis:
+    """Returns an axis over the width of a chart."""
+    return Axis(low, high, LEFT, WIDTH - RIGHT, **options)
+
+
+def vertical_axis(
+    values: np.ndarray,
+    words: Format,
+    *,
+    least: float | None = 0.0,
+    most: float | None = None,
+    top: float = TOP,
+    floor: float = HEIGHT - BOTTOM,
+) -> Axis:
+    """Returns an axis from ``floor`` up to ``top`` that fits ``values`` and ends at round values.
+
+    It is logarithmic if ``most`` is open and the largest value would flatten the others. ``least`` is shown in any case;
+    without it the axis begins at the smallest value.
+    """
+    values = values[np.isfinite(values)]
+    values = values if len(values) else np.array([0.0, 1.0])
+    high, positive = values.max(), values[values > 0]
+    if most is None and len(positive) and positive.min() < high and high > 30 * np.median(positive):
+        low = 10.0 ** math.floor(math.log10(positive.min()))
+        return Axis(low, high * 1.2, floor, top, log=True, words=words)
+    low = values.min() if least is None else min(least, values.min())
+    high = high if most is None else most
+    if low >= high:
+        low, high = min(low, 0.0), max(high, 0.0) or 1.0
+    step = round_step((high - low) / 4)
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    return Axis(low, high, floor, top, words=words)
+
+
+def tight_axis(values: np.ndarray, words: Format, *, most: float | None = None, height: float = HEIGHT) -> Axis:
+    """Returns a linear vertical axis from 0, or the minimum if negative, to ``most`` or just above the maximum."""
+    values = values[np.isfinite(values)]
+    top = values.max(initial=0.0) * 1.08 if most is None else most
+    return Axis(min(0.0, values.min(initial=0.0)), top or 1.0, height - BOTTOM, TOP, words=words)
+
+
+def log_axis(values: np.ndarray, start: float, stop: float, words: Format, *, marks: Sequence[float] = ()) -> Axis:
+    """Returns a logarithmic axis around positive values with ``marks``, or marks at round values."""
+    axis = Axis(float(values.min()) / 1.25, float(values.max()) * 1.25, start, stop, log=True, words=words)
+    return replace(axis, marks=marks or round_marks(axis))
+
+
+def round_marks(axis: Axis) -> list[float]:
+    """Returns 1, 2 and 5 times powers of ten on a logarithmic axis, or powers alone where these are many."""
+    powers = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
+    steps = (1, 2, 5) if axis.high < 100 * axis.low else (1,)
+    marks = [step * 10.0**power for power in powers for step in steps]
+    return [mark for mark in marks if axis.low <= mark <= axis.high]
+
+
+def spread(marks: Sequence[float], axis: Axis) -> list[float]:
+    """Returns the marks from the right that are at least `LEAST_GAP` apart."""
+    kept: list[float] = []
+    for mark in sorted(marks, reverse=True):
+        if not kept or abs(axis.at(kept[-1]) - axis.at(mark)) >= LEAST_GAP:
+            kept.append(mark)
+    return kept[::-1]
+
+
+def depth_axis(count: int, most: int = 16) -> Axis:
+    """Returns the axis of ``count`` layers, with at most ``most`` labels."""
+    return horizontal_axis(-0.5, count - 0.5, marks=np.arange(0.0, count, math.ceil(max(count, 1) / most)).tolist())
+
+
+def axes(across: Axis, up: Axis, label: str) -> Markup:
+    """Returns horizontal grid lines with their values, and the tick labels of the horizontal axis."""
+    bottom, parts = up.start, []
+    for value in up.ticks():
+        y = up.at(value)
+        parts += [line(across.start, y, across.stop, y), text(across.start - 8, y + 3.8, up.words(value), anchor="end")]
+    parts += [text(across.at(value), bottom + 17, across.words(value), anchor="middle") for value in across.ticks()]
+    return join(*parts, text(across.stop, bottom + 32, label, anchor="end", font_style="italic"))
+
+
+# --- elements ---
+
+
 def standalone(drawing: Markup) -> str:
     """Returns the drawing as a self-contained SVG file in the light colours, without CSS variables."""
-    style = f"text{{font-family:{SANS}}} svg{{background:{LIGHT['card']}}}"
+    style = f"text{{font-family:{FONTS['sans']}}} svg{{background:{LIGHT['card']}}}"
     styled = drawing.replace(">", f"><style>{style}</style>", 1)
     return re.sub(r"var\(--(\w+)\)", lambda variable: LIGHT.get(variable[1], variable[0]), styled) + "\n"
 
@@ -112,9 +197,132 @@ def line(x1: float, y1: float, x2: float, y2: float, colour: str = "rule", **mor
     return tag("line", **{key: f"{value:.1f}" for key, value in points.items()}, stroke=f"var(--{colour})", **more)
 
 
-def rectangle(x: float, y: float, width: float, height: float, colour: str, *inside: object, **more: object) -> Markup:
+def rectangle(x: float, y: float, width: float, height: float, fill: str, *inside: object, **more: object) -> Markup:
+    """Returns a rectangle, ``fill`` the name of a colour of the page or ``#rrggbb``."""
     box = {"x": x, "y": y, "width": width, "height": height}
-    return tag("rect", *inside, **{key: f"{value:.1f}" for key, value in box.items()}, fill=f"var(--{colour})", **more)
+    fill = fill if fill.startswith("#") else f"var(--{fill})"
+    return tag("rect", *inside, **{key: f"{value:.1f}" for key, value in box.items()}, fill=fill, **more)
+
+
+def dot(x: float, y: float, colour: str, says: str, radius: float = 2.4, **more: object) -> Markup:
+    where = {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": radius}
+    return tag("circle", tag("title", says), **where, fill=f"var(--{colour})", **more)
+
+
+def path(
+    x: np.ndarray, y: np.ndarray, colour: str, *, width: float = 1.8, opacity: float = 1, **more: object
+) -> Markup:
+    """Returns a polyline with gaps at non-finite y; a point between two gaps is drawn as a dot."""
+    moves, before = [], False
+    for across, down in zip(x, y):
+        if here := bool(np.isfinite(down)):
+            moves.append(f"{'L' if before else 'M'}{across:.1f} {down:.1f}" + ("" if before else "h0"))
+        before = here
+    style = {"stroke": f"var(--{colour})", "stroke_width": width, "stroke_linecap": "round", "stroke_linejoin": "round"}
+    return tag("path", d=" ".join(moves), fill="none", opacity=f"{opacity:g}", **style, **more)
+
+
+def length_of(words: str) -> float:
+    """Estimates the width of a line of text, relative to the font size."""
+    return sum(0.3 if letter in NARROW else 0.95 if letter in BROAD else 0.6 for letter in words)
+
+
+def fit(words: str, width: float, size: float) -> str:
+    """Truncates a line of text to ``width`` SVG units at a font size, also in fonts wider than usual, with an ellipsis."""
+    kept = next(count for count in range(len(words), -1, -1) if WIDEST * length_of(words[:count]) * size <= width)
+    return shorten(words, max(kept, 1))
+
+
+# --- lines ---
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart, x and y (n,); non-finite values of y are gaps. ``marked`` draws a dot at each point.
+
+    ``smooth`` adds a moving average to a long line. ``dashed`` marks a reference line.
+    """
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    colour: str
+    marked: bool = False
+    smooth: bool = False
+    dashed: bool = False
+
+    def list_points(self, words: Format = "{:.3g}".format, unit: str = "") -> str:
+        """Lists all finite points as text, for screen readers."""
+        pairs = zip(self.x.tolist(), self.y.tolist())
+        return ", ".join(f"{words(y)} at {x:g}{unit and ' ' + unit}" for x, y in pairs if math.isfinite(y))
+
+
+def level_line(name: str, layers: np.ndarray, values: np.ndarray) -> Series:
+    """Returns a dashed line with one level per layer, as levels differ between the stages of a pyramid."""
+    x = np.stack([layers - 0.5, layers + 0.5, layers + 0.5], 1).ravel()
+    y = np.stack([values, values, np.full(len(values), math.nan)], 1).ravel()
+    return Series(name, x, y, "muted", dashed=True)
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    words: Format = "{:g}".format,
+    least: float | None = 0.0,
+    most: float | None = None,
+) -> Markup:
+    """Draws lines against the training step; ``least`` and ``most`` fix the ends of the vertical axis."""
+    steps = np.concatenate([line.x for line in series])
+    start, stop = float(steps.min()), float(steps.max())
+    single = start == stop  # a single record is centred
+    across = horizontal_axis(start - single, stop + single, least_step=1, words=whole)
+    up = vertical_axis(np.concatenate([line.y for line in series]), words, least=least, most=most)
+    ends = [f"{line.label} ends at {words(last[-1])}" for line in series if len(last := line.y[np.isfinite(line.y)])]
+    says = f"{title} over {plural(int(stop), 'step')}: {', '.join(ends) or 'no finite value'}"
+    return chart(title, series, across, up, "step", says)
+
+
+def chart(
+    title: str,
+    series: Sequence[Series],
+    across: Axis,
+    up: Axis,
+    label: str,
+    says: str,
+    *below: object,
+    rows: bool = False,
+) -> Markup:
+    """Draws lines on two axes.
+
+    Args:
+        label: names the horizontal axis.
+        below: is drawn under the lines.
+        rows: puts the legend in rows below the title, for many or long names, and moves the chart down by them.
+    """
+    names, top = legend(series) if rows else (None, TOP)
+    up = replace(up, start=up.start + top - TOP, stop=up.stop + top - TOP)
+    drawn = join(*(draw_series(line, across, up, label.partition(",")[0]) for line in series))
+    head = heading(title, () if rows else series)
+    return svg(WIDTH, up.start + BOTTOM, says, head, names, axes(across, up, label), *below, drawn)
+
+
+def draw_series(series: Series, across: Axis, up: Axis, label: str) -> Markup:
+    """Draws one line; a noisy line is drawn faintly below its moving average."""
+    x, y = series.x, np.where(series.y > 0, series.y, np.nan) if up.log else series.y
+    x, y = (x, y) if series.marked else thin(x, y)
+    noisy = series.smooth and len(x) > 40
+    style: dict[str, Any] = (
+        {"width": 1.2, "opacity": 0.3} if noisy else {"stroke_dasharray": DASHES if series.dashed else None}
+    )
+    parts = [path(across.place(x), up.place(y), series.colour, **style)]
+    if noisy:
+        parts.append(path(across.place(x), up.place(smooth_values(y, len(y) // 25 | 1)), series.colour))
+    if series.marked or len(x) == 1:
+        for step, value in zip(x[np.isfinite(y)], y[np.isfinite(y)]):
+            hover = f"{label} {step:,.0f}: {up.words(value)}"
+            parts.append(dot(across.at(step), up.at(value), series.colour, hover))
+    return join(*parts)
 
 
 def thin(x: np.ndarray, y: np.ndarray, most: int = 400) -> tuple[np.ndarray, np.ndarray]:
@@ -133,105 +341,13 @@ def smooth_values(y: np.ndarray, window: int) -> np.ndarray:
     return np.where(finite, divide(sums, np.convolve(finite.astype(float), kernel, "same")), np.nan)
 
 
-def path(
-    x: np.ndarray, y: np.ndarray, colour: str, *, width: float = 1.8, opacity: float = 1, **more: object
-) -> Markup:
-    """Returns a polyline with gaps at non-finite y; a point between two gaps is drawn as a dot."""
-    moves, before = [], False
-    for across, down in zip(x, y):
-        if here := bool(np.isfinite(down)):
-            moves.append(f"{'L' if before else 'M'}{across:.1f} {down:.1f}" + ("" if before else "h0"))
-        before = here
-    style = {"stroke": f"var(--{colour})", "stroke_width": width, "stroke_linecap": "round", "stroke_linejoin": "round"}
-    return tag("path", d=" ".join(moves), fill="none", opacity=f"{opacity:g}", **style, **more)
-
-
-def vertical_axis(
-    values: np.ndarray, words: Callable[[float], str], *, least: float | None, most: float | None
-) -> Axis:
-    """Returns an axis that fits ``values``, logarithmic if the largest value would flatten the others."""
-    values = values[np.isfinite(values)]
-    values = values if len(values) else np.array([0.0, 1.0])
-    reach = HEIGHT - BOTTOM, TOP
-    high, positive = values.max(), values[values > 0]
-    if most is None and len(positive) and positive.min() < high and high > 30 * np.median(positive):
-        return Axis(10.0 ** math.floor(math.log10(positive.min())), high * 1.2, *reach, log=True, words=words)
-    low = values.min() if least is None else min(least, values.min())
-    high = high if most is None else most
-    if low >= high:
-        low, high = min(low, 0.0), max(high, 0.0) or 1.0
-    step = round_step((high - low) / 4)
-    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    return Axis(low, high, *reach, words=words)
-
-
-def log_axis(values: np.ndarray, reach: tuple[float, float], words: Callable[[float], str]) -> Axis:
-    """Returns a logarithmic axis around all values, with marks at 1, 2 and 5 times powers of ten."""
-    low, high = float(values.min()) / 1.25, float(values.max()) * 1.25
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high < 100 * low else (1,)
-    marks = [step * 10.0**power for power in powers for step in steps]
-    return Axis(low, high, *reach, log=True, words=words, marks=[mark for mark in marks if low <= mark <= high])
-
-
-def line_chart(
-    title: str,
-    series: Sequence[Series],
-    *,
-    words: Callable[[float], str] = "{:g}".format,
-    least: float | None = 0.0,
-    most: float | None = None,
-) -> Markup:
-    """Draws lines against the training step; ``least`` and ``most`` fix the ends of the vertical axis."""
-    steps = np.concatenate([line.x for line in series])
-    start, stop = float(steps.min()), float(steps.max())
-    alone = start == stop  # a single record is centred
-    across = Axis(start - alone, stop + alone, LEFT, WIDTH - RIGHT, least_step=1, words=whole)
-    up = vertical_axis(np.concatenate([line.y for line in series]), words, least=least, most=most)
-    ends = [f"{line.label} ends at {words(last[-1])}" for line in series if len(last := line.y[np.isfinite(line.y)])]
-    says = f"{title} over {plural(int(stop), 'step')}: {', '.join(ends) or 'no finite value'}"
-    return chart(title, series, across, up, "step", says)
-
-
-def chart(
-    title: str, series: Sequence[Series], across: Axis, up: Axis, label: str, says: str, *below: object
-) -> Markup:
-    """Draws lines on two axes. ``label`` names the horizontal axis; ``below`` is drawn under the lines."""
-    drawn = join(*(draw_series(line, across, up, label) for line in series))
-    return svg(WIDTH, up.start + BOTTOM, says, heading(title, series), axes(across, up, label), *below, drawn)
-
-
-def draw_series(series: Series, across: Axis, up: Axis, label: str) -> Markup:
-    """Draws one line; a noisy line is drawn faintly below its moving average."""
-    x, y = series.x, np.where(series.y > 0, series.y, np.nan) if up.log else series.y
-    x, y = (x, y) if series.marked else thin(x, y)
-    noisy = series.smooth and len(x) > 40
-    style: dict[str, Any] = (
-        {"width": 1.2, "opacity": 0.3} if noisy else {"stroke_dasharray": DASHES if series.dashed else None}
-    )
-    parts = [path(across.place(x), up.place(y), series.colour, **style)]
-    if noisy:
-        parts.append(path(across.place(x), up.place(smooth_values(y, len(y) // 25 | 1)), series.colour))
-    if series.marked or len(x) == 1:
-        for step, value in zip(x[np.isfinite(y)], y[np.isfinite(y)]):
-            hover = f"{label} {step:,.0f}: {up.words(value)}"
-            parts.append(dot(float(across.place(step)), float(up.place(value)), series.colour, hover))
-    return join(*parts)
-
-
-def dot(x: float, y: float, colour: str, says: str, radius: float = 2.4, **more: object) -> Markup:
-    where = {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": radius}
-    return tag("circle", tag("title", says), **where, fill=f"var(--{colour})", **more)
-
-
 def heading(title: str, series: Sequence[Series] = ()) -> Markup:
     """Returns the title of a chart at the left and its legend at the right."""
     parts, right = [text(0, 14, title, colour="ink", size=13.5, font_weight=600)], float(WIDTH - RIGHT)
     for item in reversed(series if len(series) > 1 else ()):
         parts.append(text(right, 14, item.label, size=11.5, anchor="end"))
         right -= 11.5 * length_of(item.label) + 8
-        style = {"stroke_width": 1.8, "stroke_dasharray": DASHES} if item.dashed else {"stroke_width": 2.4}
-        parts.append(line(right - 16, 10, right, 10, item.colour, stroke_linecap="round", **style))
+        parts.append(_draw_key(right - 16, 10, item))
         right -= 30
     return join(*parts)
 
@@ -244,34 +360,169 @@ def legend(series: Sequence[Series]) -> tuple[Markup, float]:
         wide = 22 + 11.5 * length_of(name) + 18
         if x and x + wide > WIDTH:
             x, y = 0.0, y + 17
-        style = {"stroke_width": 1.8, "stroke_dasharray": DASHES} if item.dashed else {"stroke_width": 2.4}
-        parts.append(line(x, y - 4, x + 16, y - 4, item.colour, stroke_linecap="round", **style))
-        parts.append(text(x + 22, y, name, size=11.5))
+        parts += [_draw_key(x, y - 4, item), text(x + 22, y, name, size=11.5)]
         x += wide
     return join(*parts), y + 20
 
 
-def length_of(words: str) -> float:
-    """Estimates the width of a line of text, relative to the font size."""
-    return sum(0.3 if letter in NARROW else 0.95 if letter in BROAD else 0.6 for letter in words)
+def _draw_key(x: float, y: float, item: Series) -> Markup:
+    style = {"stroke_width": 1.8, "stroke_dasharray": DASHES} if item.dashed else {"stroke_width": 2.4}
+    return line(x, y, x + 16, y, item.colour, stroke_linecap="round", **style)
 
 
-def fit(words: str, width: float, size: float) -> str:
-    """Truncates a line of text to ``width`` SVG units at a font size, also in fonts wider than usual, with an ellipsis."""
-    kept = next(count for count in range(len(words), -1, -1) if WIDEST * length_of(words[:count]) * size <= width)
-    return shorten(words, max(kept, 1))
+# --- intervals ---
 
 
-def axes(across: Axis, up: Axis, label: str) -> Markup:
-    """Returns horizontal grid lines with their values, and the tick labels of the horizontal axis."""
-    bottom, parts = up.start, []
-    for value in up.ticks():
-        y = float(up.place(value))
-        parts += [line(across.start, y, across.stop, y), text(across.start - 8, y + 3.8, up.words(value), anchor="end")]
-    for value in across.ticks():
-        x = float(across.place(value))
-        parts.append(text(x, bottom + 17, across.words(value), anchor="middle"))
-    return join(*parts, text(across.stop, bottom + 32, label, anchor="end", font_style="italic"))
+@dataclass(frozen=True)
+class Estimates:
+    """Estimates y at x with the ends of their intervals, (n,) each, sorted by x; NaN where unknown."""
+
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def values(self) -> np.ndarray:
+        """All finite values of y and of the intervals."""
+        values = np.concatenate([self.y, self.low, self.high])
+        return values[np.isfinite(values)]
+
+
+def read_estimates(rows: Iterable[Mapping[str, Any]], x: str = "x") -> Estimates:
+    """Reads mappings with ``estimate``, ``low`` and ``high``; those without a finite position ``x`` are left out."""
+    columns = (x, "estimate", "low", "high")
+    found = sorted([number(row.get(name)) for name in columns] for row in rows if math.isfinite(number(row.get(x))))
+    return Estimates(*np.array(found, np.float64).reshape(-1, 4).T)
+
+
+def band(points: Estimates, across: Axis, up: Axis, colour: str) -> Markup | None:
+    """Draws the area between the ends of the intervals, over runs of at least two neighbouring points."""
+    known = np.isfinite(points.low) & np.isfinite(points.high)
+    runs = np.split(np.arange(len(known)), np.flatnonzero(~known))
+    outlines = []
+    for run in (run[known[run]] for run in runs):
+        if len(run) > 1:
+            x = across.place(np.concatenate([points.x[run], points.x[run][::-1]]))
+            y = up.place(np.concatenate([points.high[run], points.low[run][::-1]]))
+            outlines.append("M" + "L".join(f"{right:.1f} {down:.1f}" for right, down in zip(x, y)) + "Z")
+    return tag("path", d="".join(outlines), fill=f"var(--{colour})", opacity=0.16) if outlines else None
+
+
+def error_bars(points: Estimates, across: Axis, up: Axis, colour: str) -> Markup:
+    """Draws a vertical bar with caps over each interval that is known."""
+    parts = []
+    for x, low, high in zip(points.x, points.low, points.high):
+        if math.isfinite(low) and math.isfinite(high):
+            at, bottom, top = across.at(x), up.at(low), up.at(high)
+            caps = (bottom, top) if bottom - top > LEAST_CAPPED else ()
+            d = f"M{at:.1f} {bottom:.1f}V{top:.1f}" + "".join(f"M{at - CAP:.1f} {y:.1f}h{2 * CAP}" for y in caps)
+            parts.append(tag("path", d=d, stroke=f"var(--{colour})", stroke_width=1.3, fill="none"))
+    return join(*parts)
+
+
+def strip(value: float, ends: tuple[float, float], says: str, baseline: float | None = None, named: str = "") -> Markup:
+    """Draws a value on a scale from 0 to 1, a highlighted range, and the mark of a baseline with its name."""
+    across = Axis(0, 1, 6, WIDTH - 6)
+    start, stop = map(across.at, ends)
+    parts = [line(across.start, 16, across.stop, 16, "rule", stroke_width=6, stroke_linecap="round")]
+    parts.append(rectangle(start, 11, max(stop - start, 3), 10, "cobalt", rx=3, opacity=0.35))
+    parts.append(dot(across.at(value), 16, "cobalt", percent(value), radius=5))
+    parts += [text(0, 40, "0"), text(WIDTH, 40, percent(1), anchor="end")]
+    if baseline is not None:
+        x, words = across.at(baseline), f"{named}: {percent(baseline)}"
+        parts.append(line(x, 8, x, 24, "muted", stroke_width=1.5))
+        parts.append(text(min(max(x - 4, 14), WIDTH - 46 - LETTER * 11 * len(words)), 40, words))
+    return svg(WIDTH, 46, f"{percent(value)} on a scale from 0 to 100{says}", *parts)
+
+
+def zone_strip(
+    value: tuple[float, float, float],
+    zone: tuple[float, float],
+    words: Format,
+    *,
+    colour: str,
+    none: float,
+    label: str,
+    says: str,
+    log: bool = False,
+) -> Markup:
+    """Draws an estimate and its interval over the zone in which a claim holds, on a scale of its own.
+
+    Args:
+        value: estimate, low and high, finite.
+        zone: the ends of the zone; infinite where it is open.
+        words: formats a value of the scale.
+        none: the value of no effect, marked by a line.
+        label: stands above the zone.
+        log: whether the scale is logarithmic; all values must be positive then.
+    """
+    across = _scale([*value, *(end for end in zone if math.isfinite(end)), none], words, log)
+    floor, top = 46.0, 20.0
+    ends = [across.at(min(max(end, across.low), across.high)) for end in zone]
+    parts = [rectangle(ends[0], top, ends[1] - ends[0], floor - top, "emerald", opacity=0.13)]
+    for end, x in zip(zone, ends):
+        if math.isfinite(end):
+            parts.append(line(x, top, x, floor, "emerald", stroke_width=1.4, stroke_dasharray="3 2"))
+    half = 6.2 * length_of(label)  # the label stays inside of the strip
+    middle = min(max((ends[0] + ends[1]) / 2, half), STRIP - half)
+    parts.append(text(middle, 13, label, size=11.5, anchor="middle"))
+    parts.append(line(across.start, floor, across.stop, floor, "muted", stroke_width=0.8))
+    parts.append(line(across.at(none), top, across.at(none), floor, "muted", stroke_width=1))
+    for mark in across.ticks():
+        x = across.at(mark)
+        parts.append(line(x, floor, x, floor + 4, "muted", stroke_width=0.8))
+        parts.append(text(x, floor + 16, words(mark), size=11.5, anchor="middle"))
+    estimate, low, high = map(across.at, value)
+    parts.append(rectangle(low, 29.5, max(high - low, 2), 7, colour, rx=3.5, opacity=0.5))
+    parts.append(dot(estimate, 33, colour, words(value[0]), radius=5))
+    return svg(STRIP, floor + 22, says, *parts)
+
+
+def _scale(values: Sequence[float], words: Format, log: bool) -> Axis:
+    """Returns the axis of a strip around all values."""
+    if not log:
+        margin = 0.08 * (max(values) - min(values)) or 0.1 * abs(values[0]) or 1.0
+        return Axis(min(values) - margin, max(values) + margin, 14, STRIP - 14, words=words)
+    low, high = math.log2(min(values)), math.log2(max(values))
+    margin = 0.08 * (high - low) or 1.0
+    low, high = low - margin, high + margin
+    every = math.ceil((high - low) / 7)
+    marks = [2.0**power for power in range(math.ceil(low / every) * every, math.floor(high) + 1, every)]
+    return Axis(2.0**low, 2.0**high, 14, STRIP - 14, log=True, marks=marks, words=words)
+
+
+# --- bars ---
+
+
+def reliability_chart(bins: Bins) -> Markup:
+    """Draws accuracy against confidence, with the gap to the diagonal coloured, and the number of predictions per bin."""
+    height, floor = 340, 246.0
+    across = horizontal_axis(0, 1, words=lambda value: percent(value, 0))
+    up = Axis(0, 1, floor, TOP - 10, words=lambda value: percent(value, 0))
+    width = (across.stop - across.start) / len(bins.counts)
+    parts = [axes(across, up, "confidence"), heading("Reliability diagram")]
+    for index in np.flatnonzero(bins.counts):
+        x, images = across.start + index * width + 1, int(bins.counts[index])
+        accuracy, confidence = float(bins.accuracy[index]), float(bins.confidence[index])
+        agreed, reached, claimed = map(up.at, (min(accuracy, confidence), accuracy, confidence))
+        hover = f"{plural(images, 'prediction')}: mean confidence {percent(confidence)}, accuracy {percent(accuracy)}"
+        tall = 44 * math.sqrt(images / bins.counts.max())
+        gap = ("cobalt", 0.35) if accuracy > confidence else ("ruby", 0.5)
+        panes = (
+            rectangle(x, agreed, width - 2, floor - agreed, "cobalt", opacity=0.9),
+            rectangle(x, min(reached, claimed), width - 2, abs(reached - claimed), gap[0], opacity=gap[1]),
+            rectangle(x, 326 - tall, width - 2, tall, "muted", opacity=0.55),
+        )
+        parts.append(tag("g", tag("title", hover), *panes, opacity=0.4 if images < 5 else None))
+    parts.append(line(across.start, floor, across.stop, up.at(1), "muted", stroke_dasharray=DASHES))
+    parts.append(text(LEFT, 338, "predictions per bin (square-root scale)", size=10))
+    answers = plural(int(bins.counts.sum()), "prediction")
+    says = f"Reliability diagram of {answers}: expected calibration error {percent(bins.error)}"
+    return svg(WIDTH, height, says, *parts)
+
+
+# --- cells ---
 
 
 def confusion_chart(
@@ -284,102 +535,105 @@ def confusion_chart(
         in_percent: cells show the share of their row instead of the count.
     """
     count = len(classes)
-    cell = min(60.0, max(13.0, 400 / count))
-    names, size = [shorten(name, 16) for name in classes], min(12.0, cell * 0.62)
+    side = min(60.0, max(13.0, 400 / count))
+    names, size = [shorten(name, 16) for name in classes], min(12.0, side * 0.62)
     longest = max(map(len, names)) * size * LETTER
-    flat = longest < cell
+    flat = longest < side
     left, top = 22 + max(longest, 14), 46 if flat else 34 + longest * 0.8
-    side, shares = cell * count, divide(counts, counts.sum(1, keepdims=True).repeat(count, 1))
+    shares = divide(counts, counts.sum(1, keepdims=True).repeat(count, 1))
     parts = [text(left, 14, "predicted →", font_style="italic"), text(0, top - 7, "true ↓", font_style="italic")]
-    for index, name in enumerate(names):
-        x, y = left + (index + 0.5) * cell, top + (index + 0.5) * cell
+    for row, name in enumerate(names):
+        x, y = left + (row + 0.5) * side, top + row * side
         turned = {"anchor": "middle"} if flat else {"transform": f"rotate(-45 {x:.1f} {top - 6:.1f})"}
-        parts.append(text(left - 8, y + size * 0.36, name, colour="ink", size=size, anchor="end"))
+        parts.append(text(left - 8, y + side / 2 + size * 0.36, name, colour="ink", size=size, anchor="end"))
         parts.append(text(x, top - 7, name, colour="ink", size=size, **turned))
         for column in range(count):
-            number, share = int(counts[index, column]), float(shares[index, column])
-            named = plural(number, noun)
-            hover = f"{named} of {classes[index]} predicted as {classes[column]} ({percent(share)})"
-            shown = f"{share * 100:.0f}" if in_percent else whole(number)
-            where, colour = (left + column * cell, y - cell / 2, cell), "cobalt" if index == column else "ruby"
-            parts.append(confusion_cell(where, shown if number else "", share, colour, hover))
+            box, held, share = (
+                (left + column * side, y, side, side),
+                int(counts[row, column]),
+                float(shares[row, column]),
+            )
+            if not held:
+                parts.append(cell(box, "rule", opacity=0.4))
+                continue
+            # opacity grows with the square root of the share, so that single mistakes stay visible
+            depth = math.sqrt(share) * 0.9 + 0.06
+            hover = f"{plural(held, noun)} of {classes[row]} predicted as {classes[column]} ({percent(share)})"
+            shown = f"{share * 100:.0f}" if in_percent else whole(held)
+            colour, ink = "cobalt" if row == column else "ruby", "var(--card)" if depth > 0.55 else "var(--ink)"
+            digits = shown if side >= 22 else ""
+            parts.append(cell(box, colour, hover, digits, ink, min(13.0, side * 0.36), opacity=f"{depth:.2f}"))
     right, total = int(np.trace(counts)), plural(int(counts.sum()), noun)
     says = f"Confusion matrix of {plural(count, 'class', 'classes')}: {right:,} of {total} on the diagonal"
-    width = left + side + (4 if flat else longest * 0.75)
-    return svg(width, top + side + 4, says, *parts, style=f"width:{width * 1.15:.0f}px;max-width:100%")
+    width = left + side * count + (4 if flat else longest * 0.75)
+    return svg(width, top + side * count + 4, says, *parts, style=f"width:{width * 1.15:.0f}px;max-width:100%")
 
 
-def confusion_cell(where: tuple[float, float, float], shown: str, share: float, colour: str, hover: str) -> Markup:
-    """Draws one cell. Opacity grows with the square root of the share, so that single mistakes stay visible."""
-    x, y, cell = where
-    side = cell - 1.5
-    if not shown:
-        return rectangle(x + 0.75, y + 0.75, side, side, "rule", rx=2, opacity=0.4)
-    depth = math.sqrt(share) * 0.9 + 0.06
-    pane = rectangle(x + 0.75, y + 0.75, side, side, colour, tag("title", hover), rx=2, opacity=f"{depth:.2f}")
-    if cell < 22:
+def heat_map(title: str, values: Sequence[np.ndarray]) -> Markup:
+    """Draws shares (H,) of each layer on the scale from 0 to 1: one column per layer, one row per head."""
+    rows, left = max(map(len, values)), 40.0
+    width, height = min(34.0, (WIDTH - left) / len(values)), min(24.0, max(8.0, 320 / rows))
+    parts = [heading(title), text(left - 8, 37, "head", anchor="end", font_style="italic")]
+    for column, layer in enumerate(values):
+        x = left + column * width
+        if column in depth_axis(len(values)).marks:
+            parts.append(text(x + width / 2, 37, column, anchor="middle"))
+        for row, share in enumerate(np.asarray(layer, np.float64).tolist()):
+            known = math.isfinite(share)
+            says = f"layer {column}, head {row}: {f'{share:.2f}' if known else UNDEFINED}"
+            digits = f"{share:.2f}" if known and width >= 24 and height >= 13 else ""
+            ink = LIGHT["ink"] if share > 0.5 else LIGHT["paper"]
+            parts.append(cell((x, 44 + row * height, width, height), paint(share), says, digits, ink))
+    for row in range(0, rows, math.ceil(14 / height)):
+        parts.append(text(left - 8, 44 + (row + 0.5) * height + 3.8, row, anchor="end"))
+    below = 44 + rows * height
+    parts.append(text(left + len(values) * width, below + 17, "layer", anchor="end", font_style="italic"))
+    says = f"{title}: {plural(len(values), 'layer')} of up to {plural(rows, 'head')}"
+    return svg(WIDTH, below + 24, says, *parts)
+
+
+def cell(
+    box: tuple[float, float, float, float],
+    fill: str,
+    says: str = "",
+    digits: str = "",
+    ink: str = "",
+    size: float = 10.5,
+    **more: object,
+) -> Markup:
+    """Draws one cell of a grid at (x, y, width, height), ``says`` for the pointer and ``digits`` in its middle."""
+    x, y, width, height = box
+    pane = rectangle(
+        x + 0.75, y + 0.75, width - 1.5, height - 1.5, fill, tag("title", says) if says else None, rx=2, **more
+    )
+    if not digits:
         return pane
-    size, ink = min(13.0, cell * 0.36), "card" if depth > 0.55 else "ink"
-    number = {"colour": ink, "size": f"{size:.1f}", "anchor": "middle", "pointer_events": "none"}
-    return join(pane, text(x + cell / 2, y + cell / 2 + size * 0.36, shown, **number))
+    middle = {"x": f"{x + width / 2:.1f}", "y": f"{y + height / 2 + size * 0.36:.1f}", "text_anchor": "middle"}
+    return join(pane, tag("text", digits, **middle, font_size=f"{size:.1f}", fill=ink, pointer_events="none"))
 
 
-def reliability_chart(bins: Bins) -> Markup:
-    """Draws accuracy against confidence, with the gap to the diagonal coloured, and the number of predictions per bin."""
-    height, floor = 340, 246.0
-    across = Axis(0, 1, LEFT, WIDTH - RIGHT, words=lambda value: percent(value, 0))
-    up = Axis(0, 1, floor, TOP - 10, words=lambda value: percent(value, 0))
-    width = (across.stop - across.start) / len(bins.counts)
-    parts = [axes(across, up, "confidence"), heading("Reliability diagram")]
-    for index in np.flatnonzero(bins.counts):
-        x, images = across.start + index * width + 1, int(bins.counts[index])
-        accuracy, confidence = float(bins.accuracy[index]), float(bins.confidence[index])
-        agreed, reached, claimed = (
-            float(up.place(share)) for share in (min(accuracy, confidence), accuracy, confidence)
-        )
-        hover = f"{plural(images, 'prediction')}: mean confidence {percent(confidence)}, accuracy {percent(accuracy)}"
-        tall = 44 * math.sqrt(images / bins.counts.max())
-        gap = ("cobalt", 0.35) if accuracy > confidence else ("ruby", 0.5)
-        panes = (
-            rectangle(x, agreed, width - 2, floor - agreed, "cobalt", opacity=0.9),
-            rectangle(x, min(reached, claimed), width - 2, abs(reached - claimed), gap[0], opacity=gap[1]),
-            rectangle(x, 326 - tall, width - 2, tall, "muted", opacity=0.55),
-        )
-        parts.append(tag("g", tag("title", hover), *panes, opacity=0.4 if images < 5 else None))
-    corner = (across.start, floor, across.stop, float(up.place(1)))
-    parts += [
-        line(*corner, "muted", stroke_dasharray=DASHES),
-        text(LEFT, 338, "predictions per bin (square-root scale)", size=10),
-    ]
-    answers = plural(int(bins.counts.sum()), "prediction")
-    says = f"Reliability diagram of {answers}: expected calibration error {percent(bins.error)}"
-    return svg(WIDTH, height, says, *parts)
+def paint(level: float) -> str:
+    return "#" + bytes(map_colours(np.array(level)).tolist()).hex()
 
 
-def interval_strip(value: float, low: float, high: float, baseline: float | None) -> Markup:
-    """Draws a value in [0, 1] with its interval and the majority-class baseline."""
-    says = f"{percent(value)} on a scale from 0 to 100, interval {percent(low)} to {percent(high)}"
-    return strip(value, (low, high), baseline, "most frequent class", says)
+def colour_scale(low: float, high: float, label: str) -> Markup:
+    """Draws the colour scale from ``low`` to ``high`` with its label."""
+    steps, wide = 92, WIDTH / 92
+    box = {"y": 0, "width": wide, "height": 9, "shape_rendering": "crispEdges"}
+    bar = join(*(tag("rect", x=step * wide, **box, fill=paint(step / (steps - 1))) for step in range(steps)))
+    frame = tag("rect", y=0.5, x=0.5, width=WIDTH - 1, height=8, fill="none", stroke="var(--rule)")
+    words = (text(0, 24, f"{low:g}"), text(WIDTH / 2, 24, label, anchor="middle"))
+    end = text(WIDTH, 24, f"{high:g}", anchor="end")
+    return svg(WIDTH, 28, f"Colour scale from {low:g} to {high:g}: {label}", bar, frame, *words, end)
 
 
-def gain_strip(value: float, before: float | None, chance: float | None) -> Markup:
-    """Draws a value in [0, 1] with its value before training and the chance level."""
-    if before is None:
-        return strip(value, (value, value), chance, "chance", f"{percent(value)} on a scale from 0 to 100")
-    says = f"{percent(value)} on a scale from 0 to 100, {percent(before)} before training"
-    return strip(value, (min(before, value), max(before, value)), chance, "chance", says)
-
-
-def strip(value: float, stretch: tuple[float, float], baseline: float | None, named: str, says: str) -> Markup:
-    """Draws a dot on a scale from 0 to 1, a highlighted range, and the named mark of a baseline."""
-    across = Axis(0, 1, 6, WIDTH - 6)
-    start, stop, spot = (float(across.place(share)) for share in (*stretch, value))
-    parts = [line(across.start, 16, across.stop, 16, "rule", stroke_width=6, stroke_linecap="round")]
-    parts.append(rectangle(start, 11, max(stop - start, 3), 10, "cobalt", rx=3, opacity=0.35))
-    parts.append(dot(spot, 16, "cobalt", percent(value), radius=5))
-    parts += [text(0, 40, "0"), text(WIDTH, 40, percent(1), anchor="end")]
-    if baseline is not None:
-        x, words = float(across.place(baseline)), f"{named}: {percent(baseline)}"
-        parts.append(line(x, 8, x, 24, "muted", stroke_width=1.5))
-        parts.append(text(min(max(x - 4, 14), WIDTH - 46 - LETTER * 11 * len(words)), 40, words))
-    return svg(WIDTH, 46, says, *parts)
+def name_gaps(gaps: Sequence[bool], across: Axis, up: Axis) -> list[Markup]:
+    """Returns a vertical label for each run of layers without a value."""
+    words, first = [], 0
+    for is_gap, run in groupby(gaps):
+        last = first + len(list(run))
+        if is_gap:
+            x, y = across.at((first + last - 1) / 2) + 3.5, (up.start + up.stop) / 2
+            words.append(text(x, y, UNDEFINED, anchor="middle", transform=f"rotate(-90 {x:.1f} {y:.1f})"))
+        first = last
+    return words

@@ -1,6 +1,7 @@
-"""The contents of a report as plain data.
+"""The data of the report and the model card of a run.
 
-N judged images, K classes; n pictures shown, C channels, h and w their size.
+A new fact of a run is a field of `RunFacts`, with its row in `RunFacts.details` and, if the model card has it, its line in
+templates/card.md; training/provenance.py `run_facts` gives its value.
 """
 
 from __future__ import annotations
@@ -10,32 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import yaml
 
 from vitrail.config.parse import plain
 from vitrail.data.sources.source import Source
-from vitrail.evaluation.feature_health import Health
 from vitrail.evaluation.result import EvaluationResult
+from vitrail.runtime.progress import duration
 from vitrail.tasks.task import Task
-from vitrail.text import large
+from vitrail.text import large, listing, shorten
 
 SPLITS = {"val": "validation", "train": "training"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mistake:
-    """A misclassified image: uint8 (H, W[, C]) and, if known, its attention map (gh, gw). The map covers ``reach`` times the
-    height and width of the image.
-    """
-
-    key: str
-    true: str
-    predicted: str
-    confidence: float
-    picture: np.ndarray
-    attention: np.ndarray | None = None
-    reach: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,31 +61,22 @@ class RunFacts:
     location: str = "path/to/this/folder"
     notes: Sequence[str] = ()
 
-
-@dataclass(frozen=True, kw_only=True)
-class ClassificationFacts(RunFacts):
-    """The data about a classifier; only ``title`` and ``classes`` are required.
-
-    ``metric`` is the metric computed on ``split``, or None without an evaluation. ``figures`` has ``top1`` (or ``map``) with
-    the ends of its confidence interval, ``top1_low`` and ``top1_high``, and those of ``top5 nll ece brier f1_macro
-    f1_micro`` that are known; shares are fractions. ``class_counts`` are the images per class (K,) of each split.
-    """
-
-    classes: Sequence[str]
-    class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    split: str = "val"
-    figures: Mapping[str, float] = field(default_factory=dict)
-    multi_label: bool = False
-    metric: Any = None  # `ClassMetric`, or `LabelMetric` for multi-label tasks
-    mistakes: Sequence[Mistake] = ()
-
-    @property
-    def judged(self) -> bool:
-        return self.metric is not None and len(self.metric.keys) > 0
-
-    @property
-    def split_name(self) -> str:
-        return SPLITS.get(self.split, self.split)
+    def details(self, own: Mapping[str, str]) -> dict[str, Any]:
+        """Returns what the section of run details shows; ``own`` are rows specific to the task."""
+        took = duration(self.seconds) if self.seconds is not None else None
+        speed = f"{self.images_per_second:,.0f} images/s" if self.images_per_second else None
+        rows = {
+            "Model": describe_model(self.model, self.parameters, self.multiply_adds, self.image_size),
+            "Recipe": self.recipe,
+            "Data": ": ".join(filter(None, (self.data, self.layout))),
+            "Images": ", ".join(f"{count:,} {name}" for name, count in self.images.items()),
+            **own,
+            "Compute": describe_compute(self.operations, self.device_hours),
+            "Time": ", ".join(filter(None, (took, speed))),
+            "Machine": self.machine,
+            "Versions": list_versions(self.versions),
+        }
+        return {"command": self.command, "rows": rows, "settings": as_yaml(self.config) if self.config else ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,45 +93,13 @@ class JudgedRun:
     judgement: EvaluationResult
 
 
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """Inputs or outputs of an objective: a name, a caption, and images (n, C, h, w), uint8 or float in [0, 1]."""
-
-    name: str
-    caption: str
-    pictures: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainingFacts(RunFacts):
-    """The data about a self-supervised encoder or a tokenizer; only ``title`` and ``objective`` are required.
-
-    Evaluation records have ``effective_rank`` and ``spread``, and with labels ``knn`` and ``chance`` as fractions; the record
-    of step 0 is of the weights before training. Any other numeric column is a measurement of the objective. ``panels`` show
-    the same images in the same order, the original first. ``before`` and ``after`` are the feature health before and after
-    training, and ``diagnosis`` describes a collapse.
-    """
-
-    objective: str
-    about_objective: str = ""  # one sentence
-    panels: Sequence[Panel] = ()
-    before: Health | None = None
-    after: Health | None = None
-    diagnosis: str | None = None
-
-    @property
-    def tokenizes(self) -> bool:
-        """Whether the run trained a tokenizer, which has codes instead of features."""
-        return self.objective == "tokenizer"
-
-    def last(self, column: str) -> float | None:
-        """Returns the last recorded value of a column."""
-        return next((record[column] for record in reversed(self.records) if record.get(column) is not None), None)
-
-    def untrained(self, column: str) -> float | None:
-        """Returns the value of a column before training."""
-        values = (record.get(column) for record in self.records if record.get("step") == 0)
-        return next((value for value in values if value is not None), None)
+def describe_model(
+    about: str, parameters: int | None, multiply_adds: int | None, image_size: tuple[int, int] | None
+) -> str:
+    """Describes the model in one line, as far as it is known."""
+    size = " × ".join(map(str, image_size)) + " pixels" if image_size else None
+    sums = f"{large(multiply_adds)} multiply-adds per image" if multiply_adds else None
+    return ", ".join(filter(None, (about, f"{large(parameters)} parameters" if parameters else None, sums, size)))
 
 
 def describe_compute(operations: float | None, device_hours: float | None) -> str:
@@ -163,6 +107,15 @@ def describe_compute(operations: float | None, device_hours: float | None) -> st
     work = f"{large(operations, 'FLOP')} in all training steps" if operations else None
     hours = f"{device_hours:.3g} device-hours" if device_hours else None
     return ", ".join(filter(None, (work, hours)))
+
+
+def list_versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version != "absent")
+
+
+def list_classes(names: Sequence[str]) -> str:
+    """Returns the number of classes and their names, shortened."""
+    return f"{len(names):,}: {listing([shorten(name, 40) for name in names])}"
 
 
 def as_yaml(tree: Mapping[str, Any]) -> str:

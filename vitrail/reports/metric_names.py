@@ -1,13 +1,14 @@
 """The metrics by their names in records and figures: label, description and format.
 
 ``val_`` before a name is the same metric on the validation split, in the records of an evaluation; ``train_`` on training images
-without augmentation.
+without augmentation. A new figure is one line of `METRICS`; a column without one is named after itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from vitrail.text import THIN, decimal, percent, sentence
 
@@ -24,153 +25,120 @@ PLAIN: Format = "{:.4g}".format
 
 @dataclass(frozen=True)
 class Metric:
-    """``label`` is for use in sentences, ``heading`` for use above a value; ``chart`` and ``line`` say where it is plotted."""
+    """``label`` is for use in sentences, `heading` for use above a value; ``chart`` and ``line`` say where it is plotted."""
 
     label: str
-    heading: str = ""
     gloss: str = ""
+    short: str = ""  # the heading, unless it is the label
     format: Format = PLAIN
     higher_is_better: bool | None = None  # None if neither
     chart: str = ""
     line: str = ""
 
+    @property
+    def heading(self) -> str:
+        return self.short or sentence(self.label)
 
+
+share = partial(Metric, format=percent, higher_is_better=True)
 # of objects, in pixels of the picture
 SIZES = {"small": "below 32 x 32 pixels", "medium": "of 32 x 32 to 96 x 96 pixels", "large": "above 96 x 96 pixels"}
-METRICS: dict[str, Metric] = {
-    # of a classifier on a split
-    "top1": Metric("top-1 accuracy", "Top-1", "", percent, True, "Accuracy", "training"),
-    "top5": Metric("top-5 accuracy", "Top-5", "the true class is among the five most probable classes", percent, True),
-    "real_top1": Metric(
-        "ReaL accuracy", "ReaL", "share of the images whose class is one of the acceptable ones", percent, True
-    ),
+OF_CLASSIFIERS = {
+    "top1": share("top-1 accuracy", short="Top-1", chart="Accuracy", line="training"),
+    "top5": share("top-5 accuracy", "the true class is among the five most probable classes", "Top-5"),
+    "real_top1": share("ReaL accuracy", "share of the images whose class is one of the acceptable ones", "ReaL"),
     "without_label": Metric(
-        "images without a label", "Without label", "images without any acceptable class, which are not counted"
+        "images without a label", "images without any acceptable class, which are not counted", "Without label"
     ),
-    "map": Metric("mean average precision", "mAP", "", percent, True, "Mean average precision", "training"),
-    "f1_macro": Metric(
-        "macro F1", "Macro F1", "harmonic mean of precision and recall, averaged over classes", percent, True
-    ),
-    "f1_micro": Metric("micro F1", "Micro F1", "harmonic mean of precision and recall over all labels", percent, True),
+    "map": share("mean average precision", short="mAP", chart="Mean average precision", line="training"),
+    "f1_macro": share("macro F1", "harmonic mean of precision and recall, averaged over classes"),
+    "f1_micro": share("micro F1", "harmonic mean of precision and recall over all labels"),
     "nll": Metric(
-        "negative log-likelihood", "NLL", "negative log-likelihood; 0 is perfect", decimal, False, "Loss", "training"
+        *("negative log-likelihood", "negative log-likelihood; 0 is perfect", "NLL", decimal, False),
+        *("Loss", "training"),
     ),
     "ece": Metric(
-        "expected calibration error", "ECE", "mean difference between confidence and accuracy", percent, False
+        "expected calibration error", "mean difference between confidence and accuracy", "ECE", percent, False
     ),
-    "brier": Metric("Brier score", "Brier", "mean squared error of the probabilities; 0 is perfect", decimal, False),
-    # of detections
-    "ap": Metric(
-        *("average precision", "AP", "the mean over IoU thresholds from 0.5 to 0.95 and classes, as COCO has it"),
-        *(percent, True, "Average precision", "AP"),
+    "brier": Metric("Brier score", "mean squared error of the probabilities; 0 is perfect", "Brier", decimal, False),
+}
+OF_DETECTORS = {
+    "ap": share(
+        *("average precision", "the mean over IoU thresholds from 0.5 to 0.95 and classes, as COCO has it", "AP"),
+        chart="Average precision",
+        line="AP",
     ),
-    "ap50": Metric(
-        *("AP at IoU 0.5", "AP50", "average precision where a box counts from an IoU of 0.5"),
-        *(percent, True, "Average precision", "AP50"),
+    "ap50": share(
+        *("AP at IoU 0.5", "average precision where a box counts from an IoU of 0.5", "AP50"),
+        chart="Average precision",
+        line="AP50",
     ),
-    "ap75": Metric("AP at IoU 0.75", "AP75", "average precision where a box counts from an IoU of 0.75", percent, True),
+    "ap75": share("AP at IoU 0.75", "average precision where a box counts from an IoU of 0.75", "AP75"),
     **{
-        f"ap_{size}": Metric(
-            f"AP, {size} objects", f"AP {size}", f"average precision of objects {extent}", percent, True
-        )
+        f"ap_{size}": share(f"AP, {size} objects", f"average precision of objects {extent}", f"AP {size}")
         for size, extent in SIZES.items()
     },
     **{
-        f"ar_{most}": Metric(
-            *(f"average recall, {most}", f"AR@{most}", f"recall of the best {most} answers an image and class"),
-            *(percent, True),
+        f"ar_{most}": share(
+            f"average recall, {most}", f"recall of the best {most} answers an image and class", f"AR@{most}"
         )
         for most in (1, 10, 100)
     },
     **{
-        f"ar_{size}": Metric(
-            f"average recall, {size} objects", f"AR {size}", f"recall of objects {extent}", percent, True
-        )
+        f"ar_{size}": share(f"average recall, {size} objects", f"recall of objects {extent}", f"AR {size}")
         for size, extent in SIZES.items()
     },
-    "threshold": Metric("best threshold", "Threshold", "the score from which on answers have the largest F1", decimal),
-    "precision": Metric(
-        "precision", "Precision", "share of the answers above the threshold that are right", percent, True
+    "threshold": Metric("best threshold", "the score from which on answers have the largest F1", "Threshold", decimal),
+    "precision": share("precision", "share of the answers above the threshold that are right"),
+    "recall": share("recall", "share of the objects that are found above the threshold"),
+    "f1": share("F1", "harmonic mean of the precision and the recall at the threshold"),
+}
+OF_SEGMENTERS = {
+    "miou": share(
+        "mean IoU", "intersection over union, the mean over classes", "mIoU", chart="Mean IoU", line="validation"
     ),
-    "recall": Metric("recall", "Recall", "share of the objects that are found above the threshold", percent, True),
-    "f1": Metric("F1", "F1", "harmonic mean of the precision and the recall at the threshold", percent, True),
-    # of label maps
-    "miou": Metric(
-        *("mean IoU", "mIoU", "intersection over union, the mean over classes", percent, True),
-        *("Mean IoU", "validation"),
+    "pixel_accuracy": share("pixel accuracy", "share of the pixels that are right"),
+    "mean_accuracy": share("mean accuracy", "recall of pixels, the mean over classes"),
+    "frequency_weighted_iou": share(
+        "frequency-weighted IoU", "IoU of each class weighted by its pixels", "Weighted IoU"
     ),
-    "pixel_accuracy": Metric("pixel accuracy", "Pixel accuracy", "share of the pixels that are right", percent, True),
-    "mean_accuracy": Metric("mean accuracy", "Mean accuracy", "recall of pixels, the mean over classes", percent, True),
-    "frequency_weighted_iou": Metric(
-        "frequency-weighted IoU", "Weighted IoU", "IoU of each class weighted by its pixels", percent, True
+    "dice": share("Dice coefficient", "F1 of pixels, the mean over classes", "Dice"),
+    "boundary_f": share("boundary F", "F1 of pixels on boundaries, the mean over classes"),
+}
+OF_FEATURES = {
+    "knn": share(
+        *("kNN accuracy", "accuracy of k-nearest-neighbour classification on the features", "kNN accuracy"),
+        chart="Accuracy",
+        line="nearest neighbours",
     ),
-    "dice": Metric("Dice coefficient", "Dice", "F1 of pixels, the mean over classes", percent, True),
-    "boundary_f": Metric(
-        "boundary F", "Boundary F", "F1 of pixels on boundaries, the mean over classes", percent, True
-    ),
-    # of features that were learned without labels
-    "knn": Metric(
-        "kNN accuracy",
-        "kNN accuracy",
-        "accuracy of k-nearest-neighbour classification on the features",
-        percent,
-        True,
-        "Accuracy",
-        "nearest neighbours",
-    ),
-    "chance": Metric("chance", "Chance", "the share of the most frequent class", percent, None, "Accuracy", "chance"),
+    "chance": Metric("chance", "the share of the most frequent class", "", percent, None, "Accuracy", "chance"),
     "effective_rank": Metric(
-        "effective rank", "Effective rank", "effective number of dimensions of the features", "{:.1f}".format, True
+        "effective rank", "effective number of dimensions of the features", "", "{:.1f}".format, True
     ),
-    "spread": Metric(
-        "spread", "Spread", "about 1 if the features cover the sphere, 0 if they are equal", "{:.2g}".format
+    "spread": Metric("spread", "about 1 if the features cover the sphere, 0 if they are equal", "", "{:.2g}".format),
+}
+OF_OBJECTIVES = {
+    "loss": Metric("loss", "on the training images", "", decimal, False, "Loss", "training"),
+    "lr": Metric("learning rate", chart="Learning rate", line="learning rate"),
+    "accuracy": share(
+        "accuracy", "on the prediction task of the objective", chart="Accuracy of the objective", line="training"
     ),
-    # of objectives during training
-    "loss": Metric("loss", "Loss", "on the training images", decimal, False, "Loss", "training"),
-    "lr": Metric("learning rate", "Learning rate", chart="Learning rate", line="learning rate"),
-    "accuracy": Metric(
-        "accuracy",
-        "Accuracy",
-        "on the prediction task of the objective",
-        percent,
-        True,
-        "Accuracy of the objective",
-        "training",
-    ),
-    "explained": Metric(
-        "explained variance",
-        "Explained variance",
-        "within hidden patches; 0 corresponds to predicting their mean colour",
-        percent,
-        True,
-    ),
+    "explained": share("explained variance", "within hidden patches; 0 corresponds to predicting their mean colour"),
     "rmse": Metric(
-        "colour RMSE",
-        "Colour RMSE",
-        "root mean squared error of corrupted patches, colours in [0, 1]",
-        "{:.3g}".format,
-        False,
+        *("colour RMSE", "root mean squared error of corrupted patches, colours in [0, 1]", "", "{:.3g}".format, False),
     ),
-    "batch_spread": Metric(
-        "spread in the batch",
-        "Spread in the batch",
-        "of the compared features; 0 if they are equal",
-        "{:.2g}".format,
-    ),
-    "psnr": Metric("PSNR", "PSNR", "reconstruction of training images; higher is better", DECIBELS, True),
+    "batch_spread": Metric("spread in the batch", "of the compared features; 0 if they are equal", "", "{:.2g}".format),
+    "psnr": Metric("PSNR", "reconstruction of training images; higher is better", "", DECIBELS, True),
     "psnr_held_out": Metric(
-        "PSNR, held out",
-        "PSNR, held out",
-        "reconstruction of held-out images; higher is better",
-        DECIBELS,
-        True,
+        "PSNR, held out", "reconstruction of held-out images; higher is better", "", DECIBELS, True
     ),
     "psnr_mean_colour": Metric(
-        "PSNR of mean colours", "PSNR of mean colours", "baseline: each patch replaced by its mean colour", DECIBELS
+        "PSNR of mean colours", "baseline: each patch replaced by its mean colour", "", DECIBELS
     ),
-    "perplexity": Metric("codebook perplexity", "Codebook perplexity", "effective number of codes in a batch"),
-    "codes_in_use": Metric("codes in use", "Codes in use", "effective number of codes on held-out images"),
+    "perplexity": Metric("codebook perplexity", "effective number of codes in a batch"),
+    "codes_in_use": Metric("codes in use", "effective number of codes on held-out images"),
 }
+METRICS: dict[str, Metric] = OF_CLASSIFIERS | OF_DETECTORS | OF_SEGMENTERS | OF_FEATURES | OF_OBJECTIVES
 # what is judged in an evaluation, by the beginning of a column
 PARTS = {"val_": "validation", "train_": "unaugmented training"}
 # the metrics by which runs are compared: for each run, the first that it has
@@ -182,7 +150,7 @@ def metric_of(column: str) -> Metric:
     words = column.replace("_", " ")
     return METRICS.get(
         column.removeprefix("val_").removeprefix("train_"),
-        Metric(words, sentence(words), "measured by the objective", PLAIN),
+        Metric(words, "measured by the objective"),
     )
 
 

@@ -1,95 +1,161 @@
-"""The layout shared by all report pages: one self-contained file with its style sheet and one script."""
+"""Renders pages from templates: one self-contained file with its style sheet and one script.
+
+A page is a template of templates/ and the values for it. A template calls ``section`` for each `Section` of the page; what
+it writes outside of them stands above. All text is escaped unless it is `Markup`, and an unknown name is an error.
+Tables are values, too: a new column of a table touches the function that makes the `Table` and nothing else.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from vitrail.analysis.palette import DARK, LIGHT
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from vitrail.analysis.palette import DARK, FONTS, ICON, LIGHT
 from vitrail.files import disk_errors, replace_file
-from vitrail.markup import Markup, tag
-from vitrail.reports.charts import SANS, standalone
+from vitrail.markup import UNWRITABLE, Markup
+from vitrail.reports.charts import standalone
+from vitrail.text import decimal, large, percent, plural, sentence
 
 PANES = ("cobalt", "emerald", "amber", "cobalt", "violet", "cobalt", "ruby")
 
 
-def write_page(folder: Path, page: str, plots: Mapping[str, Markup]) -> Path:
+@dataclass(frozen=True)
+class Section:
+    """A section of a page: its name in the navigation, what it shows, and its heading unless that is in the body."""
+
+    name: str
+    body: Markup
+    title: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.name.lower().replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, a remark below it, its key for sorting, and the length of its bar as a share."""
+
+    text: object
+    gloss: str = ""
+    key: object = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the first ``text`` columns are text, the others numbers; cells are texts or `Cell`.
+
+    ``sorted_by`` names the column by which it is sorted, and makes the headings sort it. The first cell of a row is its
+    heading unless there are several text columns without one (``headed``).
+    """
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    text: int = 1
+    sorted_by: str | None = None
+    headed: bool = True
+    kind: str | None = None
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        return [[each if isinstance(each, Cell) else Cell(each) for each in row] for row in self.rows]
+
+
+@cache
+def environment() -> Environment:
+    """Returns the templates with the functions that format values."""
+    found = Environment(
+        loader=PackageLoader("vitrail.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"percent": percent, "decimal": decimal, "large": large, "plural": plural, "sentence": sentence}
+    return found
+
+
+def render(template: str, kind: str, title: str, date: str, **values: Any) -> str:
+    """Returns the document of a template, ``kind`` and ``date`` in the line above its title."""
+    sections: list[Section] = []
+
+    def section(name: str, title: str = "", *, caller: Callable[[], str]) -> str:
+        sections.append(Section(name, Markup(caller()), title or name))
+        return ""
+
+    opening = environment().get_template(template).render(section=section, **values)
+    return frame(kind, title, date, Markup(opening), sections)
+
+
+def frame(kind: str, title: str, date: str, opening: Markup, sections: Sequence[Section]) -> str:
+    """Returns the document: title, navigation, ``opening``, then the sections.
+
+    Its content security policy forbids all requests and all scripts except its own.
+    """
+    script = (files("vitrail.reports") / "report.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = (
+        environment()
+        .get_template("page.html")
+        .render(
+            title=title,
+            eyebrow=" · ".join(filter(None, (kind, date))),
+            opening=opening,
+            sections=sections,
+            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+            icon=base64.b64encode(ICON.encode()).decode(),
+            style=Markup(stylesheet()),
+            script=Markup(script),
+            window=list(_cut_panes()),
+        )
+    )
+    return UNWRITABLE.sub("\ufffd", page)
+
+
+def write_page(folder: Path, page: str, plots: Mapping[str, Markup], subfolder: str = "plots") -> Path:
     """Writes ``report.html`` and its charts as ``plots/*.svg`` into ``folder``; returns the path of the page.
 
     Raises `DiskError` if the folder cannot be written.
     """
     with disk_errors(folder):
-        (folder / "plots").mkdir(parents=True, exist_ok=True)
+        (folder / subfolder).mkdir(parents=True, exist_ok=True)
     for name, drawing in plots.items():
-        replace_file(folder / "plots" / f"{name}.svg", standalone(drawing))
+        replace_file(folder / subfolder / f"{name}.svg", standalone(drawing))
     replace_file(folder / "report.html", page)
     return folder / "report.html"
 
 
-def frame(kind: str, title: str, date: str, opening: Markup, parts: Mapping[str, Markup | None]) -> str:
-    """Returns the document: title, navigation, ``opening``, then a section for each part that is not None."""
-    named = {name.lower().replace(" ", "-"): (name, part) for name, part in parts.items() if part is not None}
-    links = (tag("a", name, href=f"#{key}") for key, (name, _) in named.items())
-    eyebrow = tag("p", " · ".join(filter(None, (kind, date))), class_="eyebrow")
-    header = tag("header", eyebrow, tag("h1", title), tag("nav", *links, aria_label="Sections"))
-    bodies = (tag("section", part, id=key) for key, (_, part) in named.items())
-    footer = tag("footer", "Generated by vitrail. This page is self-contained and makes no network requests.")
-    main = tag("main", header, opening, *bodies, footer)
-    script = (files("vitrail.reports") / "report.js").read_text("utf-8")
-    body = tag("body", stained_glass(), main, tag("script", Markup(script)))
-    return f"<!doctype html>\n{tag('html', head(title, script), body, lang='en')}\n"
+def stylesheet() -> str:
+    """Returns the style sheet: fonts and colours of the charts, then ``report.css``."""
 
+    def properties(values: Mapping[str, str]) -> str:
+        return ";".join(f"--{name}:{value}" for name, value in values.items())
 
-def head(title: str, script: str) -> Markup:
-    """Returns the head. Its content security policy forbids all requests and all scripts except ``script``."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="icon", href="data:image/svg+xml;base64," + base64.b64encode(ICON.encode()).decode()),
-        tag("title", title, " · vitrail"),
-        tag("style", Markup(stylesheet())),
+    dark = f"@media(prefers-color-scheme:dark){{:root{{{properties(DARK)}}}}}"
+    printed = f"@media print{{:root{{{properties(LIGHT)}}}}}"
+    own = (files("vitrail.reports") / "report.css").read_text("utf-8")
+    return (
+        f":root{{color-scheme:light dark;{properties(FONTS)};--lead:#23262e;{properties(LIGHT)}}}{dark}{printed}\n{own}"
     )
 
 
-def stylesheet() -> str:
-    """Returns the style sheet: the colours of the charts, then ``report.css``."""
-
-    def palette(colours: Mapping[str, str]) -> str:
-        return ";".join(f"--{name}:{colour}" for name, colour in colours.items())
-
-    serif = "'Iowan Old Style','Palatino Linotype',Palatino,'Source Serif 4','Liberation Serif',Georgia,serif"
-    mono = "ui-monospace,'SF Mono',Menlo,Consolas,'Liberation Mono',monospace"
-    fonts = f"--sans:{SANS};--serif:{serif};--mono:{mono};--lead:#23262e"
-    dark = f"@media(prefers-color-scheme:dark){{:root{{{palette(DARK)}}}}}"
-    printed = f"@media print{{:root{{{palette(LIGHT)}}}}}"
-    own = (files("vitrail.reports") / "report.css").read_text("utf-8")
-    return f":root{{color-scheme:light dark;{fonts};{palette(LIGHT)}}}{dark}{printed}\n{own}"
-
-
-ICON = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="3" fill="#23262e"/>'
-    '<path d="M2 2h5v6H2z" fill="#234f9e"/><path d="M8 2h6v4H8z" fill="#c07a12"/>'
-    '<path d="M2 9h5v5H2z" fill="#25785a"/><path d="M8 7h6v7H8z" fill="#b22a40"/></svg>'
-)
-
-
-def stained_glass() -> Markup:
-    """Returns the decorative strip of coloured panes at the top of the page."""
+def _cut_panes() -> list[tuple[str, str]]:
+    """Returns the corners and the colour of each pane of the decorative strip at the top of the page."""
     panes, left, lean = [], 0, 0
     for index in range(40):
         width, slant = 34 + (index * 29 + index**2 * 7) % 67, (index * 5) % 11 - 5
         right = left + width
         corners = f"{left + lean},0 {right + slant},0 {right - slant},14 {left - lean},14"
-        panes.append(tag("polygon", points=corners, fill=LIGHT[PANES[(index * 3 + index // 5) % len(PANES)]]))
+        panes.append((corners, LIGHT[PANES[(index * 3 + index // 5) % len(PANES)]]))
         left, lean = right, slant
-    leads = {"stroke": "var(--lead)", "stroke_width": 2.5}
-    return tag("svg", *panes, viewBox="0 0 2400 14", preserveAspectRatio="xMidYMid slice", class_="window",
-               aria_hidden="true", **leads)  # fmt: skip
+    return panes

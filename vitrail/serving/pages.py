@@ -9,10 +9,8 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-from vitrail.analysis.palette import ANCHORS, DARK, LIGHT
+from vitrail.analysis.palette import ANCHORS, DARK, FONTS, ICON, LIGHT
 from vitrail.checksums import sha256_of
-from vitrail.reports.charts import SANS
-from vitrail.reports.page import ICON
 from vitrail.serving.refusals import Refused
 
 PALETTE, SIGN = "palette.css", "icon.svg"  # generated from the constants of the reports
@@ -53,12 +51,7 @@ def palette() -> str:
     def properties(values: Mapping[str, str]) -> str:
         return ";".join(f"--{name}:{value}" for name, value in values.items())
 
-    fonts = {
-        "sans": SANS,
-        "serif": "'Iowan Old Style','Palatino Linotype',Palatino,'Source Serif 4','Liberation Serif',Georgia,serif",
-        "mono": "ui-monospace,'SF Mono',Menlo,Consolas,'Liberation Mono',monospace",
-    }
-    always = properties({**fonts, "lead": "#23262e", "scale": ANCHORS})
+    always = properties({**FONTS, "lead": "#23262e", "scale": ANCHORS})
     dark = f"@media(prefers-color-scheme:dark){{:root{{{properties(DARK)}}}}}"
     return f":root{{color-scheme:light dark;{always};{properties(LIGHT)}}}\n{dark}\n"
 

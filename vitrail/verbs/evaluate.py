@@ -253,8 +253,8 @@ def _write_report(out: Path, task: Task, source: Source, result: EvaluationResul
 
     from vitrail.files import dump_json, replace_file
     from vitrail.models import cost_of
-    from vitrail.reports.documents import write_report
     from vitrail.reports.facts import JudgedRun
+    from vitrail.reports.judged_run import write_report
     from vitrail.runtime.machine import describe, versions
 
     counted = cost_of(task.config)

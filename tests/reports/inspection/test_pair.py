@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.reports.inspection.test_page import found, layer
+from tests.reports.inspection.test_one_model import found, layer
 from tests.reports.reading import PAYLOAD, Page
 from vitrail.reports.inspection.facts import Inspection
 from vitrail.reports.inspection.findings import findings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.throughput import MOST, Speed
-from vitrail.files import disk_errors, replace_file
-from vitrail.markup import Markup, join, tag
+from vitrail.markup import Markup
 from vitrail.reports import charts as draw
-from vitrail.reports.charts import Axis, Series, log_axis
-from vitrail.reports.components import describe_run, header, lead, list_versions, make_scrollable, notes
-from vitrail.reports.page import frame
+from vitrail.reports.charts import Series
+from vitrail.reports.facts import list_versions
+from vitrail.reports.page import Table, render, write_page
 from vitrail.text import large, plural
 
 COLOURS = ("cobalt", "amber", "emerald", "ruby", "violet")
@@ -79,30 +78,26 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
 
     Raises `DiskError` if the folder cannot be written.
     """
-    plots = draw_charts(comparison.costs)
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-    for name, drawing in plots.items():
-        replace_file(out / f"{name}.svg", draw.standalone(drawing))
-    models = list(dict.fromkeys(cost.model for cost in comparison.costs))
-    figures = tag("div", *(tag("figure", drawing) for drawing in plots.values()), class_="charts")
-    parts = {
-        "Speed and memory": join(tag("h2", "Speed and memory"), _explain(comparison), figures),
-        "All figures": join(tag("h2", "All figures"), _table(comparison.costs)),
-        "Run details": describe_run(
-            comparison.command,
-            {
-                "Models": ", ".join(models),
-                "Precision": comparison.precision,
-                "Machine": comparison.machine,
-                "Versions": list_versions(comparison.versions),
-            },
-        ),
+    plots, models = draw_charts(comparison.costs), list(dict.fromkeys(cost.model for cost in comparison.costs))
+    rows = {
+        "Models": ", ".join(models),
+        "Precision": comparison.precision,
+        "Machine": comparison.machine,
+        "Versions": list_versions(comparison.versions),
     }
-    title = f"Cost of {plural(len(models), 'model')}"
-    page = frame("vitrail inspect --cost", title, comparison.date, notes(comparison.notes) or Markup(""), parts)
-    replace_file(out / "report.html", page)
-    return out / "report.html"
+    page = render(
+        "comparison.html",
+        "vitrail inspect --cost",
+        f"Cost of {plural(len(models), 'model')}",
+        comparison.date,
+        notes_lines=comparison.notes,
+        plots=list(plots.values()),
+        batches={cost.largest_batch_is for cost in comparison.costs},
+        most=f"{MOST:,}",
+        costs=list_costs(comparison.costs),
+        run={"command": comparison.command, "rows": rows},
+    )
+    return write_page(out, page, plots, ".")
 
 
 def spell_size(size: tuple[int, int]) -> str:
@@ -124,90 +119,44 @@ def draw_charts(costs: Sequence[ComparedCost]) -> dict[str, Markup]:
 
 def _chart(title: str, costs: Sequence[ComparedCost], values: Sequence[float]) -> Markup:
     """Draws one line for each model on logarithmic axes, with the legend in rows above."""
-    models = list(dict.fromkeys(cost.model for cost in costs))
     sides = np.array([math.sqrt(math.prod(cost.size)) for cost in costs])
     series = []
-    for at, model in enumerate(models):
+    for at, model in enumerate(dict.fromkeys(cost.model for cost in costs)):
         own = sorted((side, value) for side, value, cost in zip(sides, values, costs) if cost.model == model)
         x, y = np.array(own, np.float64).T
         dashed = at >= len(COLOURS)
         series.append(Series(model, x, y, COLOURS[at % len(COLOURS)], marked=True, dashed=dashed))
-    legend, below = draw.legend(series)
-    floor = below + draw.HEIGHT - draw.TOP
     marks = sorted(set(sides.tolist()))
-    across = Axis(
-        marks[0] / 1.1,
-        marks[-1] * 1.1,
-        draw.LEFT,
-        draw.WIDTH - draw.RIGHT,
-        log=True,
-        marks=marks,
-        words="{:.0f}".format,
-    )
-    up = log_axis(np.array([value for value in values if value > 0]), (floor - draw.BOTTOM, below), _spell)
-    says = f"{title} against the image side: " + "; ".join(_list_ends(line, _spell) for line in series)
-    lines = join(*(draw.draw_series(line, across, up, "side") for line in series))
-    parts = (draw.heading(title), legend, draw.axes(across, up, "image side, pixels"), lines)
-    return draw.svg(draw.WIDTH, floor, says, *parts)
-
-
-def _list_ends(line: Series, words: Callable[[float], str]) -> str:
-    known = [(x, y) for x, y in zip(line.x.tolist(), line.y.tolist()) if math.isfinite(y)]
-    return f"{line.label} " + (", ".join(f"{words(y)} at {x:.0f}" for x, y in known) or "not measured")
+    across = draw.horizontal_axis(marks[0] / 1.1, marks[-1] * 1.1, log=True, marks=marks, words="{:.0f}".format)
+    known = np.array([value for value in values if value > 0])
+    up = draw.log_axis(known, draw.HEIGHT - draw.BOTTOM, draw.TOP, _spell)
+    says = [f"{line.label} {line.list_points(_spell) or 'not measured'}" for line in series]
+    says = f"{title} against the image side: {'; '.join(says)}"
+    return draw.chart(title, series, across, up, "image side, pixels", says, rows=True)
 
 
 def _spell(value: float) -> str:
     return f"{value:.2g}" if value < 10 else large(value)
 
 
-def _explain(comparison: Comparison) -> Markup:
-    """Returns what the charts show and how it was measured."""
-    words = (
-        "Against the side of the image (if it is not square, the side of a square of the same area), on logarithmic axes; the "
-        "paper's figure 12. Images per second are the median of passes in which the models take turns, so that other load on "
-        "the machine affects all of them. "
-    )
-    kinds = {cost.largest_batch_is for cost in comparison.costs}
-    if "predicted" in kinds:
-        words += (
-            "The largest batch is not run on a CPU, where a process that takes all memory may be killed by the system. It is "
-            "predicted from the tensors of passes of one and two images and the memory that was available."
-        )
-    elif "measured" in kinds:
-        words += (
-            "The largest batch was run; batches 3 % larger ran out of memory, unless it is "
-            f"{MOST:,}, where the search ends."
-        )
-    else:
-        words += "The largest batch was not measured: this device does not report its free memory."
-    return lead(words)
-
-
-def _table(costs: Sequence[ComparedCost]) -> Markup:
+def list_costs(costs: Sequence[ComparedCost]) -> Table:
+    """Returns the table of all costs. A new column is one more name and one more cell here."""
     rows = []
     for cost in costs:
         speed = cost.speed
-        cells = (
-            spell_size(cost.size),
-            large(cost.parameters),
-            large(cost.multiply_adds),
-            "–" if speed is None else f"{speed.median:,.3g}",
-            "–" if speed is None else f"{speed.slowest:,.3g} to {speed.fastest:,.3g}",
-            "–" if speed is None else f"{speed.batch:,}",
-            "–" if cost.bytes_per_image is None else large(cost.bytes_per_image, "B"),
-            "–" if cost.largest_batch is None else f"{cost.largest_batch:,}",
+        rows.append(
+            (
+                cost.model,
+                spell_size(cost.size),
+                large(cost.parameters),
+                large(cost.multiply_adds),
+                "–" if speed is None else f"{speed.median:,.3g}",
+                "–" if speed is None else f"{speed.slowest:,.3g} to {speed.fastest:,.3g}",
+                "–" if speed is None else f"{speed.batch:,}",
+                "–" if cost.bytes_per_image is None else large(cost.bytes_per_image, "B"),
+                "–" if cost.largest_batch is None else f"{cost.largest_batch:,}",
+            )
         )
-        rows.append(tag("tr", tag("th", cost.model, scope="row"), *(tag("td", cell) for cell in cells)))
     largest = "largest batch" + (" (predicted)" if any(cost.largest_batch_is == "predicted" for cost in costs) else "")
-    columns = (
-        "model",
-        "pixels",
-        "parameters",
-        "multiply-adds",
-        "images/s",
-        "slowest to fastest",
-        "batch",
-        "memory per image",
-        largest,
-    )
-    return make_scrollable(tag("table", header(columns), tag("tbody", *rows)), "Cost by model and image size")
+    columns = ("model", "pixels", "parameters", "multiply-adds", "images/s", "slowest to fastest", "batch")
+    return Table("Cost by model and image size", (*columns, "memory per image", largest), rows)

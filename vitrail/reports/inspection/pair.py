@@ -6,7 +6,7 @@ Distances in pixels are those of each model's own input; what is compared is rel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.pictures import save_png
-from vitrail.files import disk_errors, replace_file
-from vitrail.markup import Markup, join, tag
-from vitrail.reports.charts import standalone
-from vitrail.reports.components import describe_model, describe_run, header, lead, list_versions, make_scrollable, notes
-from vitrail.reports.inspection import charts as charts
+from vitrail.files import disk_errors
+from vitrail.markup import Markup
+from vitrail.reports.charts import colour_scale
+from vitrail.reports.facts import describe_model, list_versions
+from vitrail.reports.inspection import charts
 from vitrail.reports.inspection.facts import Inspection
 from vitrail.reports.inspection.findings import GLOBAL, LOCAL, relative_distances, summarise_heads
-from vitrail.reports.inspection.heads import heads_table, number
 from vitrail.reports.inspection.numbers import numbers, replace_nan
-from vitrail.reports.inspection.page import draw_pictures
-from vitrail.reports.inspection.sections import every_tile, pixels, verdict
-from vitrail.reports.page import frame
+from vitrail.reports.inspection.one_model import MARKS, draw_pictures, every_tile, list_heads, number
+from vitrail.reports.page import Cell, Table, render, write_page
+from vitrail.reports.pictures import pixels
 from vitrail.text import decimal, large, percent, plural, sentence
 
 Pair = tuple[Inspection, Inspection]
@@ -81,26 +80,41 @@ def write_pair(out: Path, pair: Pair) -> Path:
 
     Raises `DiskError` if the folder cannot be written.
     """
-    sheets, plots = [draw_pictures(each) for each in pair], drawings(pair)
+    sheets, plots, one = [draw_pictures(each) for each in pair], drawings(pair), pair[0]
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     for place, pictures in enumerate(sheets, 1):
         for name, picture in pictures.items():
             save_png(out / f"{name}-{place}.png", picture)
-    for name, drawing in plots.items():
-        replace_file(out / f"{name}.svg", standalone(drawing))
-    parts = {
-        "Findings": join(tag("h2", "Findings of the ViT paper"), _findings_table(pair)),
-        "Figures": _figures_section(pair),
-        "Distance": _distance_section(pair, plots),
-        "Positions": _positions_section(pair, sheets),
-        "Filters": _filters_section(pair, sheets),
-        "Run details": _run_section(pair),
+    seen = [each for each in pair if each.heads]
+    models = {
+        each.title: describe_model(each.model, each.parameters, each.multiply_adds, each.image_size) for each in pair
     }
-    opening = join(_headline(pair), notes(pair[0].notes))
-    title = f"{pair[0].title} against {pair[1].title}"
-    replace_file(out / "report.html", frame("vitrail inspect --against", title, pair[0].date, opening, parts))
-    return out / "report.html"
+    page = render(
+        "pair.html",
+        "vitrail inspect --against",
+        f"{pair[0].title} against {pair[1].title}",
+        one.date,
+        pair=pair,
+        marks=MARKS,
+        models=list_models(pair),
+        seen=[f"{plural(each.images, 'image')} by {each.title}" for each in seen],
+        same_images=len(seen) == len(pair) and pair[0].images == pair[1].images,
+        figures=list_figures(pair),
+        same_pixels=_same_pixels(pair),
+        local=LOCAL,
+        plots=plots,
+        heads=list_values(pair),
+        sheets=[{name: pixels(picture) for name, picture in pictures.items()} for pictures in sheets],
+        tiles=[every_tile(each.positions.similarity) if each.positions else 1 for each in pair],
+        variances=[float(np.sum(each.filters.explained[: len(each.filters.pictures)])) for each in pair],
+        similarity_scale=colour_scale(-1, 1, "cosine similarity"),
+        run={
+            "command": one.command,
+            "rows": {**models, "Data": one.data, "Machine": one.machine, "Versions": list_versions(one.versions)},
+        },
+    )
+    return write_page(out, page, plots, ".")
 
 
 def drawings(pair: Pair) -> dict[str, Markup]:
@@ -132,59 +146,32 @@ def _label(inspection: Inspection) -> str:
     return name if len(name) <= LONGEST_LABEL else "…" + name[1 - LONGEST_LABEL :]
 
 
-def _headline(pair: Pair) -> Markup:
-    """Returns a description of both models."""
-    rows = []
-    for each in pair:
-        patches = " × ".join(map(str, each.patch_size)) if each.patch_size else "–"
-        cells = (
+def list_models(pair: Pair) -> Table:
+    """Returns the table that describes both models."""
+    rows = [
+        (
+            each.title,
             sentence(each.model),
             " × ".join(map(str, each.image_size)),
-            patches,
+            " × ".join(map(str, each.patch_size)) if each.patch_size else "–",
             large(each.parameters),
             large(each.multiply_adds),
         )
-        kinds = ("text", None, None, None, None)
-        body = (tag("td", words, class_=kind) for words, kind in zip(cells, kinds))
-        rows.append(tag("tr", tag("th", each.title, scope="row"), *body))
+        for each in pair
+    ]
     columns = ("model", "kind", "pixels", "patches", "parameters", "multiply-adds")
-    table = make_scrollable(tag("table", header(columns, text=2), tag("tbody", *rows)), "The two models")
-    seen = [f"{plural(each.images, 'image')} by {each.title}" for each in pair if each.heads]
-    same = len(seen) == len(pair) and pair[0].images == pair[1].images
-    words = f"of both models were measured on the same {plural(pair[0].images, 'image')}"
-    words = words if same else f"were measured on {', '.join(seen)}"
-    return join(table, lead(f"The heads {words}.") if seen else None)
+    return Table("The two models", columns, rows, text=2)
 
 
-def _findings_table(pair: Pair) -> Markup:
-    """Returns the findings as rows, with the verdict on each model and the measured values."""
-    rows = []
-    for both in zip(*(each.findings for each in pair)):
-        cells = [tag("td", verdict(finding), lead(finding.words), class_="text") for finding in both]
-        rows.append(tag("tr", tag("th", both[0].claim, scope="row"), *cells))
-    columns = ("finding", *(each.title for each in pair))
-    table = tag("table", header(columns, text=3), tag("tbody", *rows), class_="verdicts")
-    return make_scrollable(table, "Findings of the ViT paper")
-
-
-def _figures_section(pair: Pair) -> Markup:
-    """Returns the table of figures of both models with their differences."""
-    known = [summarise_figures(each) for each in pair]
-    rows = []
+def list_figures(pair: Pair) -> Table | None:
+    """Returns the table of figures of both models with their differences; None without any."""
+    known, rows = [summarise_figures(each) for each in pair], []
     for name, (words, write) in FIGURES.items():
         values = [figures.get(name, math.nan) for figures in known]
         if any(map(math.isfinite, values)):
-            cells = [*map(write, values), _spell_change(values[1] - values[0], in_points=write is percent)]
-            rows.append(tag("tr", tag("th", words, scope="row"), *(tag("td", cell) for cell in cells)))
-    if not rows:
-        return join(tag("h2", "Figures"), lead("Neither attention nor positions could be measured."))
+            rows.append((words, *map(write, values), _spell_change(values[1] - values[0], in_points=write is percent)))
     columns = ("figure", *(each.title for each in pair), "difference")
-    words = (
-        "Distances are relative to that of uniform attention in the same layer, so that models of other image sizes, patches "
-        "and windows can be compared. The difference is the second model minus the first."
-    )
-    table = make_scrollable(tag("table", header(columns), tag("tbody", *rows)), "Figures of both models")
-    return join(tag("h2", "Figures"), lead(words), table)
+    return Table("Figures of both models", columns, rows) if rows else None
 
 
 def _spell_change(change: float, *, in_points: bool) -> str:
@@ -195,94 +182,16 @@ def _spell_change(change: float, *, in_points: bool) -> str:
     return f"{round(100 * change, 1) + 0:+.1f} points" if in_points else f"{round(change, 2) + 0:+.2f}"
 
 
-def _distance_section(pair: Pair, plots: Mapping[str, Markup]) -> Markup | None:
-    """Returns the charts of attention distances, and the values of all heads."""
-    if not plots:
-        return None
-    words = (
-        "Each dot is one head: the mean distance between a query patch and the patches that it attends to, in pixels of the "
-        "model's own input; the dashed line is uniform attention (ViT paper, figures 7, right, and 11)."
-    )
-    if "local-heads" in plots:
-        words += " Both charts have one scale." if _same_pixels(pair) else ""
-        words += (
-            " In the other two, depth is relative, 0 for the first layer and 1 for the last, and so is the distance, to that of "
-            f"uniform attention; local heads are those below {LOCAL:g}, as a share of the layer's."
-        )
-    figures = tag("div", *(tag("figure", drawing) for drawing in plots.values()), class_="charts")
-    return join(tag("h2", "Attention distance"), lead(words), figures, *_values(pair))
-
-
-def _values(pair: Pair) -> list[Markup]:
-    """Returns the values of all heads: head by head if the layers are alike, as before and after a fine-tuning."""
+def list_values(pair: Pair) -> dict[str, Table]:
+    """Returns the values of all heads by title: head by head if the layers are alike, as before and after a fine-tuning."""
     shapes = [[len(layer.distance) for layer in each.heads] for each in pair]
-    if shapes[0] == shapes[1]:
-        return [tag("details", tag("summary", "Values of all heads"), _changes_table(pair))]
-    return [
-        tag("details", tag("summary", f"Values of all heads, {each.title}"), heads_table(each))
-        for each in pair
-        if each.heads
-    ]
-
-
-def _changes_table(pair: Pair) -> Markup:
-    """Returns the distance of each head in both models, relative to uniform attention, with the difference."""
+    if shapes[0] != shapes[1]:
+        return {f"Values of all heads, {each.title}": list_heads(each.heads) for each in pair if each.heads}
     rows = []
     for layer, both in enumerate(zip(*(each.heads for each in pair))):
         for head, values in enumerate(zip(*((of.distance / of.uniform).tolist() for of in both))):
-            first = tag("th", f"{layer}", scope="row", data_value=layer)
             cells = [number(value, 3) for value in (*values, values[1] - values[0])]
-            rows.append(tag("tr", first, tag("td", head, data_value=head), *cells))
+            rows.append([Cell(layer, key=layer), Cell(head, key=head), *cells])
     columns = ("layer", "head", *(each.title for each in pair), "difference")
-    table = tag("table", header(columns, sorted_by="layer"), tag("tbody", *rows))
-    return make_scrollable(table, "Distance of each head, relative to uniform attention")
-
-
-def _positions_section(pair: Pair, sheets: Sequence[Mapping[str, np.ndarray]]) -> Markup | None:
-    """Returns the position similarities beside each other; None if neither model adds positions."""
-    figures = []
-    for each, pictures in zip(pair, sheets):
-        if each.positions is None:
-            figures.append(tag("figure", lead(f"{each.title} adds no position embeddings to its patches.")))
-            continue
-        rows, columns = each.positions.similarity.shape[:2]
-        caption = f"{each.title}: {rows} × {columns} positions."
-        if (every := every_tile(each.positions.similarity)) > 1:
-            caption += f" Tiles of one in {every} rows and columns."
-        alt = f"Similarity of the position embeddings of {each.title}"
-        figures.append(tag("figure", pixels(pictures["positions"], alt), tag("figcaption", caption)))
-    if not any(each.positions for each in pair):
-        return None
-    words = (
-        "The tile in row r and column c shows the cosine similarity of the position embedding of that patch with those of all "
-        "patches (ViT paper, figure 7, centre)."
-    )
-    legend = tag("div", charts.scale(-1, 1, "cosine similarity"), class_="legend")
-    return join(tag("h2", "Position embedding similarity"), lead(words), tag("div", *figures, class_="charts"), legend)
-
-
-def _filters_section(pair: Pair, sheets: Sequence[Mapping[str, np.ndarray]]) -> Markup:
-    """Returns the principal components of the first layers beside each other."""
-    figures = []
-    for each, pictures in zip(pair, sheets):
-        count = len(each.filters.pictures)
-        share = percent(float(np.sum(each.filters.explained[:count])))
-        caption = (
-            f"{each.title}: {plural(count, 'component')} of {each.filters.width:,} filters, {share} of their variance."
-        )
-        alt = f"Principal components of the filters of {each.title}"
-        figures.append(tag("figure", pixels(pictures["filters"], alt), tag("figcaption", caption)))
-    words = (
-        "The principal components of the filters of the first layer, in descending order of variance; mid grey is zero (ViT "
-        "paper, figure 7, left). Those of a convolution overlap, those of patches do not."
-    )
-    return join(tag("h2", "First-layer filters"), lead(words), tag("div", *figures, class_="charts"))
-
-
-def _run_section(pair: Pair) -> Markup:
-    one = pair[0]
-    models = {
-        each.title: describe_model(each.model, each.parameters, each.multiply_adds, each.image_size) for each in pair
-    }
-    rows = {**models, "Data": one.data, "Machine": one.machine, "Versions": list_versions(one.versions)}
-    return describe_run(one.command, rows)
+    name = "Distance of each head, relative to uniform attention"
+    return {"Values of all heads": Table(name, columns, rows, sorted_by="layer")}

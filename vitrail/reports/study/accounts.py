@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitrail.markup import Markup, join, tag
-from vitrail.reports.components import describe_run, header, lead, list_figures, list_versions, make_scrollable
-from vitrail.reports.facts import as_yaml
+from vitrail.reports.components import describe_run, header, lead, list_figures, make_scrollable
+from vitrail.reports.facts import as_yaml, list_versions
 from vitrail.reports.study.data_figures import label_of, levels_of
 from vitrail.runtime.progress import duration
 from vitrail.text import decimal, large, number, percent, plural, scientific, sentence, shorten

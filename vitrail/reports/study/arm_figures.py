@@ -35,7 +35,7 @@ def rates(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
     across = bands.logarithmic(points[:, 0], scientific)
     across = replace(across, start=40.0, stop=SMALL - 10.0)
     marks = sorted(set(points[:, 0].tolist()))
-    across = replace(across, marks=bands.spread(marks, across))
+    across = replace(across, marks=draw.spread(marks, across))
     up = bands.vertical(points[:, 1], lambda value: tick(value, "share"), 44.0, 134.0)
     drawn = {f"rates-{at:02}-{row.get('arm', '')}": draw_rates(row, across, up) for at, row in enumerate(arms, 1)}
     plots |= drawn

@@ -14,8 +14,7 @@ import numpy as np
 from vitrail.markup import Markup, join, tag
 from vitrail.reports import bands
 from vitrail.reports import charts as draw
-from vitrail.reports.bands import Estimates
-from vitrail.reports.charts import Axis, Series
+from vitrail.reports.charts import Axis, Estimates, Series
 from vitrail.reports.components import header, lead, make_scrollable
 from vitrail.reports.study.data_figures import Colours, dots, finish, name_lines, read_accuracies
 from vitrail.reports.study.units import read_effect, tick
@@ -32,7 +31,7 @@ def compute(numbers: Row, costs: Row, colours: Colours, plots: dict[str, Markup]
     names, families = extra.get("experiments") or (), extra.get("families") or {}
     arms = [row for row in numbers.get("arms") or () if row.get("experiment") in names]
     frontier = {
-        str(row.get("family", "")): bands.read_estimates(row.get("points") or ()) for row in extra.get("frontier") or ()
+        str(row.get("family", "")): draw.read_estimates(row.get("points") or ()) for row in extra.get("frontier") or ()
     }
     timed = add_seconds(arms, costs.get("cells") or ())
     label = "time of one training"
@@ -103,17 +102,17 @@ def scatter(
         across = replace(
             across,
             words=spell_mark,
-            marks=bands.spread([mark for mark in TIMES if across.low <= mark <= across.high], across),
+            marks=draw.spread([mark for mark in TIMES if across.low <= mark <= across.high], across),
         )
     values = np.concatenate([own.values for own in known])
     up = bands.vertical(values, lambda value: tick(value, "share"), top, top + draw.HEIGHT - draw.TOP - draw.BOTTOM)
     parts: list[Markup | None] = []
     for family, own in lines.items():
         colour, _ = colours[family]
-        parts += [bands.band(own, across, up, colour), draw.path(across.place(own.x), up.place(own.y), colour)]
+        parts += [draw.band(own, across, up, colour), draw.path(across.place(own.x), up.place(own.y), colour)]
     for family, own in points.items():
         colour, dashed = colours[family]
-        parts += [bands.error_bars(own, across, up, colour)]
+        parts += [draw.error_bars(own, across, up, colour)]
         parts += dots(grouped[family], x, (across, up), colour, lambda row, hollow=dashed: hollow)
     says = f"{title}: {plural(len(arms), 'setting')} of {', '.join(points)}"
     return finish(title, legend, (across, up), label, says, parts)
@@ -128,7 +127,7 @@ def spell_mark(seconds: float) -> str:
 def shape(numbers: Row, colours: Colours, plots: dict[str, Markup]) -> Markup | None:
     """Returns the section of the accuracy by doublings of each axis (figure 8); adds its chart to ``plots``."""
     rows = (numbers.get("curves") or {}).get("axes") or ()
-    points = {str(row.get("axis", "")): bands.read_estimates(row.get("points") or (), "doublings") for row in rows}
+    points = {str(row.get("axis", "")): draw.read_estimates(row.get("points") or (), "doublings") for row in rows}
     points = {name: own for name, own in points.items() if len(own.values)}
     if not points:
         return None
@@ -144,7 +143,7 @@ def shape(numbers: Row, colours: Colours, plots: dict[str, Markup]) -> Markup | 
     for at, (line, own) in enumerate(zip(series, points.values())):
         aside = 4 * (at - (len(series) - 1) / 2)  # so that the bars of different axes stand beside each other
         beside = replace(across, start=across.start + aside, stop=across.stop + aside)
-        parts += [bands.error_bars(own, beside, up, line.colour), draw.draw_series(line, beside, up, "doublings")]
+        parts += [draw.error_bars(own, beside, up, line.colour), draw.draw_series(line, beside, up, "doublings")]
         for x, y in zip(own.x, own.y):
             says = f"{line.label} {spell_factor(x)}: {tick(y, 'logit')}"
             parts.append(draw.dot(float(beside.place(x)), float(up.place(y)), line.colour, says, 3.2))
@@ -210,7 +209,7 @@ def draw_published(facts: Row, colours: Colours) -> Markup | None:
     if not grouped:
         return None
     lines = {
-        str(row.get("family", "")): bands.read_estimates(row.get("points") or ()) for row in facts.get("lines") or ()
+        str(row.get("family", "")): draw.read_estimates(row.get("points") or ()) for row in facts.get("lines") or ()
     }
     rows = [row for own in grouped.values() for row in own]
     across = bands.logarithmic(np.array([number(row["flops"]) for row in rows]), large)

@@ -13,8 +13,7 @@ import numpy as np
 from vitrail.markup import Markup, join, tag
 from vitrail.reports import bands
 from vitrail.reports import charts as draw
-from vitrail.reports.bands import Estimates
-from vitrail.reports.charts import Axis, Series
+from vitrail.reports.charts import Axis, Estimates, Series
 from vitrail.reports.components import lead
 from vitrail.reports.study.units import MINUS, spell, tick
 from vitrail.text import number, percent, whole
@@ -85,7 +84,7 @@ def levels_of(row: Row) -> list[str]:
 
 def read_accuracies(rows: Iterable[Row], x: str) -> Estimates:
     """Reads the accuracies of arms at the values of ``x``, a figure of the arm."""
-    return bands.read_estimates(
+    return draw.read_estimates(
         [{**(row.get("accuracy") or {}), "x": row.get(x)} for row in rows if number(row.get(x)) > 0]
     )
 
@@ -131,7 +130,7 @@ def draw_experiment(lines: Mapping[str, Sequence[Row]], extra: Row, colours: Col
     limits = np.unique(np.concatenate([own.x for own in points.values()]))
     if not len(limits):
         return {}
-    fitted = [bands.read_estimates(row.get("points") or ()).x for row in extra.get("fits") or ()]
+    fitted = [draw.read_estimates(row.get("points") or ()).x for row in extra.get("fits") or ()]
     across = bands.logarithmic(np.concatenate([limits, *fitted]), whole, marks=limits.tolist())
     limited = {number(row.get("limit")) for rows in lines.values() for row in rows if row.get("regime") == COMPUTE}
     ground = Ground(across, limits.tolist(), limited)
@@ -158,10 +157,10 @@ def accuracies(
         np.concatenate([own.values for own in points.values()]), lambda value: tick(value, "share"), top, floor
     )
     parts: list[Markup | None] = [ground.hatch(up)]
-    parts += [bands.band(own, across, up, colours[name][0]) for name, own in points.items()]
+    parts += [draw.band(own, across, up, colours[name][0]) for name, own in points.items()]
     parts += [line for row in extra.get("fits") or () for line in draw_fit(row, across, up, colours)]
     for name, line in zip(points, named):
-        parts += [draw.draw_series(line, across, up, "images"), bands.error_bars(points[name], across, up, line.colour)]
+        parts += [draw.draw_series(line, across, up, "images"), draw.error_bars(points[name], across, up, line.colour)]
         parts += dots(lines[name], "limit", (across, up), line.colour, lambda row: row.get("regime") == COMPUTE)
     ends = (
         f"{name} {percent(float(own.y[-1]))} at {whole(own.x[-1])} images" for name, own in points.items() if len(own.x)
@@ -201,7 +200,7 @@ def dots(
 
 def draw_fit(row: Row, across: Axis, up: Axis, colours: Colours) -> list[Markup]:
     """Returns the line of a fitted law inside of the chart: solid where it was measured, dashed beyond."""
-    points, last = bands.read_estimates(row.get("points") or ()), number(row.get("measured_to"))
+    points, last = draw.read_estimates(row.get("points") or ()), number(row.get("measured_to"))
     inside = (points.x >= across.low) & (points.x <= across.high) & (points.y >= up.low) & (points.y <= up.high)
     measured = points.x <= (last if math.isfinite(last) else math.inf)
     colour, parts = colours[str(row.get("arm", ""))][0], []
@@ -214,7 +213,7 @@ def draw_fit(row: Row, across: Axis, up: Axis, colours: Colours) -> list[Markup]
 
 def compare(title: str, rows: Sequence[tuple[str, Row]], unit: str, none: float, ground: Ground) -> Markup:
     """Draws lines with bands around the level ``none``, in colours that no arm has as long as there are few."""
-    across, points = ground.across, [bands.read_estimates(row.get("points") or ()) for _, row in rows]
+    across, points = ground.across, [draw.read_estimates(row.get("points") or ()) for _, row in rows]
     named = [
         Series(label, own.x, own.y, COLOURS[-1 - at % 5]) for at, ((label, _), own) in enumerate(zip(rows, points))
     ]
@@ -224,8 +223,8 @@ def compare(title: str, rows: Sequence[tuple[str, Row]], unit: str, none: float,
     level = float(up.place(none))
     parts: list[Markup | None] = [ground.hatch(up), draw.line(across.start, level, across.stop, level, "muted")]
     for line, own in zip(named, points):
-        parts += [bands.band(own, across, up, line.colour), draw.draw_series(line, across, up, "images")]
-        parts.append(bands.error_bars(own, across, up, line.colour))
+        parts += [draw.band(own, across, up, line.colour), draw.draw_series(line, across, up, "images")]
+        parts.append(draw.error_bars(own, across, up, line.colour))
         for x, y in zip(own.x, own.y):
             if math.isfinite(y):
                 says = f"{line.label}, {whole(x)} images: {spell(y, unit)}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitrail.markup import Markup, join
 from vitrail.reports.components import notes
-from vitrail.reports.page import frame
+from vitrail.reports.page import Section, frame
 from vitrail.reports.study import accounts, arm_figures, compute_figures, data_figures, verdicts
 from vitrail.reports.study.data_figures import Colours
 
@@ -40,4 +40,10 @@ def page(numbers: Mapping[str, Any], costs: Mapping[str, Any]) -> tuple[str, dic
         notes(accounts.warnings(numbers)),
     )
     title = " on ".join(filter(None, (str(numbers.get("study") or "Study"), str(data.get("name") or ""))))
-    return frame("vitrail study", title, str(costs.get("date") or ""), opening, parts), plots
+    return frame(
+        "vitrail study",
+        title,
+        str(costs.get("date") or ""),
+        opening,
+        [Section(name, part) for name, part in parts.items() if part is not None],
+    ), plots

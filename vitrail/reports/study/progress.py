@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.markup import Markup, join, tag
 from vitrail.reports.components import describe_run, header, lead, list_figures, make_scrollable
-from vitrail.reports.page import frame
+from vitrail.reports.page import Section, frame
 from vitrail.reports.study.accounts import spell_time
 from vitrail.text import number, percent, plural
 
@@ -65,7 +65,13 @@ def progress_page(progress: Row) -> str:
         ),
     }
     title = str(progress.get("study") or "Study")
-    return frame("vitrail study", title, str(progress.get("date") or ""), join(headline, figures), parts)
+    return frame(
+        "vitrail study",
+        title,
+        str(progress.get("date") or ""),
+        join(headline, figures),
+        [Section(name, part) for name, part in parts.items() if part is not None],
+    )
 
 
 COLUMNS = ("experiment", "done", "running", "failed", "time left", "progress")

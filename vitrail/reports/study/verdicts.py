@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitrail.markup import Markup, join, tag
-from vitrail.reports.bands import zone_strip
+from vitrail.reports.charts import zone_strip
 from vitrail.reports.components import lead, list_figures
 from vitrail.reports.study.units import describe_zone, noun_of, read_effect, spell, tick
 from vitrail.text import number, plural, sentence

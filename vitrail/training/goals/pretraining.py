@@ -22,9 +22,8 @@ from vitrail.models.cost import saved_bytes
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives import OBJECTIVES, ContrastiveObjective, MaskedCodes, MaskedPatch, Objective, Reconstruction
 from vitrail.objectives.objective import configure_objective
-from vitrail.reports.facts import Panel, PretrainingFacts
-from vitrail.reports.pretraining.card import write_pretrain_card
-from vitrail.reports.pretraining.page import write_pretrain_report
+from vitrail.reports.cards import pretraining_card, write_card
+from vitrail.reports.pretraining import Panel, PretrainingFacts, write_pretrain_report
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import SINGLE
@@ -247,7 +246,7 @@ def write_documents(
     about, panels = OBJECTIVES[name].about, draw_panels(training, built.preprocessing, data)
     page = PretrainingFacts(**facts, objective=name, about_objective=about, panels=panels)
     report = write_pretrain_report(folder.path, page)
-    write_pretrain_card(folder.path, page)
+    write_card(folder.path, pretraining_card(page))
     summary = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
     return Outcome(report, figures, summary, warning=page.diagnosis)
 

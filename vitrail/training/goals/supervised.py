@@ -17,8 +17,8 @@ from vitrail.models import device_of
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Supervised
-from vitrail.reports.documents import write_documents
 from vitrail.reports.facts import JudgedRun
+from vitrail.reports.judged_run import write_documents
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.progress import ProgressBar, Say

@@ -44,7 +44,7 @@ from vitrail.models import cost_of, device_of
 from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Sample
 from vitrail.reports.inspection.findings import findings
 from vitrail.reports.inspection.numbers import numbers
-from vitrail.reports.inspection.page import write_inspection
+from vitrail.reports.inspection.one_model import write_inspection
 from vitrail.runtime.machine import describe, versions
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import use_threads

@@ -15,7 +15,7 @@ from vitrail.verbs.devices import Devices, join_ranks, launch_again, must_launch
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from vitrail.reports.transfer.results import Transfer
+    from vitrail.reports.transfer import Transfer
 
 
 @verb
@@ -81,8 +81,7 @@ def transfer(
 
     from vitrail.evaluation.vtab import TASKS
     from vitrail.files import make_folder
-    from vitrail.reports.transfer.documents import write_transfer
-    from vitrail.reports.transfer.results import Transfer
+    from vitrail.reports.transfer import Transfer, write_transfer
     from vitrail.runs.cells import Cells
     from vitrail.runtime.distributed import SINGLE
     from vitrail.runtime.machine import describe, versions

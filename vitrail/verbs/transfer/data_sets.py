@@ -22,7 +22,7 @@ from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.evaluation.vtab import VtabTask
 from vitrail.inference.features import Features, digest_of
 from vitrail.inference.options import InferenceOptions
-from vitrail.reports.transfer.results import RUN, Cell
+from vitrail.reports.transfer import RUN, Cell
 from vitrail.runs.cells import Cells
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.progress import Say

@@ -1,0 +1,176 @@
+"""Charts: every mark lies where its number says."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from vitrail.reports import bands, charts
+from vitrail.reports.charts import Axis, Estimates, Series, line_chart, read_estimates, zone_strip
+from vitrail.tasks.classification.metric import reliability
+
+ACROSS, UP = Axis(0, 10, 0, 100), Axis(0, 1, 100, 0)
+
+
+def strip(value: tuple[float, float, float], zone: tuple[float, float], **more: bool) -> tuple[list[float], list[dict]]:
+    """Where the dot of a strip lies, and its rectangles: the zone, then the interval."""
+    none = 1.0 if more else 0.0
+    drawn = zone_strip(value, zone, "{:g}".format, colour="cobalt", none=none, label="here", says="a strip", **more)
+    root = ElementTree.fromstring(drawn)
+    dots = [float(each.attrib["cx"]) for each in root.iter() if each.tag.endswith("}circle")]
+    return dots, [each.attrib for each in root.iter() if each.tag.endswith("}rect")]
+
+
+def edges(box: dict[str, str]) -> tuple[float, float]:
+    return float(box["x"]), float(box["x"]) + float(box["width"])
+
+
+def test_a_strip_shows_the_interval_over_the_zone_on_one_scale():
+    place = lambda value: 14 + (value + 0.08) / 1.16 * (charts.STRIP - 28)  # noqa: E731 - 8 % around 0 to 1
+    dots, (zone, interval) = strip((0.5, 0.2, 1.0), (0.25, math.inf))
+    assert dots == [pytest.approx(place(0.5), abs=0.06)]
+    assert edges(interval) == (pytest.approx(place(0.2), abs=0.06), pytest.approx(place(1.0), abs=0.11))
+    assert edges(zone) == (pytest.approx(place(0.25), abs=0.06), pytest.approx(charts.STRIP - 14, abs=0.11))
+
+
+def test_a_strip_of_factors_is_symmetric_about_one():
+    dots, (zone, interval) = strip((1.0, 0.25, 4.0), (0.5, 2.0), log=True)
+    assert dots == [pytest.approx(charts.STRIP / 2, abs=0.06)]
+    for box in (zone, interval):
+        assert sum(edges(box)) == pytest.approx(charts.STRIP, abs=0.2)
+
+
+def test_a_strip_of_a_single_value_has_a_scale():
+    dots, _ = strip((0.0, 0.0, 0.0), (0.0, math.inf))
+    assert dots == [pytest.approx(charts.STRIP / 2, abs=0.06)]
+
+
+def test_a_band_has_gaps_where_an_interval_is_unknown():
+    low = np.array([0.1, 0.2, math.nan, 0.4, 0.5, math.nan, 0.1])
+    points = Estimates(np.arange(7.0), low + 0.1, low, low + 0.2)
+    drawn = str(charts.band(points, ACROSS, UP, "cobalt"))
+    outlines = re.findall(r"M([^MZ]*)Z", drawn)
+    assert outlines[0] == "0.0 70.0L10.0 60.0L10.0 80.0L0.0 90.0"
+    assert len(outlines) == 2  # the last point has no neighbour
+
+
+def test_no_interval_is_no_band_and_no_error_bar():
+    unknown = np.full(3, math.nan)
+    points = Estimates(np.arange(3.0), np.full(3, 0.5), unknown, unknown)
+    assert charts.band(points, ACROSS, UP, "cobalt") is None
+    assert charts.error_bars(points, ACROSS, UP, "cobalt") == ""
+
+
+def test_an_error_bar_spans_its_interval():
+    points = Estimates(np.array([5.0]), np.array([0.5]), np.array([0.25]), np.array([0.75]))
+    assert 'd="M50.0 75.0V25.0M47.5 75.0h5.0M47.5 25.0h5.0"' in charts.error_bars(points, ACROSS, UP, "cobalt")
+
+
+def test_hatching_stays_inside_of_its_rectangle():
+    drawn = bands.hatch(20, 90, 10, 60, "hatched")
+    lines = [[float(number) for number in re.findall(r"[\d.]+", line)] for line in re.findall(r"M[^M\"]*", drawn)]
+    assert len(lines) > 10
+    for left, low, right, high in lines:
+        assert 20 <= left < right <= 90
+        assert 10 <= high < low <= 60
+        assert right - left == pytest.approx(low - high, abs=0.21)
+
+
+def test_estimates_are_sorted_and_those_without_a_place_are_left_out():
+    rows = [{"x": 3, "estimate": 0.3}, {"x": None, "estimate": 0.5}, {"x": 1, "estimate": 0.1, "low": 0.0, "high": "?"}]
+    points = read_estimates(rows)
+    assert points.x.tolist() == [1, 3]
+    assert points.y.tolist() == [0.1, 0.3]
+    assert points.low[0] == 0
+    assert np.isnan([points.high[0], *points.low[1:], *points.high]).all()
+    assert len(read_estimates([]).x) == 0
+
+
+def test_labels_of_an_axis_never_overlap():
+    axis = bands.logarithmic(np.array([100.0, 120.0, 150.0, 1e4]), "{:g}".format, marks=[100, 120, 150, 1e4])
+    places = axis.place(np.array(axis.marks))
+    assert axis.marks[-1] == 1e4
+    assert np.diff(places).min() >= charts.LEAST_GAP
+    assert len(axis.marks) == 2
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (0.002, 0.004), (1e9, 1e21), (3.0, 80.0)])
+def test_a_logarithmic_axis_of_any_range_has_a_label(low, high):
+    axis = bands.logarithmic(np.array([low, high]), "{:g}".format)
+    assert axis.low < low <= high < axis.high
+    assert axis.marks
+
+
+def test_minor_marks_are_at_whole_steps_of_each_power():
+    axis = Axis(1, 100, 0, 200, log=True, marks=[1, 10, 100])
+    places = [float(x) for x in re.findall(r'x1="([\d.]+)"', bands.minor_marks(axis, 50))]
+    expected = [100 * math.log10(step * power) for power in (1, 10) for step in range(1, 10)] + [200.0]
+    assert sorted(set(places)) == pytest.approx(expected, abs=0.06)
+
+
+def numbers(drawing: str, name: str, *keys: str, **where: str) -> list[tuple[float, ...]]:
+    """The attributes ``keys`` of all elements of a drawing with this name and these attributes."""
+    found = (each.attrib for each in ElementTree.fromstring(drawing).iter() if each.tag.endswith("}" + name))
+    return [tuple(float(each[key]) for key in keys) for each in found if where.items() <= each.items()]
+
+
+def test_lines_and_ticks_of_a_chart_lie_where_a_pencil_puts_them():
+    """From (0, 0) at (50, 214) to (10, 1) at (440, 42), with ticks in quarters."""
+    line = Series("loss", np.array([0.0, 5.0, 10.0]), np.array([0.0, 0.25, 1.0]), "cobalt")
+    drawing = line_chart("Loss", [line])
+    assert 'd="M50.0 214.0h0 L245.0 171.0 L440.0 42.0"' in drawing
+    assert numbers(drawing, "line", "y1", "y2") == [(y, y) for y in (214, 171, 128, 85, 42)]
+    labels = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*text-anchor="(end|middle)">([\d.]+)</text>', drawing)
+    assert [each[3] for each in labels] == ["0", "0.25", "0.5", "0.75", "1", "0", "5", "10"]  # no half steps
+    assert [float(x) for x, *_ in labels[5:]] == [50.0, 245.0, 440.0]
+
+
+def test_an_axis_has_round_ticks_at_their_places():
+    axis = Axis(0.3, 10.2, 0, 99)
+    assert axis.ticks() == pytest.approx([2.5, 5, 7.5, 10])
+    assert [axis.at(tick) for tick in (0.3, 10.2)] == pytest.approx([0, 99])
+    log = Axis(0.1, 200, 0, 90, log=True)
+    assert log.ticks() == pytest.approx([0.1, 1, 10, 100])
+    assert log.place(np.array([0.1, 200])) == pytest.approx([0, 90])
+    assert charts.log_axis(np.array([1.0, 60.0]), 0, 1, "{:g}".format).marks == pytest.approx([1, 2, 5, 10, 20, 50])
+    values = np.array([-0.4, math.nan, 7.0])
+    assert (charts.vertical_axis(values, "{:g}".format).low, charts.tight_axis(values, "{:g}".format).low) == (-2, -0.4)
+
+
+def test_a_value_and_its_interval_stand_on_a_scale_of_448_units():
+    drawing = charts.strip(0.5, (0.25, 0.75), "", 0.125, "chance")
+    assert numbers(drawing, "circle", "cx") == [(230.0,)]
+    assert numbers(drawing, "rect", "x", "width") == [(118.0, 224.0)]
+    assert numbers(drawing, "line", "x1", "x2")[1] == (62.0, 62.0)
+    assert "chance: 12.5" in drawing
+
+
+def test_cells_of_a_confusion_matrix_are_as_strong_as_the_root_of_their_share():
+    drawing = charts.confusion_chart(np.array([[3, 1], [0, 4]]), ["a", "b"])
+    boxes = numbers(drawing, "rect", "x", "y", "width", "opacity")
+    # 36 + 60 column + 0.75, 46 + 60 row + 0.75; 0.9 sqrt(share) + 0.06, and 0.4 for none
+    assert boxes == [
+        (36.8, 46.8, 58.5, 0.84),
+        (96.8, 46.8, 58.5, 0.51),
+        (36.8, 106.8, 58.5, 0.4),
+        (96.8, 106.8, 58.5, 0.96),
+    ]
+    assert re.findall(r'fill="var\(--(cobalt|ruby|rule)\)"', drawing) == ["cobalt", "ruby", "rule", "cobalt"]
+    assert "<title>1 image of a predicted as b (25.0\u202f%)</title>" in drawing
+
+
+def test_the_bars_of_a_reliability_diagram_reach_from_the_smaller_to_the_larger():
+    bins = reliability(np.array([0.8, 0.8, 0.8, 0.8]), np.array([True, True, True, False]), bins=2)
+    accuracy, gap, count = numbers(charts.reliability_chart(bins), "rect", "x", "y", "height")
+    # the bin above 0.5; from 246 at 0 to 32 at 1
+    assert accuracy == (246.0, 85.5, 160.5) and gap == (246.0, 74.8, 10.7) and count == (246.0, 282.0, 44.0)
+
+
+def test_a_heat_map_has_a_column_for_each_layer_and_a_row_for_each_head():
+    drawing = charts.heat_map("Entropy", [np.array([0.0, 1.0]), np.array([math.nan])])
+    assert numbers(drawing, "rect", "x", "y") == [(40.8, 44.8), (40.8, 68.8), (74.8, 44.8)]
+    assert re.findall(r'<rect[^>]*fill="(#\w+)"', drawing) == ["#08122c", "#faedc0", "#a3a6ad"]

@@ -1,0 +1,150 @@
+"""Model cards: Markdown with YAML front matter, from the templates card.md, classification.md and pretraining.md.
+
+The format follows Mitchell et al. 2019, "Model Cards for Model Reporting". The front matter is read by model hubs. What a
+template inserts is escaped as Markdown unless it is `Markup`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from vitrail.files import disk_errors, replace_file
+from vitrail.markup import Markup, safe
+from vitrail.reports.classification import ClassificationFacts
+from vitrail.reports.facts import JudgedRun, RunFacts, as_yaml, describe_compute
+from vitrail.reports.metric_names import METRICS, metric_of
+from vitrail.reports.pretraining import PretrainingFacts, format_known
+from vitrail.text import THIN, large, plural
+
+SHOWN = ("top1", "top5", "map", "f1_macro", "f1_micro", "nll", "ece", "brier")
+CLASSES_MOST = 100  # listed in the card; config.json has all of them
+
+
+def write_card(folder: Path, card: str) -> Path:
+    """Writes ``card.md`` into ``folder`` and returns its path. Raises `DiskError` if it cannot be written."""
+    path = folder / "card.md"
+    with disk_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+    replace_file(path, card)
+    return path
+
+
+def default_card(judged: JudgedRun) -> str:
+    """Returns the card of a model without one of its own: its metrics and how it was trained."""
+    name, figures = judged.model.name, judged.judgement.figures
+    metrics = [(metric_of(name), value) for name, value in figures.items()]
+    lines = [f"{metric.heading}: {metric.format(value)}" for metric, value in metrics]
+    return render_card("card.md", RunFacts(**judged.facts), name, name, name=name, metrics=lines)
+
+
+def classification_card(facts: ClassificationFacts) -> str:
+    """Returns the card of a classifier."""
+    rows = []
+    for metric, key in ((METRICS[key], key) for key in SHOWN):
+        value, low, high = (facts.figures.get(f"{key}{end}", math.nan) for end in ("", "_low", "_high"))
+        known = math.isfinite(low) and math.isfinite(high)
+        if math.isfinite(value):
+            ends = f"{metric.format(low)} to {metric.format(high)}" if known else ""
+            rows.append((metric.label, metric.format(value), ends))
+    return render_card(
+        "classification.md",
+        facts,
+        "image-classification",
+        "multi-label" if facts.multi_label else "single-label",
+        rows=rows,
+        classes=plural(len(facts.classes), "class", "classes"),
+        names=Markup(", ".join(escape(name) for name in facts.classes[:CLASSES_MOST])),
+        hidden=len(facts.classes) - CLASSES_MOST,
+        evaluated=facts.images.get(facts.split),
+    )
+
+
+def pretraining_card(facts: PretrainingFacts) -> str:
+    """Returns the card of a self-supervised encoder or a tokenizer."""
+    rows = []
+    knn, rank, spread = METRICS["knn"], METRICS["effective_rank"], METRICS["spread"]
+    if (accuracy := facts.last("knn")) is not None:
+        rows.append((knn.label, format_known(facts.untrained("knn"), knn), knn.format(accuracy), knn.gloss))
+    if (now := facts.after) is not None:
+        old_rank, old_spread = (None, None) if facts.before is None else (facts.before.rank, facts.before.spread)
+        gloss = f"{rank.gloss}, at most {now.width:,}"
+        rows.append((rank.label, format_known(old_rank, rank), rank.format(now.rank), gloss))
+        rows.append((spread.label, format_known(old_spread, spread), spread.format(now.spread), spread.gloss))
+    if (loss := facts.last("loss")) is not None:
+        rows.append((METRICS["loss"].label, "–", METRICS["loss"].format(loss), METRICS["loss"].gloss))
+    for column in facts.measurements:
+        metric = metric_of(column)
+        rows.append((metric.heading, "–", format_known(facts.last(column), metric), metric.gloss))
+    return render_card("pretraining.md", facts, "image-feature-extraction", "self-supervised", rows=rows)
+
+
+def render_card(template: str, facts: RunFacts, task: str, kind: str, **values: Any) -> str:
+    """Returns the card: front matter, title, introduction, then the sections of the template that are not empty."""
+    fields = {"license": facts.license or "unknown", "library_name": "vitrail", "pipeline_tag": task}
+    matter = yaml.safe_dump({**fields, "tags": ["vision-transformer", kind]}, sort_keys=False, allow_unicode=True)
+    sections: list[str] = []
+
+    def section(name: str, *, caller: Callable[[], str]) -> str:
+        if body := caller().strip("\n"):
+            sections.append(f"## {name}\n\n{body}")
+        return ""
+
+    numbers = (
+        f"{large(facts.parameters)} parameters" if facts.parameters else "",
+        f"{large(facts.multiply_adds)} multiply-adds per image" if facts.multiply_adds else "",
+        f"images of {' × '.join(map(str, facts.image_size))} pixels" if facts.image_size else "",
+    )
+    opening = (
+        environment()
+        .get_template(template)
+        .render(
+            section=section,
+            facts=facts,
+            size=", ".join(filter(None, (facts.model, *numbers))),
+            compute=describe_compute(facts.operations, facts.device_hours),
+            **values,
+        )
+    )
+    text = "\n\n".join(sections)
+    return f"---\n{matter}---\n\n# {escape(facts.title)}\n\n{opening.strip()}\n\n{text}\n"
+
+
+@cache
+def environment() -> Environment:
+    """Returns the templates of cards, which escape for Markdown instead of HTML."""
+    found = Environment(
+        loader=PackageLoader("vitrail.reports"),
+        autoescape=False,
+        finalize=lambda value: value if isinstance(value, Markup) else escape(str(value)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"plural": plural, "code": lambda name: Markup(f"`{name}`"), "yaml": format_settings}
+    found.filters |= {"block": fence_code, "quote": shlex.quote, "repr": repr}
+    return found
+
+
+def escape(words: str) -> str:
+    """Escapes the special characters of Markdown and HTML and joins the text into one line."""
+    line = re.sub(rf"[^\S{THIN}]+", " ", words).strip()
+    return re.sub(r"([\\`*_\[\]|#~$!])", r"\\\1", safe(line, quote=False))
+
+
+def format_settings(tree: Mapping[str, Any]) -> Markup:
+    return fence_code(as_yaml(tree), "yaml") if tree else Markup("")
+
+
+def fence_code(words: str, language: str) -> Markup:
+    """Returns a code block whose fence is longer than any run of backticks in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", words)), default=0))
+    return Markup(f"{fence}{language}\n{words.rstrip()}\n{fence}")

@@ -1,0 +1,187 @@
+"""Pictures of a report with their annotation and the answer of the model beside it.
+
+H and W of a picture, D detections, M objects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitrail.analysis.palette import DARK, parse_colour
+from vitrail.analysis.pictures import to_rgb, to_uint8
+from vitrail.data.augment.placement import Frames
+from vitrail.data.sources.contents import choose_evenly
+from vitrail.data.sources.label_maps import IGNORED
+from vitrail.data.sources.source import Item, Source
+from vitrail.markup import image_uri
+from vitrail.models.backbone import at_rest
+from vitrail.reports.facts import JudgedRun
+from vitrail.tasks import Detector, Segmenter, Task
+from vitrail.tasks.dense.annotation import draw_annotation, scale_to_show
+from vitrail.tasks.dense.class_colours import BACKGROUND, class_colours, to_hex
+from vitrail.tasks.dense.drawing import draw_boxes
+from vitrail.tasks.detection.matching import ERRORS, MOST, NONE, Detected, match
+from vitrail.tasks.detection.metric import BoxMetric, read_truths
+from vitrail.tasks.pictures import to_pixels
+from vitrail.tasks.segmentation.metric import MapMetric
+from vitrail.text import listing, percent
+
+WORST, EXAMPLES = 6, 4  # pictures that are shown
+SIDE = 560  # pixels of the longer side of a picture
+NAMED = 8  # boxes of a picture up to which all have captions; of more only what is wrong is written
+DIMMED = 0.45  # brightness of a picture under its errors
+WRONG = parse_colour(DARK["ruby"])  # of pixels
+
+
+@dataclass(frozen=True)
+class Pane:
+    """A picture, its caption, and the text for those who do not see it."""
+
+    image: Image.Image
+    caption: str
+    alt: str
+
+    @property
+    def source(self) -> str:
+        """The picture as a data URI."""
+        return image_uri(self.image, "jpeg")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture of the data: what is annotated and what is answered, the figures of the picture, and the classes on it."""
+
+    key: str
+    panes: tuple[Pane, ...]
+    words: str
+    classes: frozenset[str]
+
+
+def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: float) -> tuple[Sample, ...]:
+    """Returns the pictures of ``source`` with these keys, for a `Detector` or a `Segmenter`.
+
+    ``threshold`` is the least score of a box that is shown.
+    """
+    rows = {key: row for row, key in enumerate(map(str, source.keys))}
+    items = (source.read(rows[key]) for key in keys)
+    if isinstance(model, Detector):
+        return tuple(draw_boxes_of(model, item, threshold) for item in items)
+    assert isinstance(model, Segmenter), model.name
+    return tuple(draw_maps_of(model, item) for item in items)
+
+
+def draw_boxes_of(model: Detector, item: Item, threshold: float) -> Sample:
+    """Returns the boxes of one picture, matched at an IoU of 0.5 as they are judged, with words on those that are wrong."""
+    image, outputs, frames = compute_outputs(model, item)
+    height, width = map(int, frames.pictures[0])
+    found = model.place_in_pictures(model.detect(outputs), frames)[0]
+    found = found[found[:, 4] >= threshold][:MOST]  # (D, 6), those of a class are at most as many as are matched
+    boxes, scores, labels = found[:, :4], found[:, 4], found[:, 5].astype(np.int64)
+    matches = match(Detected(labels, scores, boxes), read_truths(model.targets.collate(item.target))[0])
+    is_missed = matches.counted[:, 0] & np.isneginf(matches.claims[:, 0])  # (M,)
+    true, answered = ([model.classes[label] for label in each] for each in (item.target.labels, labels))
+    notes = ["missed" if missed else "" for missed in is_missed]
+    notes = ["ignored" if crowd else note for crowd, note in zip(item.target.crowd, notes)]
+    kinds = ["" if kind == NONE else ERRORS[kind] for kind in matches.errors]
+    named = [f"{name} {score:.2f}" for name, score in zip(answered, scores)]
+    colours = class_colours(model.classes)
+    scaled = boxes * np.tile([image.width / width, image.height / height], 2)
+    drawn = draw_boxes(image, scaled, caption_boxes(named, kinds), [colours[name] for name in answered])
+    annotated = draw_annotation(image, item.target, model.classes, (height, width), caption_boxes(true, notes))
+    wrong = Counter(filter(None, kinds)) + Counter({"missed": int(is_missed.sum())})
+    errors = listing([f"{count} {kind}" for kind, count in wrong.most_common()]) or "no errors"
+    panes = (
+        Pane(annotated, f"annotation: {count_names(true)}", f"{item.key} with its annotation: {count_names(true)}"),
+        Pane(
+            drawn, f"answer: {count_names(answered)}", f"{item.key} with the answer: {count_names(answered)}; {errors}"
+        ),
+    )
+    return Sample(item.key, panes, errors, frozenset((*true, *answered)))
+
+
+def caption_boxes(names: Sequence[str], notes: Sequence[str]) -> list[str]:
+    """Returns a caption for each box: its name, and its note if it has one; of many boxes the note alone."""
+    if len(names) > NAMED:
+        return list(notes)
+    return [f"{name}: {note}" if note else name for name, note in zip(names, notes)]
+
+
+def count_names(names: Iterable[str]) -> str:
+    """Returns how often each name occurs: "3 cat, 1 dog"."""
+    return listing([f"{count} {name}" for name, count in Counter(names).most_common()]) or "nothing"
+
+
+def draw_maps_of(model: Segmenter, item: Item) -> Sample:
+    """Returns the classes of the pixels of one picture, and where they are wrong."""
+    image, outputs, frames = compute_outputs(model, item)
+    answer, true = model.decode(outputs, frames)[0], item.target  # (H, W)
+    is_known = true != IGNORED
+    is_wrong = is_known & (answer.map != true)
+    share = float(is_wrong.sum() / max(is_known.sum(), 1))
+    shares = [describe_shares(map, model.classes) for map in (true, answer.map)]
+    panes = (
+        Pane(
+            draw_annotation(image, true, model.classes, true.shape),
+            f"annotation: {shares[0]}",
+            f"{item.key} with its annotation: {shares[0]}",
+        ),
+        Pane(answer.draw_over(image), f"answer: {shares[1]}", f"{item.key} with the answer: {shares[1]}"),
+        Pane(mark_wrong(image, is_wrong), "wrong pixels", f"{item.key} with the wrong pixels in red"),
+    )
+    present = np.unique([*true[is_known], *np.unique(answer.map)])
+    return Sample(
+        item.key, panes, f"{percent(share)} of the pixels are wrong", frozenset(model.classes[k] for k in present)
+    )
+
+
+def describe_shares(map: NDArray[np.uint8], classes: Sequence[str], most: int = 4) -> str:
+    """Returns the largest classes of a map (H, W) with their shares: "Sky 40 %, Road 30 %"."""
+    counts = np.bincount(map.reshape(-1), minlength=256)[: len(classes)]
+    ranked = [place for place in np.argsort(-counts, kind="stable")[:most] if counts[place]]
+    return ", ".join(f"{classes[place]} {percent(counts[place] / map.size, 0)}" for place in ranked) or "no class"
+
+
+def mark_wrong(image: Image.Image, is_wrong: NDArray[np.bool_]) -> Image.Image:
+    """Returns the picture in dark grey with the wrong pixels (H, W) in red."""
+    mask = Image.fromarray(is_wrong.astype(np.uint8) * 255).resize(image.size, Image.Resampling.BILINEAR)
+    grey = np.asarray(image.convert("L"), np.float32)[..., None] * DIMMED
+    strength = np.asarray(mask, np.float32)[..., None] / 255 * 0.8
+    return Image.fromarray((grey + strength * (WRONG - grey)).astype(np.uint8))
+
+
+def compute_outputs(model: Detector | Segmenter, item: Item) -> tuple[Image.Image, Tensor, Frames]:
+    """Returns the picture in the size in which it is shown, the model's outputs for it, and what they show of it."""
+    pixels, size = model.transform.read(item.content, item.key)
+    with at_rest(model) as device:
+        outputs = model(pixels[None].to(device)).float()
+    picture = np.asarray(to_pixels(item.content, model.preprocessing))
+    image = Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(picture))))
+    return scale_to_show(image, SIDE), outputs, Frames.seen(model.preprocessing, [size])
+
+
+def draw_chosen(judged: JudgedRun, metric: BoxMetric | MapMetric, threshold: float = 0.0) -> dict[str, Any]:
+    """Returns the pictures with the most errors and others spread evenly over the split, each with the colours on them.
+
+    ``threshold`` is the least score of a box that is shown.
+    """
+    chosen = {"worst": metric.worst(WORST), "examples": choose_evenly(len(metric.keys), EXAMPLES)}
+    shown = {}
+    for name, rows in chosen.items():
+        keys = [judged.judgement.keys[row] for row in rows]
+        samples = draw_samples(judged.model, judged.source, keys, threshold)
+        present = frozenset[str]().union(*(sample.classes for sample in samples))
+        colours = {
+            name: to_hex(colour)
+            for name, colour in class_colours(judged.model.classes).items()
+            if name in present and name not in BACKGROUND
+        }
+        shown[name] = {"samples": samples, "colours": colours}
+    return shown

@@ -1,0 +1,175 @@
+"""The report and the model card of a judged model, and what the reports of all tasks share.
+
+A new column of the table of classes is a column of the metric's ``per_class``, for a classifier of `classification.classes`;
+a new figure is named in metric_names.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.evaluation.result import EvaluationResult
+from vitrail.markup import Markup
+from vitrail.reports import training_curves as curves
+from vitrail.reports.charts import strip
+from vitrail.reports.facts import SPLITS, RunFacts
+from vitrail.reports.metric_names import metric_of
+from vitrail.reports.page import Cell, Table, render, write_page
+from vitrail.text import percent, plural
+
+MATRIX_MOST = 32  # classes; a larger matrix would be unreadable, and only the most frequent pairs are listed
+UNDEFINED = "–"  # a cell of a metric's table without a value
+CORRUPTED = "corrupted_"  # names of figures under a corruption begin so
+FEW = 100  # images; below, the 95 % interval of an accuracy of 80 % is wider than 15 points
+SORTED = "Sorted from worst to best; click a heading to sort."
+
+
+def write_supervised(
+    folder: Path,
+    facts: RunFacts,
+    figures: Mapping[str, float],
+    template: str,
+    plots: Mapping[str, Markup],
+    *,
+    task: Mapping[str, str],
+    warnings: Sequence[str] = (),
+    best: Sequence[str] = (),
+    **values: Any,
+) -> Path:
+    """Writes ``report.html`` and its charts into ``folder``; returns the path of the page.
+
+    Args:
+        figures: the metrics, the main one first.
+        plots: the charts against the training step.
+        task: rows of the run details.
+        best: sentences about the best evaluation.
+        values: what the sections of the task show; ``drawn`` are further charts for files.
+    """
+    drawn = values.pop("drawn", {})
+    page = render(
+        template,
+        "vitrail report",
+        facts.title,
+        facts.date,
+        facts=facts,
+        warnings=[*warnings, *facts.notes],
+        curves=list(plots.values()),
+        about_curves=[*best, *curves.troubles(facts.records)],
+        corruptions=list_corruptions(figures),
+        run=facts.details(task),
+        **{"confusion": None, "classes": None, **values},
+    )
+    return write_page(folder, page, {**plots, **drawn})
+
+
+def draw_metrics(facts: RunFacts) -> dict[str, Markup]:
+    """Returns the charts against the training step: loss, validation metrics, learning rate and speed."""
+    columns = dict.fromkeys(name for record in facts.records for name in record if name.startswith("val_"))
+    measured: dict[str, curves.Curve] = {}
+    for column in columns:
+        metric, name = metric_of(column), column.removeprefix("val_")
+        lines = curves.evaluated(facts.records, name, "validation")
+        measured[name.replace("_", "-")] = metric.heading, lines, {"words": metric.format}
+    return curves.draw_curves(facts.records, measured)
+
+
+def list_class_metrics(judgement: EvaluationResult) -> dict[str, Any] | None:
+    """Returns the table of the metric, a row for each class; None where it has none."""
+    columns, rows = judgement.per_class()
+    if not rows:
+        return None
+    rows = sorted(rows, key=lambda row: float(row[1]) if row[1] != UNDEFINED else math.inf)
+    cells = [
+        [Cell(name, key=name), *(Cell(each, key="" if each == UNDEFINED else each) for each in numbers)]
+        for name, *numbers in rows
+    ]
+    table = Table("Per-class metrics", columns, cells, sorted_by=columns[1])
+    return {"table": table, "about": f"{SORTED} A dash is an undefined value."}
+
+
+def summarise(judgement: EvaluationResult) -> dict[str, Any]:
+    """Returns the values of the headline: the main metric with its confidence interval, and the other metrics."""
+    figures, where = judgement.figures, SPLITS.get(judgement.split, judgement.split)
+    first = next(iter(figures))
+    metric, ends = metric_of(first), [figures.get(f"{first}_{end}") for end in ("low", "high")]
+    low, high = ends
+    is_share = metric.format is percent
+    hidden = {first, "images", *(f"{name}_{end}" for name in figures for end in ("low", "high"))}
+    others = [name for name in figures if name not in hidden and not name.startswith(CORRUPTED)]
+    return {
+        "value": metric.format(figures[first]),
+        "name": metric.label,
+        "measured": f"Measured on {plural(len(judgement.keys), f'{where} image')}.",
+        "interval": " to ".join(map(metric.format, (low, high))) if low is not None and high is not None else "",
+        "strip": draw_interval(figures[first], low, high)
+        if is_share and low is not None and high is not None
+        else None,
+        "tiles": list_tiles(figures, others),
+    }
+
+
+def list_tiles(figures: Mapping[str, float], names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Returns (name, value, description) of metrics."""
+    metrics = [(metric_of(name), figures[name]) for name in names]
+    return [(metric.heading, metric.format(value), metric.gloss) for metric, value in metrics]
+
+
+def draw_interval(value: float, low: float, high: float, baseline: float | None = None) -> Markup:
+    """Draws a value in [0, 1] with its interval and the majority-class baseline."""
+    says = f", interval {percent(low)} to {percent(high)}"
+    return strip(value, (low, high), says, baseline, "most frequent class")
+
+
+def warn_of_few(images: int) -> list[str]:
+    """Returns a sentence about metrics of few images, or an empty list."""
+    if images >= FEW:
+        return []
+    return [
+        f"Only {plural(images, 'image was', 'images were')} evaluated; the metrics are uncertain (see the intervals)."
+    ]
+
+
+def describe_confusion(
+    counts: np.ndarray, classes: Sequence[str], chart: Markup | None, *, noun: str = "image", about: str = ""
+) -> dict[str, Any]:
+    """Returns the values of the section of a matrix (K, K), rows are true classes.
+
+    Args:
+        chart: the matrix; None if there are too many classes.
+        noun: what is counted, in the singular.
+        about: sentences before the list.
+    """
+    pairs, support = confused_pairs(counts), counts.sum(1)
+    rows = [(classes[true], classes[named], f"{n:,}", percent(n / support[true])) for true, named, n in pairs]
+    columns = ("true class", "predicted class", f"{noun}s", "share of class")
+    table = Table("Confusions by pair of classes", columns, rows, text=2, headed=False) if pairs else None
+    wrong, shown = int(counts.sum() - np.trace(counts)), sum(count for *_, count in pairs)
+    words = plural(wrong, f"misclassified {noun}")
+    words = f"Most frequent confusions, {shown:,} of {words}:" if shown < wrong else f"{words}:"
+    if not pairs:
+        words = f"No {noun} was misclassified."
+    return {"chart": chart, "about": about, "words": words, "table": table}
+
+
+def confused_pairs(counts: np.ndarray, most: int = 12) -> list[tuple[int, int, int]]:
+    """Returns the most frequent confusions as (true, predicted, count), in descending order."""
+    wrong = counts - np.diag(np.diag(counts))
+    rows, columns = np.nonzero(wrong)
+    order = np.argsort(-wrong[rows, columns], kind="stable")[:most]
+    return [(int(row), int(column), int(wrong[row, column])) for row, column in zip(rows[order], columns[order])]
+
+
+def list_corruptions(figures: Mapping[str, float]) -> Table | None:
+    """Returns the table of the main metric under each corruption, or None if none was measured."""
+    measured = {name: value for name, value in figures.items() if name.startswith(CORRUPTED)}
+    if not measured:
+        return None
+    metric = metric_of(next(iter(figures)))
+    *kinds, (_, mean) = ((name.removeprefix(CORRUPTED).replace("_", " "), value) for name, value in measured.items())
+    rows = [("no corruption", figures[next(iter(figures))]), *kinds, ("mean of all corruptions", mean)]
+    return Table("Corruptions", ("corruption", metric.label), [(name, metric.format(value)) for name, value in rows])
