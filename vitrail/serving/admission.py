@@ -106,7 +106,7 @@ class Admission:
     def check(
         self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], start: float
     ) -> tuple[float, object | None]:
-        """Returns the deadline of a request that started at ``start``, and its place (`Batcher.expect`) if it has a body.
+        """Returns the deadline of a request that started at ``start``, and the result of `Batcher.expect` if it has a body.
 
         Raises:
             Refused: for its head, or because it could not be answered before its deadline.
@@ -126,7 +126,9 @@ class Admission:
         host = headers.get(b"host", b"").decode("latin-1")
         # health probes connect by IP address
         probed = scope["path"] in ("/livez", "/readyz")
-        if self.hosts is not None and not probed and _strip_port(host) not in self.hosts:
+        # a malformed header matches no allowed name
+        name = match[1] if (match := HOST.fullmatch(host)) else host
+        if self.hosts is not None and not probed and name not in self.hosts:
             raise Refused("forbidden", "the Host header is not allowed", "start the server with --allow-host NAME")
         path = scope["path"]
         if self.token is None:
@@ -288,9 +290,3 @@ def _content_length(headers: dict[bytes, bytes]) -> int:
     if not re.fullmatch(rb"[0-9]{1,18}", text):
         raise Refused("bad_request", "Content-Length is not an integer of bytes", "send a non-negative integer")
     return int(text)
-
-
-def _strip_port(host: str) -> str:
-    """Returns the name or address in a Host header; a malformed one as it is, which matches no allowed name."""
-    found = HOST.fullmatch(host)
-    return found[1] if found else host

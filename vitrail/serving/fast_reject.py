@@ -29,7 +29,7 @@ def reject_fast(admission: Admission, data: bytes, state: dict[str, Any]) -> Ref
     """Returns the refusal of the request whose head is at the beginning of ``data``.
 
     None if the request is not refused by its head, or is not of the usual form. ``state`` is the ASGI state of the request,
-    with the time of its arrival as "start"; the place of a request that is not refused is added as "expected".
+    with the time of its arrival as "start"; the result of `Batcher.expect` for one that is not refused is added as "expected".
     """
     end = data.find(b"\r\n\r\n", 0, MOST_HEAD) + 4
     head = HEAD.fullmatch(data, 0, end)
@@ -39,7 +39,9 @@ def reject_fast(admission: Admission, data: bytes, state: dict[str, Any]) -> Ref
     pairs = [(name.lower(), value) for name, value in FIELD.findall(fields)]
     headers = dict(pairs)
     length = headers.get(b"content-length", b"")
-    if len(headers) < fields.count(b"\r\n") or not LENGTH.fullmatch(length) or not _is_usual(headers):
+    keeps = headers.get(b"connection", b"keep-alive").lower() == b"keep-alive"
+    is_usual = keeps and b"host" in headers and not UNUSUAL & headers.keys() and LENGTH.fullmatch(length)
+    if not is_usual or len(headers) < fields.count(b"\r\n"):
         return None
     path, _, query = target.partition(b"?")
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path.decode(), "raw_path": path}
@@ -51,11 +53,6 @@ def reject_fast(admission: Admission, data: bytes, state: dict[str, Any]) -> Ref
         if int(length) <= admission.limits.body:
             return Refusal(end + int(length), functools.partial(_encode, reply, refused), reply.count)
     return None
-
-
-def _is_usual(headers: dict[bytes, bytes]) -> bool:
-    keeps = headers.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-    return keeps and b"host" in headers and not UNUSUAL & headers.keys()
 
 
 def _encode(reply: Reply, refused: Refused, headers: list[Header]) -> tuple[bytes, bool]:

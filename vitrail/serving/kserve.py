@@ -154,7 +154,9 @@ async def infer(request: Request, served: CurrentModel, service: CurrentService)
     count = tensor["shape"][0]
     if count > service.limits.images:
         raise Refused("too_large", f"{count} images in one request", f"send at most {service.limits.images} at a time")
-    work = _choose_work(served, tensor)
+    work: Callable[..., Any] = served.features
+    if served.model.classes:
+        work = served.answer_normalised if tensor.get("name") == "images" else served.answer
     with service.batcher.reserve(count, work, deadline, request.state.expected):
         answers = await _run_model(service, served, tensor, work, deadline)
     outputs = _select_outputs(_encode_outputs(served, answers), inference)
@@ -172,12 +174,6 @@ def _parse_input(inference: dict[str, Any]) -> dict[str, Any]:
     if not whole or not shape or not isinstance(data, list):
         raise Refused("bad_request", "the input needs a shape of positive integers and a list of data", INPUTS)
     return inputs[0]
-
-
-def _choose_work(served: LoadedModel, tensor: dict[str, Any]) -> Callable[..., Any]:
-    if not served.model.classes:
-        return served.features
-    return served.answer_normalised if tensor.get("name") == "images" else served.answer
 
 
 async def _run_model(

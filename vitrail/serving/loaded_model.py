@@ -300,11 +300,14 @@ class LoadedModel:
     def _layers_of(self, request: ExplanationRequest) -> list[int]:
         """Returns the indices of the requested layers; with a query, only those whose map contains it."""
         layers = range(len(self.attention)) if request.every_layer else [request.options.layer]
-        return [layer for layer in layers if request.query is None or self._can_ask(layer, request.query)]
-
-    def _can_ask(self, layer: int, query: Place) -> bool:
-        attention = self.attention[layer]
-        return attention["asks"] == "all" and all(0 <= at < length for at, length in zip(query, attention["map"]))
+        if request.query is None:
+            return list(layers)
+        return [
+            layer
+            for layer in layers
+            if self.attention[layer]["asks"] == "all"
+            and all(0 <= at < length for at, length in zip(request.query, self.attention[layer]["map"]))
+        ]
 
 
 def _describe_attention(model: Task) -> list[dict[str, Any]]:
@@ -370,9 +373,9 @@ def _read_about(resolved: ResolvedModel) -> dict[str, Any]:
         about["metrics"] = read_json(path / CONFIG).get("metrics", {})
     for card in (path.parent / "card.md", path / "README.md"):
         if path.is_dir() and card.is_file():
-            words = card.read_text(encoding="utf-8", errors="replace")
+            text = card.read_text(encoding="utf-8", errors="replace")
             # the commands in the card contain the absolute path, which must not be sent
-            for place in (card.parent.resolve(), card.parent):
-                words = words.replace(str(place), card.parent.name)
-            about.setdefault("card", words)
+            for folder in (card.parent.resolve(), card.parent):
+                text = text.replace(str(folder), card.parent.name)
+            about.setdefault("card", text)
     return about

@@ -170,13 +170,6 @@ def find_best(rows: list[Row]) -> dict[str, Any] | None:
     return None
 
 
-def describe_columns(rows: list[Row]) -> dict[str, dict[str, str]]:
-    """Returns the chart and the label of each column that is a curve."""
-    names = {name: None for row in rows for name in row if name not in POSITION}
-    curves = {name: curve_of(name) for name in names}
-    return {name: {"chart": chart, "label": line} for name, (chart, line) in curves.items()}
-
-
 def thin_rows(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
     """Subsamples rows evenly to at most ``most``, including the last. Up to half of them are evaluations."""
     if len(rows) <= most:
@@ -221,8 +214,11 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
         run = find_run(name)
         rows, at = read_rows(run)
         later = [row for row in rows if (row["step"] or 0) > after]
-        curves = {"columns": describe_columns(rows), "rows": thin_rows(later), "at": at}
-        return JSONResponse({"name": name, **read_state(run), **curves})
+        names = dict.fromkeys(name for row in rows for name in row if name not in POSITION)
+        curves = {name: curve_of(name) for name in names}
+        columns = {name: {"chart": chart, "label": line} for name, (chart, line) in curves.items()}
+        reply = {"name": name, **read_state(run), "columns": columns, "rows": thin_rows(later), "at": at}
+        return JSONResponse(reply)
 
     @router.get(
         "/v1/runs/{name}/events",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from vitrail.weights.huggingface import FIRST_LAYERS as FIRST_LAYERS_OF_HUGGINGF
 from vitrail.weights.huggingface import PROCESSOR, read_huggingface
 from vitrail.weights.layout import ReadModel, Weights
 from vitrail.weights.native import load_model, parse_model_file
-from vitrail.weights.network import Network, find_network
+from vitrail.weights.network import find_network
 from vitrail.weights.onnx import read_onnx
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.resolve import ResolvedModel
@@ -52,61 +53,49 @@ def read_model(
         CheckpointError: the weights are damaged or unknown; lists the tensors that do not fit.
         ConfigError: a grid is given, and the weights state it or have none.
     """
-    path, sizes = resolved.path, {"grid": grid, "image_size": image_size}
-    if grid is not None and resolved.layout in ("native folder", "onnx file", "huggingface folder"):
+    path = resolved.path
+    tensors, metadata = read_tensors(path) if resolved.layout == "file" else ({}, {})
+    states_size = resolved.layout in ("native folder", "onnx file", "huggingface folder") or KEY in metadata
+    if grid is not None and states_size:
         check_grid_is_open(stated=True, has_table=True, path=path)
     if resolved.layout == "native folder":
         return ReadModel(load_model(path), "native")
     if resolved.layout == "onnx file":
         return ReadModel(read_onnx(path), "onnx")
-    if resolved.layout == "file":
-        tensors, metadata = read_tensors(path)
-        if KEY in metadata and grid is not None:
-            check_grid_is_open(stated=True, has_table=True, path=path)
-        if KEY in metadata:
-            return ReadModel(parse_model_file(tensors, metadata, path), "native")
-        network = _find_network(tensors, FIRST_LAYERS, resolved, log)
-        weights = read_timm(network.tensors, {}, path, read_sidecar(path) if use_sidecar else None, **sizes)
-        weights = _with_unused(weights, network)
-    else:
-        weights = _read_foreign(resolved, log, use_sidecar=use_sidecar, **sizes)
+    if KEY in metadata:
+        return ReadModel(parse_model_file(tensors, metadata, path), "native")
+    sizes = {"grid": grid, "image_size": image_size}
+    weights = _read_foreign(resolved, tensors, log, use_sidecar=use_sidecar, **sizes)
     model = weights.build_model(path, log, has_names=has_names, stated=stated)
     return ReadModel(model, weights.layout, weights.unused)
 
 
 def _read_foreign(
-    resolved: ResolvedModel, log: Say, *, use_sidecar: bool, grid: Size | None, image_size: Size | None
+    resolved: ResolvedModel, tensors: dict[str, Tensor], log: Say, *, use_sidecar: bool, **sizes: Size | None
 ) -> Weights:
-    """Reads weights in a foreign layout."""
-    path, sizes = resolved.path, {"grid": grid, "image_size": image_size}
-    if resolved.layout == "pickled file":
-        network = _find_network(read_pickle(path), FIRST_LAYERS, resolved, log)
-        return _with_unused(read_timm(network.tensors, {}, path, **sizes), network)
-    if resolved.layout == "google file":
-        return read_google(read_npz(path), path, read_sidecar(path) if use_sidecar else None, **sizes)
-    # transformers keeps the checksum when it saves a model again
-    is_lenient = resolved.layout == "huggingface folder"
-    config = read_json(path / CONFIG, log=log if is_lenient else None)
-    if not use_sidecar:
-        config.pop(KEY, None)
-    tensors = read_folder(path, log=log)
-    if resolved.layout == "timm folder":
-        network = _find_network(tensors, FIRST_LAYERS, resolved, log)
-        return _with_unused(read_timm(network.tensors, config, path, config.get(KEY), **sizes), network)
-    preprocessor = read_json(path / PROCESSOR, log=log) if (path / PROCESSOR).is_file() else {}
-    network = _find_network(tensors, FIRST_LAYERS_OF_HUGGINGFACE, resolved, log)
-    return _with_unused(read_huggingface(network.tensors, config, preprocessor, path), network)
-
-
-def _find_network(tensors: dict[str, Tensor], first: Collection[str], resolved: ResolvedModel, log: Say) -> Network:
-    """Finds the network by its first layer, and logs what was chosen of a checkpoint that has more than it."""
-    network = find_network(tensors, first, resolved.path)
-    if network.prefix or network.others or network.wrappers or resolved.layout == "pickled file":
-        log(f"read     {resolved.path.name}: {network.describe()}")
-    return network
-
-
-def _with_unused(weights: Weights, network: Network) -> Weights:
-    """Adds the tensors outside of the network to those that it does not use, all by their names in the file."""
-    inside = tuple(f"{network.prefix}{name}" for name in weights.unused)
-    return replace(weights, unused=(*inside, *network.unused))
+    """Reads weights in a foreign layout. ``tensors`` are those of a single file of safetensors."""
+    path, layout = resolved.path, resolved.layout
+    description = read_sidecar(path) if use_sidecar and layout in ("google file", "file") else None
+    if layout == "google file":
+        return read_google(read_npz(path), path, description, **sizes)
+    config: dict[str, Any] = {}
+    if layout == "pickled file":
+        tensors = read_pickle(path)
+    elif layout != "file":
+        # transformers keeps the checksum when it saves a model again
+        config = read_json(path / CONFIG, log=log if layout == "huggingface folder" else None)
+        if not use_sidecar:
+            config.pop(KEY, None)
+        tensors = read_folder(path, log=log)
+    first_layers = FIRST_LAYERS_OF_HUGGINGFACE if layout == "huggingface folder" else FIRST_LAYERS
+    network = find_network(tensors, first_layers, path)
+    if network.prefix or network.others or network.wrappers or layout == "pickled file":
+        log(f"read     {path.name}: {network.describe()}")
+    if layout == "huggingface folder":
+        preprocessor = read_json(path / PROCESSOR, log=log) if (path / PROCESSOR).is_file() else {}
+        weights = read_huggingface(network.tensors, config, preprocessor, path)
+    else:
+        weights = read_timm(network.tensors, config, path, config.get(KEY, description), **sizes)
+    # by their names in the file
+    unused = (*(f"{network.prefix}{name}" for name in weights.unused), *network.unused)
+    return replace(weights, unused=unused)
