@@ -80,9 +80,9 @@ class Preparation(nn.Module):
         """
         corner = torch.round if self.preprocessing.crop_rounding == "even" else torch.floor
         offset = corner((scaled - new) / 2)
-        places = torch.arange(new, dtype=torch.float64, device=line.device)
+        positions = torch.arange(new, dtype=torch.float64, device=line.device)
         if self.preprocessing.resize == "none":
-            return _ones_at(places + offset, line)
+            return _ones_at(positions + offset, line)
         old = _length(line)
         step = old / scaled
         # Pillow's boxes are fp32
@@ -90,8 +90,8 @@ class Preparation(nn.Module):
         step = torch.where(is_cut, (high - low).double() / new, step)
         start, offset = torch.where(is_cut, low.double(), 0.0), torch.where(is_cut, 0.0, offset)
         if self.preprocessing.interpolation == "nearest":
-            return _ones_at(_nearest(start, step, offset, places), line)
-        centres = start + (places + offset + 0.5) * step  # (new,)
+            return _ones_at(_nearest(start, step, offset, positions), line)
+        centres = start + (positions + offset + 0.5) * step  # (new,)
         return _weights(centres[:, None], step.clamp(min=1), line, self.preprocessing.interpolation)
 
 
@@ -115,18 +115,18 @@ def _length(line: Tensor) -> Tensor:
     return torch.scalar_tensor(line.shape[0], dtype=torch.float64, device=line.device)
 
 
-def _ones_at(places: Tensor, line: Tensor) -> Tensor:
+def _ones_at(positions: Tensor, line: Tensor) -> Tensor:
     """Returns a selection matrix (new, old). Positions outside of the line have a zero row, which gives black."""
-    return (places[:, None] == line).double()
+    return (positions[:, None] == line).double()
 
 
-def _nearest(start: Tensor, step: Tensor, offset: Tensor, places: Tensor) -> Tensor:
+def _nearest(start: Tensor, step: Tensor, offset: Tensor, positions: Tensor) -> Tensor:
     """Returns the nearest pixel of each pixel of the crop, (new,). Steps are summed as in Pillow, for equal rounding errors."""
-    count = torch.sym_int((offset + len(places)).long().item())
-    check(count >= len(places))
+    count = torch.sym_int((offset + len(positions)).long().item())
+    check(count >= len(positions))
     steps = step.expand(count).clone()
     steps[0] = start + step / 2
-    return steps.cumsum(0)[count - len(places) :].floor()
+    return steps.cumsum(0)[count - len(positions) :].floor()
 
 
 def _weights(centres: Tensor, stretch: Tensor, line: Tensor, interpolation: str) -> Tensor:

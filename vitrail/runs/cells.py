@@ -25,11 +25,11 @@ class Cells:
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Writes the settings into a new folder. Raises `ConfigError` with the difference where it was begun with others."""
-        place = self.folder / "settings.json"
-        if not place.exists():
-            write_sealed(place, settings)
+        path = self.folder / "settings.json"
+        if not path.exists():
+            write_sealed(path, settings)
             return
-        before = read_sealed(place) or {}
+        before = read_sealed(path) or {}
         wrong = {name: (before.get(name), now) for name, now in settings.items() if before.get(name) != now}
         if wrong:
             raise ConfigError(
@@ -45,13 +45,13 @@ class Cells:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Reads a cell; None if it is missing or damaged."""
-        return read_sealed(self._place(name))
+        return read_sealed(self._path(name))
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Keeps a cell. Raises `DiskError`."""
         with disk_errors(self.folder):
-            self._place(name).parent.mkdir(exist_ok=True)
-        write_sealed(self._place(name), content)
+            self._path(name).parent.mkdir(exist_ok=True)
+        write_sealed(self._path(name), content)
 
-    def _place(self, name: str) -> Path:
+    def _path(self, name: str) -> Path:
         return self.folder / "cells" / f"{name}.json"

@@ -35,7 +35,7 @@ _NAME = re.compile(r"step-(\d{8,})(-evaluated)?")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read back: the step, groups of named tensors on the CPU, and the plain state.
+    """A checkpoint that was read: the step, groups of named tensors on the CPU, and the plain state.
 
     Where several ranks read shards there are no tensors: `shards` is the folder from which each takes its part.
     """
@@ -172,7 +172,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def find_damage(checkpoint: Path, ranks: Ranks = SINGLE) -> str:
-    """What is wrong with the files of a checkpoint, in words, or nothing: sizes and hashes against the manifest.
+    """Describes what is wrong with the files of a checkpoint; empty if nothing is. Compares sizes and hashes with the manifest.
 
     Several ranks share the files: each looks at its own part of them.
     """
@@ -189,7 +189,7 @@ def find_damage(checkpoint: Path, ranks: Ranks = SINGLE) -> str:
 
 
 def _compare(checkpoint: Path, name: str, stated_bytes: int, stated_sha256: str) -> str:
-    """What is wrong with one file of a checkpoint, in words, or nothing."""
+    """Describes what is wrong with one file of a checkpoint; empty if nothing is."""
     path = checkpoint / name
     try:
         size = path.stat().st_size if path.is_file() else 0

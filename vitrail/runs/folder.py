@@ -94,7 +94,7 @@ class RunFolder:
 
     def close(self) -> None:
         if self._metrics is not None:
-            with suppress(DiskError):  # what ended the run is told, not this
+            with suppress(DiskError):  # the error that ended the run is reported, not this one
                 self._write_sizes()
         for file in (self._metrics, self._board, self._lock):
             if file is not None:
@@ -144,7 +144,7 @@ class RunFolder:
             self._metrics.truncate(min(size, there))
             if not _ends_with_line(self.path / "metrics.jsonl"):  # it was damaged
                 self._metrics.write("\n")
-        self._lost = {**(self._lost or {}), "metrics.jsonl": _word_lost("metrics.jsonl", size - there)}
+        self._lost = {**(self._lost or {}), "metrics.jsonl": _describe_lost("metrics.jsonl", size - there)}
         self._write_sizes()
 
     def write_metrics(self, record: Mapping[str, Any]) -> int:
@@ -179,25 +179,25 @@ class RunFolder:
         return _read_lines(self.path / "timing.jsonl")[0]
 
     def find_damage(self) -> list[str]:
-        """What is damaged in the records of the run and left out of what is read, or lost, in words."""
+        """Describes what is damaged in the records of the run and left out of what is read, or lost."""
         damaged = {name: _read_lines(self.path / name)[1] for name in ("metrics.jsonl", "timing.jsonl")}
         lines = [f"{name} is damaged and lacks {count} of its lines" for name, count in damaged.items() if count]
         lost = self._find_lost() if self._lost is None else self._lost
         return [*lines, *filter(None, lost.values())]
 
     def _find_lost(self) -> dict[str, str]:
-        """By file, in words: rows of ``bad_images.csv`` that are damaged, and what files lack of their sizes in `RECORDS`."""
+        """Describes by file: rows of ``bad_images.csv`` that are damaged, and what files lack of their sizes in `RECORDS`."""
         rows = count_damaged_rows(self.path / "bad_images.csv")
-        found = {"rows": f"bad_images.csv is damaged and lacks {rows} of its rows" if rows else ""}
+        lost = {"rows": f"bad_images.csv is damaged and lacks {rows} of its rows" if rows else ""}
         if not (self.path / RECORDS).exists():
-            return found
+            return lost
         stated = (read_sealed(self.path / RECORDS) or {}).get("bytes")
         if stated is None:
-            return {**found, RECORDS: f"{RECORDS} is damaged"}
-        return found | {name: _word_lost(name, size - _size(self.path / name)) for name, size in stated.items()}
+            return {**lost, RECORDS: f"{RECORDS} is damaged"}
+        return lost | {name: _describe_lost(name, size - _size(self.path / name)) for name, size in stated.items()}
 
 
-def _word_lost(name: str, lost: int) -> str:
+def _describe_lost(name: str, lost: int) -> str:
     return f"{name} lacks its last {lost:,} bytes" if lost > 0 else ""
 
 

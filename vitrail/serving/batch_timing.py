@@ -43,7 +43,7 @@ class BatchTiming:
 
     @property
     def margin(self) -> float:
-        """What a prediction may be wrong by, in seconds."""
+        """The error that a prediction may have, in seconds."""
         return 2 * self._error
 
     def bound(self, size: int) -> float:

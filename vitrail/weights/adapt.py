@@ -88,18 +88,18 @@ def fit_first_layer(weight: Tensor, channels: int) -> Tensor:
     """
     before = weight.shape[1]
     shares = torch.zeros(channels, before, dtype=weight.dtype, device=weight.device)  # (n, C)
-    places = torch.arange(max(channels, before), device=weight.device)
-    shares[places % channels, places % before] = 1
+    indices = torch.arange(max(channels, before), device=weight.device)
+    shares[indices % channels, indices % before] = 1
     return weight if channels == before else torch.einsum("nc,dcpq->dnpq", shares / shares.sum(0), weight)
 
 
 def _fit_preprocessing(preprocessing: Preprocessing, channels: int) -> Preprocessing:
     """Mean and std of a new channel: the average over the old channels that map to it, as in `fit_first_layer`."""
     before = preprocessing.channels
-    places = range(max(channels, before))
+    indices = range(max(channels, before))
 
     def average(values: tuple[float, ...]) -> tuple[float, ...]:
-        groups = ([values[place % before] for place in places if place % channels == new] for new in range(channels))
+        groups = ([values[index % before] for index in indices if index % channels == new] for new in range(channels))
         return tuple(sum(group) / len(group) for group in groups)
 
     if channels == before:

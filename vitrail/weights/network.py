@@ -41,11 +41,11 @@ class Network:
 
     def describe(self) -> str:
         """Describes what was chosen, for a line in the log."""
-        words = f"{len(self.tensors)} tensors" + (f" under {printable(self.prefix)!r}" if self.prefix else "")
-        words += f", without {', '.join(map(repr, self.wrappers))}" if self.wrappers else ""
+        text = f"{len(self.tensors)} tensors" + (f" under {printable(self.prefix)!r}" if self.prefix else "")
+        text += f", without {', '.join(map(repr, self.wrappers))}" if self.wrappers else ""
         shown = [repr(printable(other)) for other in self.others[:MOST_NAMED]]
         more = ", ..." if len(self.others) > MOST_NAMED else ""
-        return words + (f", not those under {', '.join(shown)}{more}" if shown else "")
+        return text + (f", not those under {', '.join(shown)}{more}" if shown else "")
 
 
 def find_network(tensors: Mapping[str, Tensor], anchors: Collection[str], path: Path) -> Network:
@@ -65,15 +65,15 @@ def find_network(tensors: Mapping[str, Tensor], anchors: Collection[str], path: 
         if plain in state:
             raise CheckpointError(f"{path} contains {printable(plain)!r} twice, with and without a wrapper", AGAIN)
         state[plain] = tensor
-    found = _outermost(
+    prefixes = _outermost(
         {name[: -len(anchor)] for name in state for anchor in anchors if f".{name}".endswith(f".{anchor}")}
     )
-    if not found:
+    if not prefixes:
         return Network(state, wrappers=tuple(sorted(wrappers)))
     order, names = list(state), sorted(state)
-    size = {prefix: bisect_left(names, f"{prefix}\U0010ffff") - bisect_left(names, prefix) for prefix in found}
-    first = {prefix: place for place, prefix in enumerate(found)}
-    best, *others = sorted(found, key=lambda prefix: (_rank(prefix), -size[prefix], first[prefix]))
+    size = {prefix: bisect_left(names, f"{prefix}\U0010ffff") - bisect_left(names, prefix) for prefix in prefixes}
+    first = {prefix: index for index, prefix in enumerate(prefixes)}
+    best, *others = sorted(prefixes, key=lambda prefix: (_rank(prefix), -size[prefix], first[prefix]))
     return Network(
         {name.removeprefix(best): state[name] for name in order if name.startswith(best)},
         prefix=best,
@@ -97,5 +97,5 @@ def _rank(prefix: str) -> int:
     if not AVERAGED.isdisjoint(parts):
         return -1
     return max(
-        (place for place, word in enumerate(LATER, 1) if any(part.startswith(word) for part in parts)), default=0
+        (index for index, word in enumerate(LATER, 1) if any(part.startswith(word) for part in parts)), default=0
     )

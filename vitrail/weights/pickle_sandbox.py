@@ -115,9 +115,9 @@ def separate_aliases(named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, s
     for name, tensor in named.items():
         if tensor.layout is torch.strided and not tensor.is_nested and tensor.device.type == "cpu":
             memory = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tensor.is_neg())
-            place = first.setdefault((*memory, tensor.shape, tensor.stride()), name)
-            if place != name:
-                aliases[name] = place
+            first_name = first.setdefault((*memory, tensor.shape, tensor.stride()), name)
+            if first_name != name:
+                aliases[name] = first_name
     return {name: tensor for name, tensor in named.items() if name not in aliases}, aliases
 
 

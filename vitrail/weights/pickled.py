@@ -31,9 +31,9 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     """
     try:
         size = path.stat().st_size
-        place = Path(tempfile.gettempdir())
-        if free_bytes(place) < pickle_sandbox.MAX_EXPANSION * size:
-            what = f"the tensors of {path} need {size:,} bytes in {place}, which has {free_bytes(place):,}"
+        temporary = Path(tempfile.gettempdir())
+        if free_bytes(temporary) < pickle_sandbox.MAX_EXPANSION * size:
+            what = f"the tensors of {path} need {size:,} bytes in {temporary}, which has {free_bytes(temporary):,}"
             raise CheckpointError(what, "free some space there, or set TMPDIR to another folder")
         with tempfile.TemporaryDirectory(prefix="vitrail-unpickled-") as folder:
             _rewrite(path, Path(folder).resolve(), size)

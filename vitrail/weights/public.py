@@ -197,7 +197,7 @@ class PublicWeights:
 
     @property
     def source(self) -> str:
-        """What `vitrail.load` and ``--init`` take."""
+        """The name that `vitrail.load` and ``--init`` take."""
         return f"hf:{self.repository}"
 
     @property

@@ -55,8 +55,8 @@ def resolve_model(model: object) -> ResolvedModel:
     if str(model).startswith(REMOTE):
         return _resolve_folder(fetch(str(model)))
     path = newest_finished(Path("runs")) if str(model) == "latest" else Path(model).expanduser()
-    for place in (path, path / "model"):
-        settle(place)
+    for folder in (path, path / "model"):
+        settle(folder)
     try:
         if path.is_dir():
             return _resolve_folder(path)
@@ -88,9 +88,9 @@ def hash_model(resolved: ResolvedModel) -> str:
 def check_sha256(model: str | Path, sha256: str) -> None:
     """Raises `CheckpointError` if the weights that ``model`` names are others than those of this hash; see `hash_model`."""
     resolved = resolve_model(model)
-    if (found := hash_model(resolved)) != sha256.lower():
+    if (actual := hash_model(resolved)) != sha256.lower():
         what = f"{resolved.path} has another SHA-256 than the one given"
-        raise CheckpointError(what, "give the file that the hash is of", value=f"given {sha256}\nfound {found}")
+        raise CheckpointError(what, "give the file that the hash is of", value=f"given {sha256}\nfound {actual}")
 
 
 def newest_finished(runs: Path) -> Path:

@@ -236,9 +236,9 @@ def _load_json(content: str | bytes) -> Any:
 
 def printable(text: object, most: int = 80) -> str:
     """Returns untrusted text as one short line without control characters, for a message."""
-    words = " ".join(str(text)[: 4 * most].split())
-    shown = "".join(letter if letter.isprintable() else "?" for letter in words[:most])
-    return shown if len(words) <= most else f"{shown}..."
+    line = " ".join(str(text)[: 4 * most].split())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in line[:most])
+    return shown if len(line) <= most else f"{shown}..."
 
 
 def shape_of(tensor: Tensor) -> str:

@@ -101,8 +101,8 @@ def to_huggingface(classifier: Classifier) -> Folder:
     processor, more = to_processor(classifier.preprocessing)
     notes += more
     labels = {
-        "id2label": {str(place): name for place, name in enumerate(classifier.classes)},
-        "label2id": {name: place for place, name in enumerate(classifier.classes)},
+        "id2label": {str(index): name for index, name in enumerate(classifier.classes)},
+        "label2id": {name: index for index, name in enumerate(classifier.classes)},
     }
     described = {
         **fields,
@@ -138,11 +138,11 @@ def _classes(labels: Any, outputs: int) -> tuple[tuple[str, ...] | None, list[st
 
     Duplicate names, such as the two cranes of ImageNet, get their number appended.
     """
-    if not isinstance(labels, Mapping) or labels.keys() != {str(place) for place in range(outputs)}:
+    if not isinstance(labels, Mapping) or labels.keys() != {str(index) for index in range(outputs)}:
         return None, []
-    names = [str(labels[str(place)]) for place in range(outputs)]
-    if not outputs or names == [f"LABEL_{place}" for place in range(outputs)]:
+    names = [str(labels[str(index)]) for index in range(outputs)]
+    if not outputs or names == [f"LABEL_{index}" for index in range(outputs)]:
         return None, []
     twice = {name for name, count in Counter(names).items() if count > 1}
-    numbered = [f"{name} ({place})" if name in twice else name for place, name in enumerate(names)]
+    numbered = [f"{name} ({index})" if name in twice else name for index, name in enumerate(names)]
     return tuple(numbered), [f"numbers after the {len(twice)} class names that appear twice"] if twice else []

@@ -168,11 +168,11 @@ class ExportedBackbone(Backbone):
         names = [value.name for value in self.session.get_outputs()] if outputs is None else list(outputs)
         given = images.detach().float().cpu().contiguous().numpy()
         try:
-            found = self.session.run(names, {IMAGES: given})
+            arrays = self.session.run(names, {IMAGES: given})
         except Exception as error:  # exceptions of onnxruntime's C++ code have no common base class
             what = f"onnxruntime cannot run the graph on images of {tuple(given.shape)}: {printable(error, 200)}"
             raise CheckpointError(what, "use fewer images at once, or the model that it was exported from") from error
-        return {name: torch.from_numpy(values).to(images.device) for name, values in zip(names, found)}
+        return {name: torch.from_numpy(values).to(images.device) for name, values in zip(names, arrays)}
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         if self.fixed is not None and size != self.fixed:

@@ -1,4 +1,4 @@
-"""What an .onnx file contains and whether it runs, found out by `sandbox` in a process with limited memory and time."""
+"""Reads what an .onnx file contains and tries whether it runs, by `sandbox` in a process with limited memory and time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DISTRUST = "fetch it again from a source you trust, or export the model again: v
 
 @dataclass(frozen=True)
 class Contents:
-    """What an .onnx file contains.
+    """The content of an .onnx file.
 
     Args:
         inputs: the names of the inputs of the graph.
@@ -59,10 +59,10 @@ def read_contents(path: Path) -> Contents:
         raise CheckpointError(f"{path} has more than 2 GB, the limit of its format", DISTRUST)
     if find_spec("onnx") is None:
         raise ConfigError("reading an .onnx file requires onnx, which is not installed", INSTALL)
-    found = parse_json(_run(path, size), f"the content of {path}")
-    if "fault" in found:
-        raise CheckpointError(f"{path} {printable(found['fault'], 300)}", DISTRUST)
-    return Contents(**found)
+    report = parse_json(_run(path, size), f"the content of {path}")
+    if "fault" in report:
+        raise CheckpointError(f"{path} {printable(report['fault'], 300)}", DISTRUST)
+    return Contents(**report)
 
 
 def try_out(path: Path, size: int, name: str, shape: Sequence[int]) -> None:

@@ -32,7 +32,7 @@ from vitrail.weights.timm.swin import SWIN
 from vitrail.weights.timm.vit import ACTIVATIONS, VIT
 
 # arguments of `from_timm` that follow from the names of some of timm's models and not from tensors
-SAID_BY_NAME: dict[str, dict[str, Any]] = {
+ARGUMENTS_BY_NAME: dict[str, dict[str, Any]] = {
     r"vit_base_patch16_gap_": {"num_heads": 16},
     r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_": {"act_layer": "gelu_tanh"},
     r"vit_large_patch16_siglip_(gap_)?512": {"act_layer": "gelu_tanh"},
@@ -102,7 +102,7 @@ def read_timm(
 def _assume_size(
     config: Config, family: Family, arguments: Mapping[str, Any], given: tuple[object, object]
 ) -> tuple[str, ...]:
-    """Returns the image size in words, if neither a description nor an option states it: a grid, or an image size."""
+    """Describes the image size if neither a description nor an option states it: by a grid or in pixels."""
     grid, image_size = given
     if grid is not None or arguments.get("img_size") or arguments.get("input_size") == config.image_size:
         return ()
@@ -114,14 +114,17 @@ def _assume_size(
 
 def _numerics(config: Any, arguments: Mapping[str, Any]) -> list[str]:
     """Returns the numerics that cannot be inferred from tensors."""
-    said: list[str] = []
+    assumptions: list[str] = []
     if not isinstance(config, ResNetConfig):
-        said += [] if "act_layer" in arguments else ["exact GELU"]
-        said += [f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"]
+        assumptions += [] if "act_layer" in arguments else ["exact GELU"]
+        assumptions += [f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"]
     if isinstance(config, ResNetConfig) or (isinstance(config, ViTConfig) and config.stem is not None):
         eps, where = STANDARDISATIONS[config.standardise]
-        said += [f"kernels standardised with {eps:g} added to the {where}", f"group norm eps {config.group_norm_eps:g}"]
-    return said
+        assumptions += [
+            f"kernels standardised with {eps:g} added to the {where}",
+            f"group norm eps {config.group_norm_eps:g}",
+        ]
+    return assumptions
 
 
 def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
@@ -147,8 +150,8 @@ def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> 
         what = f"{path} pools by {printable(pool)!r}"
         raise CheckpointError(what, f"{family.config.about} supports only {family.pool}")
     known_arguments: dict[str, Any] = {"global_pool": pool}
-    for pattern, said in SAID_BY_NAME.items():
-        known_arguments |= said if re.match(pattern, name) else {}
+    for pattern, implied in ARGUMENTS_BY_NAME.items():
+        known_arguments |= implied if re.match(pattern, name) else {}
     known_arguments |= {key: value for key, value in arguments.items() if key in family.needed}
     stated = described.get("pretrained_cfg")
     size = stated.get("input_size") if isinstance(stated, Mapping) else None
@@ -216,8 +219,8 @@ def parse_preprocessing(
 
 def _names(names: object, classes: int) -> tuple[str, ...] | None:
     """Returns the names if they are valid: unique strings, as many as classes."""
-    words = tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
-    return words if len(words) == len(set(words)) == classes else None
+    strings = tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+    return strings if len(strings) == len(set(strings)) == classes else None
 
 
 def family_of(config: Config) -> Family:

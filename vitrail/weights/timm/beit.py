@@ -49,14 +49,14 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
 
 
 def _image_size(
-    table: Tensor | None, places: Tensor | None, patch: list[int], arguments: Mapping[str, Any], where: Path
+    table: Tensor | None, positions: Tensor | None, patch: list[int], arguments: Mapping[str, Any], where: Path
 ) -> tuple[int, int]:
     """Returns the image size from the number of positions, or of relative offsets: (2 h - 1) (2 w - 1), plus 3 of the class
     token.
     """
-    if places is None and table is None:
+    if positions is None and table is None:
         raise ValueError("its image size cannot be inferred from positions or relative positions")
-    offsets, slots = None if table is None else len(table) - 3, None if places is None else places.shape[1] - 1
+    offsets, slots = None if table is None else len(table) - 3, None if positions is None else positions.shape[1] - 1
 
     def fits(grid: tuple[int, int]) -> bool:
         rows, columns = grid
