@@ -15,7 +15,7 @@ import torch
 import vitrail
 from tests.looked_at import NAMES, picture, shaken
 from vitrail.errors import ConfigError
-from vitrail.inference.results import build_rows
+from vitrail.inference.results import list_rows
 from vitrail.reports.transfer import Cell, Transfer
 from vitrail.rows import Rows, Scores, show_rows
 from vitrail.tasks import Classifier
@@ -83,7 +83,8 @@ def test_predictions_of_files_are_a_table_with_a_row_for_each_of_them(model, pho
     results = read(model, photos)
     assert repr(results).startswith("<Results: 0 of 9 images read;")
     first, second = frames(results)
-    expected = list(build_rows(read(model, photos)))
+    again = read(model, photos)
+    expected = list(list_rows(again.pairs(), again.failed))
     assert first == second == expected == results.to_rows()
     assert [row["error"] for row in expected].count("") == 8
     assert list(expected[0])[:3] == ["path", "label", "score"]

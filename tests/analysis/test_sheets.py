@@ -19,7 +19,6 @@ from vitrail.analysis.pictures import (
     scale_levels,
     shorten,
 )
-from vitrail.errors import ConfigError
 
 
 def test_a_sheet_holds_every_tile_in_its_place_as_it_is():
@@ -109,22 +108,6 @@ def test_words_are_shortened_only_where_they_must_be_and_no_more_than_needed():
     assert font.getlength(long[: len(kept) + 2] + "…") > 150
     assert shorten(long, font, font.getlength("…")) == "…"
     assert shorten(long, font, 1) == shorten(long, font, -5) == ""
-
-
-@pytest.mark.parametrize(
-    ("tiles", "captions", "columns", "words"),
-    [
-        ([], [], 3, "0 tiles with 0 captions"),
-        ([np.zeros((4, 4), np.uint8)], [], 3, "1 tiles with 0 captions"),
-        ([np.zeros((4, 4), np.uint8)], ["a"], 0, "in 0 columns"),
-        ([np.zeros((4, 4), np.uint8)], ["a"], 90, "in 90 columns"),
-        ([np.zeros((4, 4), np.uint8), np.zeros((4, 5), np.uint8)], ["a", "b"], 2, "tiles of 2 sizes"),
-        ([np.zeros((4, 4))], ["a"], 2, "type float64"),
-    ],
-)
-def test_a_sheet_that_cannot_be_meant_is_refused(tiles, captions, columns, words):
-    with pytest.raises(ConfigError, match=words):
-        draw_contact_sheet(tiles, captions, columns=columns, title="Heads")
 
 
 def test_a_mosaic_is_a_grid_of_maps_on_one_scale():

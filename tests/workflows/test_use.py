@@ -24,7 +24,7 @@ from vitrail.config.compose import request
 from vitrail.config.parse import flatten, plain
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
-from vitrail.inference.results import build_rows
+from vitrail.inference.results import list_rows
 from vitrail.tables import open_table, write_features
 from vitrail.training.train import Result
 
@@ -161,7 +161,8 @@ def test_predictions_are_those_of_the_model_in_every_table(trained: Result, phot
     assert ours.score == pytest.approx(theirs.score, abs=1e-5)
     for kind in ("csv", "jsonl", "parquet"):
         with open_table(tmp_path / f"table.{kind}") as table:
-            for row in build_rows(vitrail.predict(trained.folder, photos, **how)):
+            results = vitrail.predict(trained.folder, photos, **how)
+            for row in list_rows(results.pairs(), results.failed):
                 table.write(row)
     with open(tmp_path / "table.csv") as file:
         listed = list(csv.DictReader(file))

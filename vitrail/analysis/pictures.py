@@ -189,17 +189,9 @@ def draw_contact_sheet(
     Args:
         tiles: uint8 (h, w) or (h, w, C) each, scaled to the width of a column.
         captions: one caption per tile. Captions, ``title`` and ``footnote`` are truncated with "…" if they are too long.
-
-    Raises:
-        ConfigError: no tiles, a missing caption, tiles of different sizes, or columns without any pixels.
     """
-    side = (width - 2 * MARGIN - (columns - 1) * GAP) // max(columns, 1)
-    if not tiles or len(tiles) != len(captions) or columns < 1 or side < 1:
-        fact = f"{len(tiles)} tiles with {len(captions)} captions in {columns} columns of a sheet {width} pixels wide"
-        raise ConfigError(fact, "give one caption per tile, and fewer columns or a larger width")
-    if len(sizes := {_check_picture(tile) for tile in tiles}) > 1:
-        raise ConfigError(f"tiles of {len(sizes)} sizes", "scale them to one size")
-    height, across = sizes.pop()
+    side = (width - 2 * MARGIN - (columns - 1) * GAP) // columns
+    height, across = tiles[0].shape[:2]
     tall = max(1, round(side * height / across))
     heading, caption_line, last = (_measure_line(load_font(size)) for size in (TITLE, CAPTION, FOOTNOTE))
     top, step = MARGIN + (heading + GAP if title else 0), tall + NEAR + caption_line + GAP
@@ -208,7 +200,7 @@ def draw_contact_sheet(
     _write(sheet, (MARGIN, MARGIN), title, width - 2 * MARGIN, TITLE, INK)
     # strongly enlarged tiles keep hard pixel edges
     resampling = Image.Resampling.NEAREST if side >= 4 * across else Image.Resampling.LANCZOS
-    for index, (tile, caption) in enumerate(zip(tiles, captions)):
+    for index, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
         x, y = MARGIN + index % columns * (side + GAP), top + index // columns * step
         sheet.paste(Image.fromarray(np.ascontiguousarray(to_rgb(tile))).resize((side, tall), resampling), (x, y))
         _write(sheet, (x, y + tall + NEAR), caption, side, CAPTION, INK)

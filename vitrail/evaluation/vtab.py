@@ -13,7 +13,7 @@ from dataclasses import dataclass
 TRAIN, VALIDATION = 800, 200  # images of the two parts of what a task is trained on
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class VtabTask:
     """A task: its name in folders and tables, its group, what is to be told, and whether training flips and crops."""
 
@@ -25,38 +25,26 @@ class VtabTask:
     crops: bool = True
 
 
-def _natural(name: str, classes: int, about: str) -> VtabTask:
-    return VtabTask(name=name, group="natural", classes=classes, about=about)
-
-
-def _specialized(name: str, classes: int, about: str) -> VtabTask:
-    return VtabTask(name=name, group="specialized", classes=classes, about=about)
-
-
-def _structured(name: str, classes: int, about: str, *, flips: bool = True, crops: bool = True) -> VtabTask:
-    return VtabTask(name=name, group="structured", classes=classes, about=about, flips=flips, crops=crops)
-
-
 _TASKS = (
-    _natural("caltech101", 102, "Caltech101: objects and background"),
-    _natural("cifar100", 100, "CIFAR-100: objects in 32 x 32 pixels"),
-    _natural("dtd", 47, "Describable Textures Dataset: textures"),
-    _natural("flowers102", 102, "Oxford Flowers-102: species"),
-    _natural("pets", 37, "Oxford-IIIT Pets: breeds of cats and dogs"),
-    _natural("sun397", 397, "SUN397: scenes"),
-    _natural("svhn", 10, "Street View House Numbers: digits"),
-    _specialized("camelyon", 2, "PatchCamelyon: metastases in tissue"),
-    _specialized("eurosat", 10, "EuroSAT: land use from satellites"),
-    _specialized("resisc45", 45, "RESISC45: scenes from the air"),
-    _specialized("retinopathy", 5, "Diabetic Retinopathy: degree of the disease"),
-    _structured("clevr-count", 8, "CLEVR: number of objects", crops=False),
-    _structured("clevr-dist", 6, "CLEVR: distance of the closest object", crops=False),
-    _structured("dmlab", 6, "DMLab: distance and kind of objects in a maze", crops=False),
-    _structured("dsprites-loc", 16, "dSprites: horizontal position of a shape", flips=False, crops=False),
-    _structured("dsprites-ori", 16, "dSprites: orientation of a shape", flips=False),
-    _structured("kitti-dist", 4, "KITTI: distance of the closest vehicle", crops=False),
-    _structured("snorb-azim", 18, "SmallNORB: azimuth of the camera", flips=False),
-    _structured("snorb-elev", 9, "SmallNORB: elevation of the camera"),
+    VtabTask("caltech101", "natural", 102, "Caltech101: objects and background"),
+    VtabTask("cifar100", "natural", 100, "CIFAR-100: objects in 32 x 32 pixels"),
+    VtabTask("dtd", "natural", 47, "Describable Textures Dataset: textures"),
+    VtabTask("flowers102", "natural", 102, "Oxford Flowers-102: species"),
+    VtabTask("pets", "natural", 37, "Oxford-IIIT Pets: breeds of cats and dogs"),
+    VtabTask("sun397", "natural", 397, "SUN397: scenes"),
+    VtabTask("svhn", "natural", 10, "Street View House Numbers: digits"),
+    VtabTask("camelyon", "specialized", 2, "PatchCamelyon: metastases in tissue"),
+    VtabTask("eurosat", "specialized", 10, "EuroSAT: land use from satellites"),
+    VtabTask("resisc45", "specialized", 45, "RESISC45: scenes from the air"),
+    VtabTask("retinopathy", "specialized", 5, "Diabetic Retinopathy: degree of the disease"),
+    VtabTask("clevr-count", "structured", 8, "CLEVR: number of objects", crops=False),
+    VtabTask("clevr-dist", "structured", 6, "CLEVR: distance of the closest object", crops=False),
+    VtabTask("dmlab", "structured", 6, "DMLab: distance and kind of objects in a maze", crops=False),
+    VtabTask("dsprites-loc", "structured", 16, "dSprites: horizontal position of a shape", flips=False, crops=False),
+    VtabTask("dsprites-ori", "structured", 16, "dSprites: orientation of a shape", flips=False),
+    VtabTask("kitti-dist", "structured", 4, "KITTI: distance of the closest vehicle", crops=False),
+    VtabTask("snorb-azim", "structured", 18, "SmallNORB: azimuth of the camera", flips=False),
+    VtabTask("snorb-elev", "structured", 9, "SmallNORB: elevation of the camera"),
 )
 TASKS: dict[str, VtabTask] = {task.name: task for task in _TASKS}
 GROUPS = tuple(dict.fromkeys(task.group for task in _TASKS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 
 import numpy as np
@@ -73,8 +73,8 @@ def features_of(
         model: on the device where it is to run; it needs no head.
         cache: a folder, see `FeatureCache`. What lies there for the same weights, preprocessing, precision, versions and
             image is taken as it is, bad images included. Pictures that a user's Dataset gives are never kept.
-        title: the words beside the bar.
-        ranks: each of them calls this, computes its part, and gets all features; the first one uses the cache.
+        title: the text beside the bar.
+        ranks: each of them calls this, computes some of the batches, and gets all features; the first one uses the cache.
 
     Raises:
         DataError: no image is good, or too many are bad.
@@ -83,10 +83,10 @@ def features_of(
     options = options.of_rank(ranks)
     bad = options.record_bad(source)
     images = None if cache is None else identify_images(source.contents)
-    kept = None if cache is None or images is None else FeatureCache(cache, _identify(model, options))
-    found = Found.nothing()
-    if kept is not None and images is not None:
-        found = ranks.run_on_rank0(lambda: kept.find(images))
+    found, keep = Found.nothing(), None
+    if cache is not None and images is not None:
+        kept = FeatureCache(cache, _identify(model, options))
+        found, keep = ranks.run_on_rank0(lambda: kept.find(images)), partial(kept.keep, images)
     with ranks.share_errors():
         bad.merge({source.keys[row]: reason for row, reason in found.reasons.items()})
     missing = np.setdiff1d(np.arange(len(source)), [*found.rows, *found.reasons])
@@ -95,9 +95,13 @@ def features_of(
         options = tune_options(options, model, say, images=len(missing), ranks=ranks)
         computed = _compute(model, part, options, bad, title, ranks).at(missing)
         with ranks.share_errors():
-            _check(computed.values, source)
-        if kept is not None and images is not None:
-            ranks.run_on_rank0(lambda: kept.keep(images, computed, say))
+            if broken := int((~np.isfinite(computed.values).all(1)).sum()):
+                what = f"the model's features of {broken:,} of {len(source):,} images are not finite"
+                raise CheckpointError(
+                    what, "look for NaN in the weights with `vitrail inspect`, or leave out --precision"
+                )
+        if keep is not None:
+            ranks.run_on_rank0(lambda: keep(computed, say))
         found = found.join(computed)
     if not len(found.rows):
         what = "no image could be read: the split is empty or all of it is bad"
@@ -128,15 +132,6 @@ def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadIma
     found = reduce(Found.join, parts, Found.nothing())
     others = sorted(set(range(len(source))).difference(found.rows.tolist()))
     return replace(found, reasons={row: bad.reasons[source.keys[row]] for row in others})
-
-
-def _check(values: np.ndarray, source: Source) -> None:
-    broken = np.flatnonzero(~np.isfinite(values).all(1))
-    if len(broken):
-        raise CheckpointError(
-            f"the model's features of {len(broken):,} of {len(source):,} images are not finite",
-            "look for NaN in the weights with `vitrail inspect`, or leave out --precision",
-        )
 
 
 def digest_of(model: Task) -> str:

@@ -60,7 +60,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         return self._pairs
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Computes all results: the rows of every image, as `build_rows` makes them. They are computed once and kept.
+        """Computes all results: the rows of every image, as `list_rows` makes them. They are computed once and kept.
 
         Raises:
             ConfigError: some results were taken before.
@@ -69,7 +69,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
             if taken := self.count + len(self.failed):
                 what = f"{taken:,} of {len(self.images.source):,} images were taken from these results already"
                 raise ConfigError(what, "call the function again for a table, or make rows of the results with row()")
-            self._rows = list(build_rows(self))
+            self._rows = list(list_rows(self.pairs(), self.failed))
         return self._rows
 
     def __repr__(self) -> str:
@@ -140,13 +140,6 @@ def named_unreadable(count: int, key: str, reason: str) -> DataError:
     """Returns the error for ``count`` images that were named by their paths and could not be read; the first one is named."""
     what = f"{count:,} of the files that were named could not be read; the first: {key}: {reason}"
     return DataError(what, "repair or remove them; the results of the others are complete")
-
-
-def build_rows(results: Results[Any], pairs: Iterable[tuple[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the rows of every image, as `list_rows` makes them; ``pairs`` are those of the results on their way through
-    something else.
-    """
-    return list_rows(results.pairs() if pairs is None else pairs, results.failed)
 
 
 def list_rows(

@@ -180,7 +180,7 @@ def write_answers(results: Results[Answer], out: Path | None = None, kind: str |
         DataError: as `write_rows`.
     """
     from vitrail.inference.inputs import name_files
-    from vitrail.inference.results import build_rows
+    from vitrail.inference.results import list_rows
     from vitrail.tables import open_table
     from vitrail.text import plural
 
@@ -198,7 +198,7 @@ def write_answers(results: Results[Answer], out: Path | None = None, kind: str |
         _check_apart(names, out, chosen.each)
     files = chosen(out, task.classes)
     with open_table(out / INDEX) if is_folder else nullcontext() as index:
-        for row in build_rows(results, _write_each(results, files, names)):
+        for row in list_rows(_write_each(results, files, names), results.failed):
             if index is not None:
                 file = "" if row["error"] else names[row["path"]] + chosen.each
                 index.write({"path": row["path"], "file": file, **row})
@@ -244,12 +244,12 @@ def write_rows(results: Results[Any], out: Path | None = None, kind: str | None 
 
     Raises `DataError` as `Results.check`, after the table is complete.
     """
-    from vitrail.inference.results import build_rows
+    from vitrail.inference.results import list_rows
     from vitrail.tables import open_table
     from vitrail.text import plural
 
     with open_table(out, kind) as table:
-        for row in build_rows(results):
+        for row in list_rows(results.pairs(), results.failed):
             table.write(row)
     if out is not None:
         results.say(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
