@@ -39,7 +39,7 @@ DIRECT = {
     "training/binding.py": {"np.load": "a file whose SHA-256 is compared before"},
     "data/decoded_cache.py": {"np.load": "a file of the cache, mapped; its size was compared"},
     "workflows/study/pool.py": {"np.load": "a file of the study, mapped; its checksum was compared"},
-    "workflows/export.py": {"zipfile.ZipFile": "the archive that was exported just now"},
+    "verbs/export/files.py": {"zipfile.ZipFile": "the archive that was exported just now"},
     # with limits of their own from `untrusted.limits`
     "shards/index.py": {"np.load": "a table whose SHA-256 is in the index, mapped and checked by `check_tables`"},
     "data/sources/arrays.py": {"zipfile.ZipFile": "members go through `untrusted.archives`"},

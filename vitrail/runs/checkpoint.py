@@ -71,7 +71,12 @@ def save(
     final, aside = name_folders(folder, step, evaluated=evaluated)
     if is_whole(final):
         return final
-    files = {f"{group}.safetensors": _serialise(named) for group, named in tensors.items()}
+    files = {
+        f"{group}.safetensors": bytes_from_tensors(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+        )
+        for group, named in tensors.items()
+    }
     needed = sum(map(len, files.values()))
     if needed > free_bytes(folder):
         with disk_errors(final, needed=needed):
@@ -140,10 +145,6 @@ def retire(newest: Path, keep: int) -> None:
     for leftover in newest.parent.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     fault_injection.hit("checkpoint.end")
-
-
-def _serialise(named: dict[str, Tensor]) -> bytes:
-    return bytes_from_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()})
 
 
 def digest_content(content: bytes) -> Facts:

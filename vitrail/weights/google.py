@@ -96,7 +96,11 @@ def from_google(
             config = bit_config(left) if bit else _config(left, where, {"grid": grid, "image_size": image_size})
         else:
             config = _checked(config, left, is_bit=bool(bit))
-        state = _joined(dict(_tensors(left, config)))
+        state = dict(_tensors(left, config))
+        # q of attention pooling is that of the latent
+        pool = {name: tensor for name, tensor in state.items() if name.startswith("attn_pool.")}
+        rest = {name: tensor for name, tensor in state.items() if name not in pool}
+        state = join_parts(rest, QKV) | join_parts(pool, KV)
     if left:
         shown = printable(", ".join(sorted(left)[:5]), 200)
         what = f"{where} contains {len(left)} arrays that {config.about} does not use: {shown}"
@@ -333,12 +337,6 @@ def _kernel_of(weight: Tensor, kind: str, heads: int = 1) -> np.ndarray:
         return array.T.copy()[None, None]
     split = {"into heads": (-1, heads, len(array) // heads), "out of heads": (heads, -1, len(array))}
     return array.T.copy().reshape(split.get(kind, array.T.shape))
-
-
-def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Joins q, k and v of attention, and k and v of attention pooling, whose q is that of the latent."""
-    pool = {name: tensor for name, tensor in state.items() if name.startswith("attn_pool.")}
-    return join_parts({name: tensor for name, tensor in state.items() if name not in pool}, QKV) | join_parts(pool, KV)
 
 
 def _writable(config: Config) -> ViTConfig:
