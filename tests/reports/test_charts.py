@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from vitrail.reports import bands, charts
-from vitrail.reports.charts import Axis, Estimates, Series, line_chart, read_estimates, zone_strip
+from vitrail.reports.charts import (
+    Axis,
+    Estimates,
+    Series,
+    line_chart,
+    read_estimates,
+    smooth_values,
+    standalone,
+    thin,
+    zone_strip,
+)
 from vitrail.tasks.classification.metric import reliability
 
 ACROSS, UP = Axis(0, 10, 0, 100), Axis(0, 1, 100, 0)
@@ -174,3 +184,23 @@ def test_a_heat_map_has_a_column_for_each_layer_and_a_row_for_each_head():
     drawing = charts.heat_map("Entropy", [np.array([0.0, 1.0]), np.array([math.nan])])
     assert numbers(drawing, "rect", "x", "y") == [(40.8, 44.8), (40.8, 68.8), (74.8, 44.8)]
     assert re.findall(r'<rect[^>]*fill="(#\w+)"', drawing) == ["#08122c", "#faedc0", "#a3a6ad"]
+
+
+@pytest.mark.parametrize("values", [[], [np.nan], [0.0], [1.0, 1.0], [-2.0], [1e-9, 1e9], [1e-300, 5, 1e300]])
+def test_a_chart_of_odd_values_is_drawn_with_finite_coordinates(values):
+    x, y = np.arange(len(values), dtype=float), np.array(values)
+    drawing = standalone(
+        line_chart("odd", [Series("odd", x, y, "cobalt"), Series("one", np.ones(1), np.ones(1), "ruby")])
+    )
+    ElementTree.fromstring(drawing)
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', drawing)
+
+
+def test_thinning_keeps_means_and_gaps():
+    x, y = thin(np.arange(8.0), np.array([1, 3, np.nan, 5, np.nan, np.nan, 2, 4]), most=4)
+    assert x == pytest.approx([0.5, 2.5, 4.5, 6.5])
+    assert y == pytest.approx([2, 5, np.nan, 3], nan_ok=True)
+
+
+def test_smoothing_averages_what_is_finite():
+    assert smooth_values(np.array([0, 3, np.nan, 6, 0.0]), 3) == pytest.approx([1.5, 1.5, np.nan, 3, 3], nan_ok=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,13 +15,10 @@ from PIL import Image
 
 from tests.reports.reading import PAYLOAD, Page, read_report
 from vitrail.errors import DiskError
-from vitrail.markup import Markup, join, tag
-from vitrail.reports.charts import Series, line_chart, smooth_values, standalone, thin
 from vitrail.reports.classification import ClassificationFacts, Mistake, plot_curves, warn, write_report
 from vitrail.reports.pictures import data_uri
 from vitrail.reports.supervised import confused_pairs
 from vitrail.tasks.classification.metric import ClassMetric, LabelMetric, reliability
-from vitrail.text import large, listing, percent, plural, scientific, whole
 
 RECORDS = [
     *(
@@ -90,15 +85,6 @@ def test_few_images_and_probabilities_that_are_far_off_are_warned_of_above_all_e
     assert page.said.index("Only 60 images") < page.said.index("Training curves")
 
 
-def test_the_policy_allows_the_one_script_and_no_request(tmp_path):
-    page = written(tmp_path, facts())
-    policy = next(each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
-    digest = base64.b64encode(hashlib.sha256(page.scripts[0].encode()).digest()).decode()
-    assert len(page.scripts) == 1
-    assert "default-src 'none'" in policy
-    assert f"script-src 'sha256-{digest}'" in policy
-
-
 @pytest.mark.parametrize("several", [False, True], ids=["one label", "several labels"])
 def test_text_from_the_data_is_never_markup(tmp_path, several):
     names = (PAYLOAD, "bee", PAYLOAD + "2")
@@ -125,12 +111,6 @@ def test_names_that_no_file_can_hold_are_written_with_a_mark(tmp_path):
     page = written(tmp_path, facts(classes=("\udcff\x00", "bee", "été")))
     assert "\ufffd\ufffd" in page.words
     assert "été" in page.words
-
-
-def test_markup_is_kept_and_all_else_is_escaped():
-    assert tag("b", Markup("<i>"), "<i>", None, 3) == "<b><i>&lt;i&gt;3</b>"
-    assert tag("img", alt='"', data_value=1, class_=None) == '<img alt="&quot;" data-value="1">'
-    assert join("<", Markup("<")) == "&lt;<"
 
 
 def test_the_headline_says_the_figure_its_interval_and_the_count_of_mistakes(tmp_path):
@@ -210,16 +190,6 @@ def test_loss_that_is_not_finite_is_a_gap_and_is_said(tmp_path):
     assert (curve[1].count("M"), curve[1].count("L")) == (2, 2)
 
 
-@pytest.mark.parametrize("values", [[], [np.nan], [0.0], [1.0, 1.0], [-2.0], [1e-9, 1e9], [1e-300, 5, 1e300]])
-def test_a_chart_of_odd_values_is_drawn_with_finite_coordinates(values):
-    x, y = np.arange(len(values), dtype=float), np.array(values)
-    drawing = standalone(
-        line_chart("odd", [Series("odd", x, y, "cobalt"), Series("one", np.ones(1), np.ones(1), "ruby")])
-    )
-    ElementTree.fromstring(drawing)
-    assert not re.search(r'="[^"]*\b(nan|inf)\b', drawing)
-
-
 def test_a_perfect_accuracy_is_drawn_on_a_scale_that_ends_at_100_percent(tmp_path):
     written(tmp_path, facts(records=[{"step": 5, "val_top1": 1.0}]))
     ticks = re.findall(r">([\d.]+) %</text>", (tmp_path / "plots/accuracy.svg").read_text())
@@ -236,16 +206,6 @@ def test_evaluations_of_training_images_are_drawn_beside_those_of_validation():
 def test_drawings_of_their_own_know_no_variables(tmp_path):
     written(tmp_path, facts())
     assert all("var(" not in drawing.read_text() for drawing in (tmp_path / "plots").iterdir())
-
-
-def test_thinning_keeps_means_and_gaps():
-    x, y = thin(np.arange(8.0), np.array([1, 3, np.nan, 5, np.nan, np.nan, 2, 4]), most=4)
-    assert x == pytest.approx([0.5, 2.5, 4.5, 6.5])
-    assert y == pytest.approx([2, 5, np.nan, 3], nan_ok=True)
-
-
-def test_smoothing_averages_what_is_finite():
-    assert smooth_values(np.array([0, 3, np.nan, 6, 0.0]), 3) == pytest.approx([1.5, 1.5, np.nan, 3, 3], nan_ok=True)
 
 
 def test_calibration_error_is_the_one_worked_out_by_hand():
@@ -291,22 +251,6 @@ def test_a_large_picture_is_embedded_small():
     kind, content = data_uri(np.zeros((600, 900, 3), np.uint8)).split(",")
     assert kind == "data:image/jpeg;base64"
     assert Image.open(io.BytesIO(base64.b64decode(content))).size == (288, 192)
-
-
-def test_numbers_read_well():
-    assert [percent(share) for share in (0.98765, 0.99999, 1e-6, 1, 0)] == [
-        "98.8\u202f%",
-        "99.9\u202f%",
-        "0.1\u202f%",
-        "100\u202f%",
-        "0\u202f%",
-    ]
-    assert percent(float("nan")) == "–"
-    assert [large(value) for value in (999, 5_717_416, 1.26e9)] == ["999", "5.72\u202fM", "1.26\u202fG"]
-    assert [whole(value) for value in (1200, 50_000)] == ["1,200", "50\u202fk"]
-    assert [scientific(value) for value in (0, 1e-3, 2.5e-4, 3)] == ["0", "1e-3", "2.5e-4", "3e0"]
-    assert [plural(1, "class", "classes"), plural(1797, "image")] == ["1 class", "1,797 images"]
-    assert listing(list("abcd"), most=2) == "a, b … and 2 more"
 
 
 def test_a_folder_that_cannot_be_written_is_a_disk_error(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests.reports.reading import PAYLOAD, Page
 from tests.reports.test_transfer import DONE
 from vitrail.analysis.palette import DARK, LIGHT
 from vitrail.analysis.throughput import Speed
-from vitrail.markup import Markup
+from vitrail.markup import Markup, join, tag
 from vitrail.reports import classification, pretraining, transfer
 from vitrail.reports.inspection.comparison import ComparedCost, Comparison, write_comparison
 from vitrail.reports.inspection.one_model import write_inspection
@@ -65,6 +67,9 @@ def test_every_page_has_its_headings_one_safe_script_and_nothing_from_elsewhere(
     assert ", ".join(headings) == HEADINGS[name]
     assert [each["href"] for each in page.all("a")] == [f"#{section}" for section in page.sections]
     assert PAYLOAD in page.said and "<script>alert" not in source
+    policy = next(each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
+    digest = base64.b64encode(hashlib.sha256(page.scripts[0].encode()).digest()).decode()
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert len(page.scripts) == 1 and not any(key.startswith("on") for _, each in page.elements for key in each)
     places = [each[key] for _, each in page.elements for key in ("src", "href", "action", "data") if key in each]
     assert all(str(place).startswith(("data:", "#")) for place in places)
@@ -114,3 +119,9 @@ def test_columns_of_text_without_a_heading_are_cells() -> None:
 def test_a_name_that_a_template_is_not_given_is_an_error() -> None:
     with pytest.raises(UndefinedError, match="missing"):
         environment().from_string("{% if missing %}{% endif %}").render()
+
+
+def test_markup_is_kept_and_all_else_is_escaped():
+    assert tag("b", Markup("<i>"), "<i>", None, 3) == "<b><i>&lt;i&gt;3</b>"
+    assert tag("img", alt='"', data_value=1, class_=None) == '<img alt="&quot;" data-value="1">'
+    assert join("<", Markup("<")) == "&lt;<"

@@ -228,7 +228,7 @@ def write_transfer(out: Path, facts: Transfer) -> Path:
 
 
 def _flatten(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """By protocol: the accuracy, the ends of its interval and its deviation over runs as strings, empty where undefined."""
+    """Returns by protocol the accuracy, the ends of its interval and its deviation over runs as text, empty where undefined."""
     ends = ("", "_low", "_high", "_std")
     values = {f"{name}{end}": own.get(f"accuracy{end}", math.nan) for name, own in figures.items() for end in ends}
     return {name: f"{value:.6f}" if math.isfinite(value) else "" for name, value in values.items()}
