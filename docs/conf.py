@@ -35,7 +35,6 @@ python_maximum_signature_line_length = 80
 default_role = "backticks"  # docs/_ext/docstrings.py
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-napoleon_custom_sections = [("Options", "params_style")]
 napoleon_use_rtype = False
 toc_object_entries_show_parents = "hide"
 nitpick_ignore = [  # type variables

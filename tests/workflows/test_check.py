@@ -96,12 +96,6 @@ def test_a_sound_set_is_called_sound():
     assert found.to_text().endswith("no problems found")
 
 
-def test_progress_is_told_after_each_image(faulty):
-    told = []
-    check(faulty, progress=lambda done, total: told.append((done, total)))
-    assert told == [(number, 23) for number in range(1, 24)]
-
-
 def test_every_size_has_its_step(tmp_path):
     for side in (31, 32, 223, 224, 5000):
         Image.new("L", (side, side + 1)).save(tmp_path / f"{side}.png")

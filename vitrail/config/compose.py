@@ -95,7 +95,7 @@ def _group(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _drop_none(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags without those that were not given."""
+    """Returns the flags without those that were not given."""
     kept = {key: _drop_none(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
     return {key: value for key, value in kept.items() if value is not None and value != {}}
 
@@ -123,7 +123,7 @@ def _replace_warmup(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str,
 
 
 def _convert_units(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The layer with values such as ``10m``, ``1%`` and ``384x256`` converted to numbers."""
+    """Returns the layer with values such as ``10m``, ``1%`` and ``384x256`` converted to numbers."""
     readers = {
         ("schedule", "time"): seconds,
         ("data", "max_bad"): part,

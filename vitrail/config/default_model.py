@@ -8,7 +8,7 @@ MANY = 5_000  # images from which training time rather than the data set is the 
 
 
 def model_for_images(size: tuple[int, int], *, images: int) -> tuple[str, dict[str, Any]]:
-    """A name of `vitrail.models.MODELS` and changes to it, for pictures of ``size`` (height, width) pixels.
+    """Returns a name of `vitrail.models.MODELS` and changes to it, for pictures of ``size`` (height, width) pixels.
 
     The patch gives 16 tokens to the smallest pictures and 64 to 196 to larger ones; the width grows with the pictures. With
     many images of many patches each step looks at a quarter of the patches, which buys four times the epochs. Measured on

@@ -27,6 +27,6 @@ MEANINGS = {"data.micro_batch": ", the images of one micro-step: data.batch divi
 
 
 def explain_key(name: str) -> str | None:
-    """The remedy for a setting under another name, such as "it is called 'optim.lr' here"; None for an unknown name."""
+    """Returns the remedy for a setting under another name, such as "it is called 'optim.lr' here"; None for an unknown name."""
     key = KEYS.get(name)
     return f"it is called {key!r} here{MEANINGS.get(key, '')}" if key else None

@@ -26,7 +26,7 @@ KINDS: dict[Any, tuple[type, str]] = {  # of scalars: what is taken for one, and
 
 
 def flags_of(*tables: type) -> dict[str, Flag]:
-    """The options of several tables by name."""
+    """Returns the options of several tables by name."""
     return {name: flag for table in tables for name, flag in _read(table).items()}
 
 
@@ -37,7 +37,7 @@ def _read(table: type) -> dict[str, Flag]:
 
 
 def takes(*tables: type) -> Callable[[Function], Function]:
-    """A function whose keywords are the options of ``tables``: each call checks them and fills in the defaults.
+    """Returns a function whose keywords are the options of ``tables``: each call checks them and fills in the defaults.
 
     The signature names them all, and the docstring ends with their help texts. An unknown option, or a value of another type,
     is a `ConfigError`.
@@ -81,7 +81,7 @@ def _document(function: Callable[..., Any], flags: Mapping[str, Flag]) -> str:
 
 
 def check_keywords(flags: Mapping[str, Flag], options: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
-    """The options that are given, by their names. Raises `ConfigError` for an unknown one, or a value of another type."""
+    """Returns the options that are given, by their names. Raises `ConfigError` for an unknown one, or a value of another type."""
     checked: dict[str, Any] = {}
     for name, value in options.items():
         if name not in flags and name not in others:
@@ -105,7 +105,7 @@ def _explain_setting(name: str, flags: Mapping[str, Flag]) -> str | None:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is of a type as `vitrail.config.flags_inference` writes it."""
+    """Returns whether ``value`` is of a type as `vitrail.config.flags_inference` writes it."""
     if kind is Any or (value is None and kind is type(None)):
         return True
     origin, inner = typing.get_origin(kind), typing.get_args(kind)

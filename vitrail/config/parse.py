@@ -119,7 +119,7 @@ def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
 
 
 def _kinds(option: Any) -> tuple[str, ...]:
-    """The values of the field ``kind`` by which a dataclass is told from others; none if it has no such field."""
+    """Returns the values of the field ``kind`` by which a dataclass is told from others; none if it has no such field."""
     return typing.get_args(typing.get_type_hints(option).get("kind"))
 
 
@@ -147,7 +147,7 @@ def _describe(hint: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The tree as dictionaries, lists and scalars, ready for YAML or JSON."""
+    """Returns the tree as dictionaries, lists and scalars, ready for YAML or JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
@@ -158,7 +158,7 @@ def plain(value: Any) -> Any:
 
 
 def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``base`` updated with the values of ``change``, recursively."""
+    """Returns a copy of ``base`` updated with the values of ``change``, recursively."""
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
@@ -167,7 +167,7 @@ def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
 
 
 def assignment(text: str) -> dict[str, Any]:
-    """The nested mapping that ``a.b=1`` stands for; the value is read as YAML."""
+    """Returns the nested mapping that ``a.b=1`` stands for; the value is read as YAML."""
     path, equals, value = text.partition("=")
     if not equals or not all(path.strip().split(".")):
         raise ConfigError(f"{text!r} is not an assignment", "write --set group.key=value, e.g. --set optim.lr=3e-4")
@@ -181,7 +181,7 @@ def assignment(text: str) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of a tree by their dotted path; a list is one leaf."""
+    """Returns the leaves of a tree by their dotted path; a list is one leaf."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:

@@ -31,7 +31,7 @@ class Recipe:
     rows: Mapping[str, Row] = field(default_factory=dict)
 
     def row(self, name: str) -> Recipe:
-        """The recipe of one row, with the name ``recipe/row``."""
+        """Returns the recipe of one row, with the name ``recipe/row``."""
         row = self.rows[name]
         tree = overlay(plain(self.run), {**row.settings, "recipe": f"{self.run.recipe}/{name}"})
         return replace(self, run=build(Run, tree), expect=row.expect, rows={})

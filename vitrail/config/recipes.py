@@ -113,7 +113,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def find_recipe(name: str, *, model: str | None = None) -> Recipe:
-    """The recipe ``name``, or a row of it as ``name/row``; without a row that of ``model``, where the recipe has one.
+    """Returns the recipe ``name``, or a row of it as ``name/row``; without a row that of ``model``, where the recipe has one.
 
     Raises `ConfigError` with the nearest names.
     """
@@ -130,7 +130,7 @@ def find_recipe(name: str, *, model: str | None = None) -> Recipe:
 
 
 def recipe_of(run: Run) -> Recipe | None:
-    """The recipe that a run names; None for one of its own, or of another version."""
+    """Returns the recipe that a run names; None for one of its own, or of another version."""
     try:
         return find_recipe(run.recipe)
     except ConfigError:

@@ -63,7 +63,7 @@ def _jft(
     changes: Mapping[str, Any] = {},
     why: str = "",
 ) -> Row:
-    """The row of ``model``; ``also`` is the other length that the table gives."""
+    """Returns the row of ``model``; ``also`` is the other length that the table gives."""
     steps = _updates(min(epochs, also or epochs), JFT)
     return Row(
         settings={
@@ -85,7 +85,7 @@ def _imagenet_21k(model: str) -> Row:
 def _finetuning(
     data: str, steps: int, warmup: int, held_out: float, *, rates: str = RATES, more: Mapping[str, Any] = {}
 ) -> Row:
-    """The row of a data set, with the share of its training images on which one of the ``rates`` is chosen."""
+    """Returns the row of a data set, with the share of its training images on which one of the ``rates`` is chosen."""
     schedule = {"steps": steps, "warmup_steps": warmup, "recipe_steps": steps}
     return Row(
         settings={"data": {"validation": held_out}, "schedule": schedule, **more},

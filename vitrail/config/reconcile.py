@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def changes_for(run: Run, config: Config, say: Say, *, from_weights: bool = False) -> dict[str, Any]:
-    """The changes of ``run`` to the network ``config``, without changes of its recipe that do not apply to this network.
+    """Returns the changes of ``run`` to the network ``config``, without changes of its recipe that do not apply to this network.
 
     Fields that this architecture does not have are left out; with ``from_weights`` so are those that the weights determine.
     Changes that the user requested are kept; invalid ones are refused later, by name.
@@ -38,7 +38,7 @@ def changes_for(run: Run, config: Config, say: Say, *, from_weights: bool = Fals
 
 
 def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
-    """The stored run with the changes that are allowed on resuming; and whether it was made longer.
+    """Returns the stored run with the changes that are allowed on resuming; and whether it was made longer.
 
     Raises `ConfigError` with the differences if the settings are those of another run.
     """
@@ -74,7 +74,7 @@ def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
 
 
 def _find_recipe_changes(run: Run, changes: dict[str, Any]) -> list[str]:
-    """The names of the ``changes`` whose values come from the recipe."""
+    """Returns the names of the ``changes`` whose values come from the recipe."""
     recipe = recipe_of(run)
     own = recipe.run.model.changes if recipe else {}
     return [name for name, value in changes.items() if name in own and own[name] == value]

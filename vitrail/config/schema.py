@@ -356,7 +356,7 @@ def meaning_of(key: str) -> str:
 
 
 def identify(run: Run) -> dict[str, Any]:
-    """The settings that determine the weights of a run, by dotted path: what a checkpoint is bound to.
+    """Returns the settings that determine the weights of a run, by dotted path: what a checkpoint is bound to.
 
     The micro-batch is not one of them: running out of memory changes it during a run.
     """

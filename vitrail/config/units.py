@@ -10,7 +10,7 @@ from vitrail.errors import ConfigError
 
 
 def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is at most ``most``, and at least 1."""
+    """Returns the largest divisor of ``number`` that is at most ``most``, and at least 1."""
     return next(size for size in range(max(min(number, most), 1), 0, -1) if number % size == 0)
 
 

@@ -69,7 +69,7 @@ class ModelFacts:
         return cost_of(self.config)
 
     def row(self) -> dict[str, Any]:
-        """What every architecture has, as flat values for a table; the cost is None for a size that it cannot take."""
+        """Returns what every architecture has, as flat values for a table; the cost is None for a size that it cannot take."""
         cost = self.cost._asdict() if self.cost is not None else dict.fromkeys(Cost._fields)
         image_size = "x".join(map(str, self.image_size))
         return {"model": self.name, "image_size": image_size, **cost, **asdict(self.published)}

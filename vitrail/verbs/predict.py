@@ -208,7 +208,7 @@ def write_answers(results: Results[Answer], out: Path | None = None, kind: str |
 
 
 def _choose_format(task: Task, out: Path | None, kind: str | None) -> type[AnswerFiles] | None:
-    """The format that is named, or that of the ending of ``out``; None for a table."""
+    """Returns the format that is named, or that of the ending of ``out``; None for a table."""
     from vitrail.tables import TABLES
 
     if kind is not None:

@@ -35,7 +35,7 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """What two checkpoints have in common and what not.
+    """The differences between two checkpoints.
 
     Args:
         as_models: both could be read as models, so that tensors go by our names and facts are known.
@@ -114,7 +114,7 @@ def _compare_tensors(name: str, one: Tensor, other: Tensor) -> TensorDifference:
 
 
 def _read_raw_tensors(resolved: ResolvedModel, log: Say) -> dict[str, Tensor]:
-    """The tensors of a place by the names that stand there."""
+    """Returns the tensors of a place by the names that stand there."""
     match resolved.layout:
         case "file":
             return read_tensors(resolved.path)[0]
@@ -126,7 +126,7 @@ def _read_raw_tensors(resolved: ResolvedModel, log: Say) -> dict[str, Tensor]:
 
 
 def flatten_description(description: Mapping[str, Any]) -> dict[str, Any]:
-    """A description flat: ``config.gelu``, ``preprocessing.mean``, ``classes``; without where it comes from."""
+    """Returns a description flat: ``config.gelu``, ``preprocessing.mean``, ``classes``; without where it comes from."""
     flat: dict[str, Any] = {}
     for name, value in description.items():
         if name in ("config", "preprocessing"):

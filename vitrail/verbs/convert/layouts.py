@@ -42,7 +42,7 @@ NOT_ANSWERS = INITIALISATION_FIELDS | TRAINING_FIELDS  # fields of a config that
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written, and how it was proved.
+    """The written model, and how it was verified.
 
     Args:
         path: where it lies.
@@ -87,24 +87,6 @@ def write_layout(
     """Writes the model ``source`` in the layout ``to``; the copy is verified before it is put in place.
 
     Of a detector or segmenter other layouts than vitrail's get the backbone.
-
-    Args:
-        source: what `vitrail.load` takes.
-        destination: a folder, or a file where the name ends in .safetensors or .npz. What is there is replaced if it is an
-            empty folder or a model in the same layout.
-        to: one of `ENCODERS`.
-        force: write it although the layout cannot express some of the numerics, so that other readers compute other outputs.
-        classes_file: a text file that names the outputs, one a line.
-        preprocessing: values that override those of the source, as accepted by `Preprocessing.override`.
-        grid: rows and columns of patches of the table of positions, as `vitrail.load` takes them.
-        log: takes a line for everything that the source does not state and was assumed.
-        changes: what `adapt` takes: ``image_size``, ``in_channels``, ``classes`` for another head.
-
-    Raises:
-        ConfigError: an unknown layout or an unsuitable destination.
-        CheckpointError: the source cannot be read; the layout has no counterpart of a part of the model, or no words for
-            its numerics; or the outputs of the copy are not those of the source. Nothing is left behind.
-        DiskError: the disk is full or refuses.
     """
     if to not in ENCODERS:
         raise ConfigError(f"there is no layout {to!r}", nearest(to, ENCODERS))
@@ -181,7 +163,7 @@ def _move_into_place(aside: Path, path: Path, written: EncodedModel) -> None:
 
 
 def _prove(model: Task, copy: ResolvedModel) -> float:
-    """The difference of outputs between ``model`` and its copy, which is zero or very small.
+    """Returns the difference of outputs between ``model`` and its copy, which is zero or very small.
 
     Raises:
         CheckpointError: a tensor, a fact or an output of the copy is another one; says which, and by how much.
@@ -205,7 +187,7 @@ def _prove(model: Task, copy: ResolvedModel) -> float:
 
 
 def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
-    """What is lost where the copy is read without vitrail's description: numerics, other facts, and the output difference.
+    """Returns what is lost where the copy is read without vitrail's description: numerics, other facts, output difference.
 
     Raises:
         CheckpointError: its outputs are off though nothing is missing.
@@ -242,7 +224,7 @@ def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tupl
 
 
 def _collect_facts(model: Task) -> dict[str, Any]:
-    """All of a description that matters once a model is trained, flat."""
+    """Returns all of a description that matters once a model is trained, flat."""
     facts = flatten_description(describe(model))
     return {name: value for name, value in facts.items() if name.removeprefix("config.") not in NOT_ANSWERS}
 

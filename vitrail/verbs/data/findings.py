@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vitrail.tasks.task import Task
 
 BATCH = 256  # images in memory at a time
+CHANNELS = 3  # to which images are decoded
 FEW = 10  # training images; classes with fewer are reported
 SIZE_STEPS = (32, 64, 128, 224, 384, 512, 1024, 2048, 4096)  # pixels of the shorter side
 
@@ -67,11 +68,11 @@ class CheckResult(Rows):
         return not (self.bad or self.leaks or self.near or self.conflicts or self.warnings or self.refused)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result in JSON types."""
+        """Returns the result in JSON types."""
         return asdict(self) | {"sound": self.sound}
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """The number of images, objects or pixels of every split and class."""
+        """Returns the number of images, objects or pixels of every split and class."""
         return [
             {"split": split, "class": name, self.counted: count}
             for split, counts in self.counts.items()
@@ -95,7 +96,7 @@ class CheckResult(Rows):
         return self.to_text()
 
     def to_text(self) -> str:
-        """The result as lines of text. Long lists are shortened; `to_dict` has them in full."""
+        """Returns the result as lines of text. Long lists are shortened; `to_dict` has them in full."""
         splits = list(self.counts)
         lines = [f"layout   {self.layout}", f"images   {self.images:,}", f"classes  {len(self.classes)}"]
         rows: list[tuple[str, ...]] = [("" if self.counted == "images" else self.counted, *splits)]
@@ -127,31 +128,17 @@ def check(
     *,
     task: str | None = None,
     model: Task | None = None,
-    channels: int = 3,
     max_pixels: int = PIXELS,
-    progress: Callable[[int, int], None] | None = None,
 ) -> CheckResult:
-    """Read and decode every image of ``data`` and report what was found. Changes nothing.
-
-    Args:
-        data: anything `open_data` takes; labels may be missing.
-        task: that is to be trained, as in `vitrail.tasks.TASKS`; None for what the data are annotated for.
-        model: whose features are compared between splits, too: it finds mirrored and recoloured copies.
-        channels: to which images are decoded.
-        max_pixels: of an image file; a larger one is bad.
-        progress: called with (images read, total) after each image.
-
-    Raises:
-        DataError: the data cannot be opened.
-    """
-    splits, refused = _open(data, task, channels, max_pixels)
+    """Reads and decodes every image of ``data`` and returns what was found. Changes nothing."""
+    splits, refused = _open(data, task, max_pixels)
     sources = {name: part for name in SPLIT_ORDER if (part := getattr(splits, name)) is not None}
     images = [(split, index) for split, source in sources.items() for index in range(len(source))]
     digests = np.zeros(len(images), np.uint64)  # 0: bad
     thumbnails: list[np.ndarray | None] = [None] * len(images)
     bad: dict[int, str] = {}
     sizes: Counter[tuple[int, int]] = Counter()
-    for number, (digest, size, thumbnail) in enumerate(_examine_all(sources, images, channels, max_pixels)):
+    for number, (digest, size, thumbnail) in enumerate(_examine_all(sources, images, max_pixels)):
         if isinstance(size, BadImage):
             bad[number] = size.reason
         else:
@@ -159,8 +146,6 @@ def check(
             sizes[size] += 1
             if fault := _check_annotation(sources, images[number], size):
                 bad[number] = fault
-        if progress is not None:
-            progress(number + 1, len(images))
     if not refused and len(bad) > MOST_BAD * len(images):
         refused = f"{len(bad):,} of {len(images):,} images are bad, more than {MOST_BAD:.0%}"
 
@@ -205,14 +190,14 @@ def check(
     )
 
 
-def _open(data: Any, task: str | None, channels: int, max_pixels: int) -> tuple[Splits, str]:
+def _open(data: Any, task: str | None, max_pixels: int) -> tuple[Splits, str]:
     """The data as a training opens them, and "", or as far as they can be opened, and why `vitrail train` refuses them."""
     found = find_data(data)
     wanted = task or found.task
     try:
-        splits = open_deep(open_data(found, validation=0, channels=channels, task=wanted), max_pixels=max_pixels)
+        splits = open_deep(open_data(found, validation=0, channels=CHANNELS, task=wanted), max_pixels=max_pixels)
     except DataError as error:
-        splits = open_data(found, validation=0, channels=channels, labelled=False)
+        splits = open_data(found, validation=0, channels=CHANNELS, labelled=False)
         return open_deep(splits, max_pixels=max_pixels), error.what
     if wanted is None and splits.train is not None and len(splits.classes) > 1:  # torch is not needed for these
         return splits, ""
@@ -226,7 +211,7 @@ def _open(data: Any, task: str | None, channels: int, max_pixels: int) -> tuple[
 
 
 def _compare_features(model: Task, sources: dict[str, Source]) -> Iterator[tuple[int, int]]:
-    """The pairs of images of different splits with similar features, as numbers over all splits."""
+    """Yields the pairs of images of different splits with similar features, as numbers over all splits."""
     from vitrail.inference.features import features_of
     from vitrail.inference.options import InferenceOptions
 
@@ -239,7 +224,7 @@ def _compare_features(model: Task, sources: dict[str, Source]) -> Iterator[tuple
 
 
 def _check_annotation(sources: dict[str, Source], image: tuple[str, int], size: tuple[int, int]) -> str:
-    """Why the annotation of an image of this (height, width) cannot be used; empty if it can."""
+    """Returns why the annotation of an image of this (height, width) cannot be used; empty if it can."""
     split, index = image
     targets = sources[split].targets
     if not isinstance(targets, Annotations):
@@ -257,10 +242,10 @@ def _find_range(sides: Iterable[int]) -> tuple[int, int] | None:
 
 
 def _examine_all(
-    sources: dict[str, Source], images: list[tuple[str, int]], channels: int, max_pixels: int
+    sources: dict[str, Source], images: list[tuple[str, int]], max_pixels: int
 ) -> Iterator[tuple[int, tuple[int, int] | BadImage, np.ndarray | None]]:
     """`_examine` every image, in order. One thread reads, because row groups of Parquet are shared."""
-    examine = partial(_examine, channels=channels, compared=len(sources) > 1, max_pixels=max_pixels)
+    examine = partial(_examine, compared=len(sources) > 1, max_pixels=max_pixels)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(images), BATCH):
             contents = [_read(sources[split], index) for split, index in images[start : start + BATCH]]
@@ -275,9 +260,9 @@ def _read(source: Source, index: int) -> bytes | np.ndarray | BadImage:
 
 
 def _examine(
-    content: bytes | np.ndarray | BadImage, *, channels: int, compared: bool, max_pixels: int
+    content: bytes | np.ndarray | BadImage, *, compared: bool, max_pixels: int
 ) -> tuple[int, tuple[int, int] | BadImage, np.ndarray | None]:
-    """A hash of the content of an image, its (height, width) or the error, and its thumbnail if it is ``compared``."""
+    """Returns a hash of the content of an image, its (height, width) or the error, and its thumbnail if it is ``compared``."""
     if isinstance(content, BadImage):
         return 0, content, None
     raw = content if isinstance(content, bytes) else content.tobytes()
@@ -285,14 +270,14 @@ def _examine(
     if isinstance(content, np.ndarray):
         return digest, (content.shape[0], content.shape[1]), make_thumbnail(as_image(content)) if compared else None
     try:
-        picture = decode(content, channels=channels, max_pixels=max_pixels)
+        picture = decode(content, channels=CHANNELS, max_pixels=max_pixels)
     except BadImage as error:
         return digest, error, None
     return digest, size_of(picture), make_thumbnail(picture) if compared else None
 
 
 def _find_duplicates(digests: np.ndarray) -> list[list[int]]:
-    """The indices of images with equal content, by group."""
+    """Returns the indices of images with equal content, by group."""
     order = np.argsort(digests, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(digests[order])) + 1)
     return sorted(group.tolist() for group in groups if len(group) > 1 and digests[group[0]])

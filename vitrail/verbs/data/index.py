@@ -44,7 +44,7 @@ LABEL_KEYS = ("cls", *LABELS)  # in a .json
 
 @dataclass
 class Found:
-    """What was found in the archives so far."""
+    """The samples that were found in the archives so far."""
 
     starts: array[int] = field(default_factory=lambda: array("q"))
     lengths: array[int] = field(default_factory=lambda: array("i"))
@@ -89,18 +89,7 @@ class Hashed:
 def index_shards(
     folder: str, out: Path | None = None, *, classes: Sequence[str] | None = None, quiet: bool = False, say: Say
 ) -> Records[Shards]:
-    """Write the index of the archives ``*.tar`` in a folder or at a URL, or in folders of splits there, which are read in full.
-
-    Args:
-        out: a new folder for the index, where it cannot be written beside the archives.
-        classes: names of the classes, where labels are numbers; by default each number is its own name.
-
-    Raises:
-        ConfigError: there is an index already, or the archives are at a URL and ``out`` is not given.
-        DataError: there are no archives, one is damaged or has other members than files, a sample has several images, or
-            only some samples have labels.
-        DiskError: the index cannot be written.
-    """
+    """Writes the index of the archives ``*.tar`` in a folder or at a URL, or in folders of splits there."""
     if is_remote(folder) and out is None:
         raise ConfigError(f"an index cannot be written to {folder}", "give a folder for it, after the URL")
     folder = folder.rstrip("/") if is_remote(folder) else os.path.abspath(os.path.expanduser(folder))
@@ -142,7 +131,7 @@ def index_shards(
 
 
 def _find_archives(folder: str) -> dict[str, tuple[str, dict[str, int]]]:
-    """The folders with archives, by split, and the bytes of the archives in each, by name."""
+    """Returns the folders with archives, by split, and the bytes of the archives in each, by name."""
     if not is_remote(folder) and not os.path.isdir(folder):
         raise DataError(f"{folder} is not a folder", "give a folder with .tar archives")
     if names := list_archives(folder):
@@ -190,7 +179,7 @@ Sample = dict[str, tuple[Member, bytes]]  # the members by what follows the firs
 
 
 def _group(members: Iterator[tuple[Member, bytes]], archive: str) -> Iterator[Sample]:
-    """The samples of an archive."""
+    """Yields the samples of an archive."""
     key, sample, seen = "", Sample(), set()
     for member, content in members:
         folder, _, file = member.name.rpartition("/")
@@ -228,7 +217,7 @@ def _add(sample: Sample, archive: str, position: int, found: Found) -> None:
 
 
 def _read_label(kind: str, member: Member, content: bytes) -> str:
-    """One label or several as text; empty for none."""
+    """Returns one label or several as text; empty for none."""
     if len(content) < member.size or member.size > LABEL_BYTES:
         return ""
     try:
@@ -260,7 +249,7 @@ def _read_labels(by_kind: dict[str, list[str]], classes: Sequence[str] | None, w
 
 
 def _read_numbers(texts: list[str], where: str) -> np.ndarray:
-    """The numbers of classes (n,)."""
+    """Returns the numbers of classes (n,)."""
     try:
         return np.array([to_whole(text, "the number of a class") for text in texts])
     except ValueError as error:
@@ -268,5 +257,5 @@ def _read_numbers(texts: list[str], where: str) -> np.ndarray:
 
 
 def _are_captions(texts: list[str]) -> bool:
-    """Whether texts are long or nearly all different, as names of classes are not."""
+    """Returns whether texts are long or nearly all different, as names of classes are not."""
     return any("\n" in text or len(text) > LONGEST_NAME for text in texts) or 2 * len(set(texts)) > len(texts)

@@ -48,23 +48,10 @@ class Shards:
         return asdict(self) | {"path": str(self.path)}
 
 
-def write_shards(
-    data: Any, out: Path, *, images: int = 10_000, seed: int = 0, split: str | None = None, quiet: bool = False
-) -> Records[Shards]:
-    """Write shards and their index to a new folder, each of several splits to a folder of its name.
+def write_shards(data: Any, out: Path, *, images: int, seed: int, split: str | None, quiet: bool) -> Records[Shards]:
+    """Writes shards and their index to a new folder, each of several splits to a folder of its name.
 
     The images are dealt to the shards at random, so each shard is a fair sample. A process that is killed leaves no ``out``.
-
-    Args:
-        data: what `open_data` takes, with or without labels.
-        images: of a shard; the last has fewer.
-        seed: of the random order.
-        split: only this one.
-
-    Raises:
-        ConfigError: ``out`` is not empty, or ``images`` is less than 1.
-        DataError: the data cannot be opened, an image cannot be read, or there are no files of images, or more than labels.
-        DiskError: the disk is full or cannot be written.
     """
     if images < 1:
         raise ConfigError(f"{images} images a shard", "give 1 or more, e.g. 10000")

@@ -40,7 +40,7 @@ class MethodScore:
     insertion_gain: tuple[float, float, float] | None
 
     def row(self) -> tuple[str, ...]:
-        """The cells of a table below `HEAD`."""
+        """Returns the cells of a table below `HEAD`."""
         gains = (
             "" if gain is None else "{:+.4f} [{:+.4f}, {:+.4f}]".format(*gain)
             for gain in (self.deletion_gain, self.insertion_gain)
@@ -68,7 +68,7 @@ def measure_faithfulness(
     inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> tuple[int, list[MethodScore]]:
-    """Every method judged on the same images by deletion and insertion; how many images, and the scores.
+    """Returns every method judged on the same images by deletion and insertion; how many images, and the scores.
 
     Args:
         steps: of the curves; fewer where the maps have fewer cells.
@@ -108,7 +108,7 @@ def _compare_methods(
     batch: int,
     seed: int,
 ) -> dict[str, Faithfulness]:
-    """The curves of every method for one image, of at most ``steps`` steps."""
+    """Returns the curves of every method for one image, of at most ``steps`` steps."""
     if options.target is None:
         with torch.no_grad():
             targets = model(images).argmax(1)

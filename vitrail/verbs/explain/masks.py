@@ -41,7 +41,7 @@ class MaskScore:
     above: float
 
     def row(self) -> tuple[str, ...]:
-        """The cells of a table below `HEAD`."""
+        """Returns the cells of a table below `HEAD`."""
         gain = "" if self.gain is None else "{:+.3f} [{:+.3f}, {:+.3f}]".format(*self.gain)
         return self.method, f"{self.inside:.3f}", gain, f"{self.above:.0%}"
 
@@ -97,13 +97,6 @@ def measure_localisation(
     """Measures every layer and method on all images that have a mask in the folder ``masks``, see `find_mask`.
 
     An image whose mask covers nothing or everything of what the model sees is left out, as is one without a mask.
-
-    Args:
-        out: a folder for ``masks.csv``, a row for each image, and ``masks.json``, the figures.
-
-    Raises:
-        ConfigError: a model without attention, or a mask that stands for two images.
-        DataError: no folder of masks, no image with a mask, or a mask that does not fit its image.
     """
     task = inference.load(model, classes, say)
     resolve_options(task, ExplainOptions(method="rollout"))

@@ -47,12 +47,6 @@ def explain_inputs(
 ) -> Results[Explanation]:
     """Explains one image after another and writes into the folder ``out``: ``NAME.METHOD.png``, the picture lit by what
     counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
-
-    Raises:
-        ConfigError: an unknown method, layer, head or class; a method that needs attention for a model without it; a box or
-            class that is not on an image.
-        DataError: an input that does not exist.
-        DiskError: ``out`` cannot be written.
     """
     task = inference.load(model, classes, say)
     images = find_inputs(inputs)

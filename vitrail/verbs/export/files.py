@@ -43,7 +43,7 @@ ROOM = 2.5  # bytes on the disk while an export is made, as a multiple of the we
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What is written.
+    """The kind of file that is written.
 
     Args:
         to: ``onnx``, ``program`` (a .pt2 of torch.export), or a layout of weights as `convert` writes it.
@@ -82,7 +82,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The written file.
 
     Args:
         path: where it lies.
@@ -158,7 +158,7 @@ def _write_and_verify(
 
 
 def _write_graph(model: Task, made: Path, options: ExportOptions) -> tuple[bool, Verb]:
-    """Whether the graph takes images of any size, and what it answers when it is read back from the file."""
+    """Returns whether the graph takes images of any size, and what it answers when it is read back from the file."""
     metadata = {KEY: json.dumps(describe(model), ensure_ascii=False)}
     if options.to == "program":
         dynamic = to_program(model, made, metadata=metadata)

@@ -108,7 +108,7 @@ class Proof:
     dynamic: bool
 
     def figures(self, source: Source | None, count: int, options: InferenceOptions) -> dict[str, Any]:
-        """The proof in figures, flat.
+        """Returns the proof in figures, flat.
 
         Args:
             source: images, best labelled; None generates some.
@@ -167,7 +167,7 @@ class Proof:
         return pictures if self.pictures else self.task.preprocessing.normalise(pictures)
 
     def _read_inputs(self, source: Source, truths: list[Truth], options: InferenceOptions) -> Iterator[Tensor]:
-        """The good images of ``source``; notes their targets, and what they show of their pictures."""
+        """Yields the good images of ``source``; notes their targets, and what they show of their pictures."""
         bad = options.record_bad(source)
         if self.pictures:
             yield from _read_pictures(source, truths, self.task, bad)
@@ -188,7 +188,7 @@ class Proof:
 
 
 def _compare_metrics(*metrics: Metric) -> dict[str, Any]:
-    """The first figure of a judgement, of the model and of the graph; nothing without both."""
+    """Returns the first figure of a judgement, of the model and of the graph; nothing without both."""
     if not metrics:
         return {}
     before, after = (metric.compute() for metric in metrics)

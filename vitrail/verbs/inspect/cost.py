@@ -44,21 +44,7 @@ def compare_costs(
     command: str = "",
     say: Say = to_stderr,
 ) -> tuple[Path, dict[str, Any]]:
-    """Measures all models at all sizes, and writes ``report.html``, ``numbers.json``, ``cost.csv`` and the charts into ``out``.
-
-    Args:
-        models: names of `MODELS`, whose weights are then random, or what `InferenceOptions.load` takes.
-        sizes: (height, width) in pixels; a model is skipped at sizes that it does not support.
-        batch: images per timed pass, fewer where they do not fit; by default 64, and 8 on a CPU.
-
-    Returns:
-        The report's path and the numbers.
-
-    Raises:
-        ConfigError: no or too many models, one given twice, an exported graph, an invalid batch or size, or no model supports
-            any of the sizes.
-        DiskError: ``out`` cannot be written.
-    """
+    """Measures all models at all sizes, and writes ``report.html``, ``numbers.json``, ``cost.csv`` and charts."""
     _check(models, sizes, batch)
     device = find_device(options.device)
     loaded = {_label(model, at): _load(model, classes, options, say) for at, model in enumerate(models, 1)}

@@ -70,20 +70,7 @@ def inspect_model(
     command: str = "",
     say: Say = to_stderr,
 ) -> tuple[Path, dict[str, Any]]:
-    """Measures, and writes ``report.html``, ``numbers.json`` and the pictures into ``out``.
-
-    Args:
-        data: images as `open_data` takes them, labelled or not; without them only filters and positions can be shown.
-        most: images that are looked at, spread evenly over the data.
-        cost: time and memory at larger images too.
-
-    Returns:
-        The report's path and the numbers.
-
-    Raises:
-        DataError: no image could be read.
-        DiskError: ``out`` cannot be written.
-    """
+    """Measures, and writes ``report.html``, ``numbers.json`` and the pictures into ``out``."""
     task = options.load(model, classes, say)
     make_folder(out)
     results: dict[str, Any] = {"filters": measure_filters(task), "positions": measure_positions(task)}
@@ -133,7 +120,7 @@ def _measure_costs(model: Task, say: Say) -> dict[str, list[CostPoint]]:
 
 
 def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:
-    """Of models with patches half and twice as large, where patches can be chosen and there is one map."""
+    """Measures models with patches half and twice as large, where patches can be chosen and there is one map."""
     if config.STAGES or not any(field.name == "patch_size" for field in fields(config)):
         return []
     height, width = config.patch_size
@@ -248,7 +235,7 @@ def _explain_samples(model: Task, source: Source, options: InferenceOptions, bad
 
 
 def _measure_biases(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
-    """What CNNs have by construction, measured on pictures a little larger than the model's window."""
+    """Measures what CNNs have by construction, on pictures a little larger than the model's window."""
     height, width = model.config.image_size
     room = _compute_room(model)
     wide = model.preprocessing.at((height + room, width + room))

@@ -38,18 +38,6 @@ def inspect_pair(
 ) -> tuple[Path, dict[str, Any]]:
     """Measures heads, positions and filters of two models, and writes ``report.html``, ``numbers.json`` and the pictures into
     ``out``.
-
-    Args:
-        models: the first, such as a plain ViT or the weights before fine-tuning, and the one that is set against it.
-        data: images as `open_data` takes them, labelled or not, the same for both; without them there is no attention.
-        most: images that are looked at, spread evenly over the data.
-
-    Returns:
-        The report's path and the numbers.
-
-    Raises:
-        DataError: no image could be read.
-        DiskError: ``out`` cannot be written.
     """
     tasks = [options.load(model, classes, say) for model in models]
     make_folder(out)

@@ -28,7 +28,6 @@ from vitrail.tasks import Classifier, Task
 from vitrail.tasks.create import read_arguments
 
 PROTOCOLS = ("linear", "knn", "fewshot")
-SHOTS, SEEDS, NEIGHBOURS = (1, 5, 10, 25), 5, 20
 HELD_OUT = 0.15  # of data without a test or validation split
 Answers = dict[str, np.ndarray]  # name -> (S, N) bool: which of the judged images are right
 
@@ -38,9 +37,9 @@ class ProbeProtocol:
     """The protocol: ``k`` neighbours; the numbers of ``shots`` of each class, and ``seeds``, how often they are drawn."""
 
     protocol: str = "linear"
-    k: int = NEIGHBOURS
-    shots: tuple[int, ...] = SHOTS
-    seeds: int = SEEDS
+    k: int = 20
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    seeds: int = 5
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -62,7 +61,7 @@ class ProbeProtocol:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Probe(Scores):
-    """What a protocol found: the figures, and for each judged image and each draw of shots whether it was right.
+    """The result of a protocol: the figures, and for each judged image and each draw of shots whether it was right.
 
     ``figures`` has ``accuracy`` with the ends of its 95 % interval, ``accuracy_low`` and ``accuracy_high``; with shots the
     same of each number of them, as ``accuracy_5shot``, the largest of which is the accuracy; with another model also
@@ -94,7 +93,7 @@ class Probe(Scores):
 
 
 def open_to_probe(data: Any, model: Task) -> Splits:
-    """The data, with a part held out of train only where they have nothing else to be judged on.
+    """Returns the data, with a part held out of train only where they have nothing else to be judged on.
 
     Of the data that the model was trained on it is the part that was held out then.
     """
@@ -111,7 +110,7 @@ def open_to_probe(data: Any, model: Task) -> Splits:
 
 
 def was_held_out(model: Task, splits: Splits) -> bool:
-    """Whether the validation part was held out when the model was trained."""
+    """Returns whether the validation part was held out when the model was trained."""
     trained = model.provenance.get("split", {})
     return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == splits.val.keys.digest()
 
@@ -126,7 +125,7 @@ def warn_of_training_images(model: Task, data: Any, splits: Splits, say: Say) ->
 
 
 def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
-    """What is learnt from, the name of the split that is judged, and that. Raises `DataError`."""
+    """Returns the training images, the name of the evaluated split, and its images. Raises `DataError`."""
     train = splits.train
     if train is None or not len(train):
         raise DataError("the data have no training images", "run `vitrail data check` to see what was found")
@@ -149,7 +148,7 @@ def compute_features(
     say: Say,
     ranks: Ranks,
 ) -> list[Features]:
-    """The features of each source, by a model that is fitted to their channels."""
+    """Returns the features of each source, by a model that is fitted to their channels."""
     with ranks.share_errors():
         fitting = adapt_channels(model, next(iter(sources.values())), say)
     settings = {"options": options, "cache": cache, "say": say, "ranks": ranks}
@@ -157,7 +156,7 @@ def compute_features(
 
 
 def adapt_channels(model: Task, train: Source, say: Say) -> Task:
-    """The model for the channels of images in memory, as fine-tuning makes it; files are decoded to what it has."""
+    """Returns the model for the channels of images in memory, as fine-tuning makes it; files are decoded to what it has."""
     own = model.config.in_channels
     channels = train.images.shape[3] if train.kind == "arrays" else own
     if channels == own:
@@ -168,7 +167,7 @@ def adapt_channels(model: Task, train: Source, say: Say) -> Task:
 
 
 def keep_shared(by_model: Sequence[Features]) -> list[Features]:
-    """The features of several models for one source, of the images that all of them could read."""
+    """Returns the features of several models for one source, of the images that all of them could read."""
     rows = by_model[0].rows
     for features in by_model[1:]:
         rows = np.intersect1d(rows, features.rows)
@@ -178,7 +177,7 @@ def keep_shared(by_model: Sequence[Features]) -> list[Features]:
 def judge_features(
     protocol: ProbeProtocol, split: str, train: Sequence[Features], judged: Sequence[Features], *, say: Say = to_stderr
 ) -> Probe:
-    """The probe of one model, or of two on the same images, the first against the second."""
+    """Returns the probe of one model, or of two on the same images, the first against the second."""
     protocol.check(train[0].targets)
     answers = [compute_answers(protocol, *features, say=say) for features in zip(train, judged)]
     figures: dict[str, float] = {}
@@ -199,7 +198,7 @@ def judge_features(
 
 
 def compute_figures(right: np.ndarray, end: str = "") -> dict[str, float]:
-    """The accuracy of (S, N) and its interval, clipped to [0, 1]."""
+    """Returns the accuracy of (S, N) and its interval, clipped to [0, 1]."""
     low, high = np.clip(crossed_bootstrap(right), 0, 1)
     return {
         f"accuracy{end}": float(right.mean()),
@@ -209,7 +208,7 @@ def compute_figures(right: np.ndarray, end: str = "") -> dict[str, float]:
 
 
 def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]:
-    """The accuracy of another model, and by how much the first is better on the same images and draws, (S, N) each."""
+    """Returns the accuracy of another model, and by how much the first is better on the same images and draws, (S, N) each."""
     if len(right) == 1 or np.array_equal(right, other):
         mean, low, high = paired_difference(right[0], other[0])
     else:
@@ -255,7 +254,7 @@ def _few_shot(protocol: ProbeProtocol, train: Features, judged: Features, classe
 
 
 def find_usable_shots(shots: Sequence[int], targets: np.ndarray) -> list[int]:
-    """The numbers of shots that every class with training images has, in rising order. Raises `DataError` for none."""
+    """Returns the numbers of shots that every class with training images has, in rising order. Raises `DataError` for none."""
     fewest = int(np.unique(targets, return_counts=True)[1].min())
     if not (usable := sorted({count for count in shots if count <= fewest})):
         fact = f"a class has only {fewest} to learn from, fewer than any of the shots {', '.join(map(str, shots))}"

@@ -80,7 +80,7 @@ class Tuning:
 
 
 def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
-    """The protocols. Raises `ConfigError` for an unknown or repeated protocol, and for none."""
+    """Returns the protocols. Raises `ConfigError` for an unknown or repeated protocol, and for none."""
     for protocol, count in Counter(protocols).items():
         if protocol not in ALL:
             raise ConfigError(f"there is no protocol {protocol!r}", nearest(protocol, ALL))
@@ -92,7 +92,7 @@ def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
 
 
 def name_data(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
-    """What each data set is called in the tables: the last part of its path, or all of it where that names several."""
+    """Returns the name of each data set in the tables: the last part of its path, or all of it where that names several."""
     if not data:
         raise ConfigError("no data were named", "vitrail transfer MODEL DATA DATA ... --out FOLDER")
     sources = list(dict.fromkeys(map(str, [data] if isinstance(data, str | Path) else data)))
@@ -102,7 +102,7 @@ def name_data(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
 
 
 def get_root(data: str | Path | Sequence[str | Path]) -> Path:
-    """The folder of the tasks of VTAB-1k. Raises `ConfigError` for several."""
+    """Returns the folder of the tasks of VTAB-1k. Raises `ConfigError` for several."""
     roots = [data] if isinstance(data, str | Path) else list(data)
     if len(roots) != 1:
         raise ConfigError(f"--vtab takes one folder, and {len(roots)} were named", "vitrail transfer MODEL ROOT --vtab")
@@ -112,13 +112,13 @@ def get_root(data: str | Path | Sequence[str | Path]) -> Path:
 def collect_settings(
     model: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
 ) -> dict[str, Any]:
-    """All that decides the figures but the data sets and protocols, which may grow."""
+    """Returns all that decides the figures but the data sets and protocols, which may grow."""
     weights = digest_of(model)
     return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": options.precision})
 
 
 def describe_settings(probes: Mapping[str, ProbeProtocol], tuning: Tuning | None, *, vtab: bool) -> dict[str, str]:
-    """The settings for the page."""
+    """Returns the settings for the page."""
     words = {
         "Training images": SAMPLE if vtab else "",
         "Neighbours": str(probes["knn"].k) if "knn" in probes else "",
@@ -148,7 +148,7 @@ class DataSet:
 
     @cached_property
     def slug(self) -> str:
-        """What its files are called."""
+        """Returns the name of its files."""
         whole = self.data if self.data in BUILT_IN else str(Path(self.data).expanduser().resolve())
         return f"{Path(self.data).stem or 'data'}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
@@ -160,18 +160,18 @@ class DataSet:
 
     @cached_property
     def parts(self) -> tuple[Source, str, Source]:
-        """What is learnt from, the name of the split that is judged, and that."""
+        """Returns the training images, the name of the evaluated split, and its images."""
         with self.ranks.share_errors():
             return choose_parts(self.splits)
 
     @cached_property
     def departures(self) -> list[str]:
-        """What makes the figures differ from those of VTAB-1k."""
+        """Returns what makes the figures differ from those of VTAB-1k."""
         return find_departures(self.task, self.parts[0]) if self.task is not None else []
 
     @cached_property
     def features(self) -> list[Features]:
-        """Of what is learnt from, and of what is judged."""
+        """Returns the features of the training images and of the evaluated split."""
         learnt, split, judged = self.parts
         both = {"train": learnt, split: judged}
         how = {"options": self.options, "cache": self.cache, "say": self.say, "ranks": self.ranks}
@@ -211,7 +211,7 @@ class DataSet:
         return Cell(figures, notes=tuple(self.departures))
 
     def probe(self, protocol: ProbeProtocol) -> dict[str, float]:
-        """The figures of a protocol on frozen features."""
+        """Returns the figures of a protocol on frozen features."""
         with self.ranks.share_errors():
             protocol.check(self.parts[0].labels)
         learnt, judged = self.features
@@ -242,6 +242,6 @@ class DataSet:
 
 
 def report_failure(error: VitrailError, say: Say, protocol: str = "") -> Cell:
-    """The cell of what went wrong, which is printed."""
+    """Returns the cell of what went wrong, which is printed."""
     say(f"failed   {protocol + ': ' if protocol else ''}{error}")
     return Cell(error=str(error), code=error.code)

@@ -21,7 +21,7 @@ SAMPLE = (
 
 
 def find_tasks(root: Path) -> dict[str, str]:
-    """The path of each task that ``root`` has a folder of, in the order of the benchmark; files in ``root`` are ignored.
+    """Returns the path of each task that ``root`` has a folder of, in the order of the benchmark; files in ``root`` are ignored.
 
     Raises `ConfigError` if ``root`` is no folder, has a folder that names no task, or has none at all.
     """
@@ -37,7 +37,7 @@ def find_tasks(root: Path) -> dict[str, str]:
 
 
 def open_task(data: str, *, channels: int) -> Splits:
-    """A task as VTAB-1k has it: up to 1,000 images to train on, and all test images.
+    """Returns a task as VTAB-1k has it: up to 1,000 images to train on, and all test images.
 
     Of a split val 200 images are taken and 800 of train; without one, or where a split has fewer, the rest comes from the other.
     They are drawn at random, not by class, and are the same every time. Test images are never among them.
@@ -53,7 +53,7 @@ def open_task(data: str, *, channels: int) -> Splits:
 
 
 def draw_training(train: Source, val: Source | None) -> Source:
-    """The images that a task is trained on, the same for the same data."""
+    """Returns the images that a task is trained on, the same for the same data."""
     available = 0 if val is None else len(val)
     from_val = min(available, max(VALIDATION, TRAIN + VALIDATION - len(train)))
     drawn = draw(train, TRAIN + VALIDATION - from_val)
@@ -61,14 +61,14 @@ def draw_training(train: Source, val: Source | None) -> Source:
 
 
 def draw(source: Source, count: int) -> Source:
-    """Up to ``count`` images at random, in the order of the source."""
+    """Returns up to ``count`` images at random, in the order of the source."""
     if len(source) <= count:
         return source
     return source.subset(sorted(permutation(SAMPLE_SEED, 0, len(source))[:count]))
 
 
 def find_departures(task: VtabTask, train: Source) -> list[str]:
-    """What differs from VTAB-1k, so that the figures cannot be compared with published ones: one line, or none."""
+    """Returns what differs from VTAB-1k, so that the figures cannot be compared with published ones: one line, or none."""
     limit, classes = TRAIN + VALIDATION, len(train.classes)
     images = f"{len(train):,} training images (VTAB-1k has {limit:,})" if len(train) < limit else ""
     other = f"{classes} classes (VTAB-1k has {task.classes})" if classes != task.classes else ""
@@ -77,6 +77,6 @@ def find_departures(task: VtabTask, train: Source) -> list[str]:
 
 
 def choose_settings(task: VtabTask) -> tuple[str, ...]:
-    """The settings of fine-tuning in which a task differs from the recipe: no flips or crops that change its label."""
+    """Returns the settings of fine-tuning in which a task differs from the recipe: no flips or crops that change its label."""
     flips = () if task.flips else ("augment.flip=0",)
     return flips if task.crops else (*flips, "augment.crop_area=[1.0, 1.0]")
