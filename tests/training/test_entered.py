@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from itertools import pairwise
 
-FILES, FUNCTIONS = 123, 754
+FILES, FUNCTIONS = 124, 752
 
 TRAIN = """
 import json, sys, threading
