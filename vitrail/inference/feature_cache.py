@@ -1,4 +1,4 @@
-"""Features on the disk, by image: a part of a data set, or one that has grown, finds what was computed before.
+"""Features on the disk, by image: a subset of a data set, or one that has grown, finds what was computed before.
 
 A cache has a folder for each way of computing features (weights, preprocessing, precision, versions), and in it a file for
 each time that some were missing. The files that were not used for longest are removed beyond `limit`.
@@ -70,13 +70,13 @@ class Found:
 
     def join(self, other: Found) -> Found:
         """Returns these and ``other``, which are of the same source."""
-        parts = [part for part in (self, other) if len(part.rows)]
+        filled = [each for each in (self, other) if len(each.rows)]
         reasons = dict(sorted({**self.reasons, **other.reasons}.items()))
-        if not parts:
+        if not filled:
             return Found(self.rows, self.values, reasons)
-        rows = np.concatenate([part.rows for part in parts])
+        rows = np.concatenate([each.rows for each in filled])
         order = rows.argsort()
-        return Found(rows[order], np.concatenate([part.values for part in parts])[order], reasons)
+        return Found(rows[order], np.concatenate([each.values for each in filled])[order], reasons)
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class FeatureCache:
             if kept is None:
                 path.unlink(missing_ok=True)
                 continue
-            part = _select(*kept, images, missing)
-            if len(part.rows) or part.reasons:
+            selected = _select(*kept, images, missing)
+            if len(selected.rows) or selected.reasons:
                 os.utime(path)
-                found = found.join(part)
-                missing = sorted(set(missing).difference(part.rows.tolist(), part.reasons))
+                found = found.join(selected)
+                missing = sorted(set(missing).difference(selected.rows.tolist(), selected.reasons))
         return found
 
     def keep(self, images: list[bytes], computed: Found, say: Say) -> None:
@@ -119,12 +119,12 @@ class FeatureCache:
             return say(
                 f"note     the features are not cached: {len(content) / 1e9:.1f} GB, more than VITRAIL_CACHE_GB allows"
             )
-        place = self.root / self.identity / f"{hashlib.sha256(known).hexdigest()}.safetensors"
+        target = self.root / self.identity / f"{hashlib.sha256(known).hexdigest()}.safetensors"
         try:
-            with disk_errors(place):
-                place.parent.mkdir(parents=True, exist_ok=True)
-            settle_folder(place.parent)
-            replace_file(place, content)
+            with disk_errors(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+            settle_folder(target.parent)
+            replace_file(target, content)
         except DiskError as error:
             return say(f"warning  the features could not be cached: {error.what}")
         prune(self.root, say)
@@ -175,10 +175,10 @@ def identify_images(contents: Contents) -> list[bytes] | None:
             return None
 
 
-def _identify(*parts: bytes | memoryview) -> bytes:
+def _identify(*contents: bytes | memoryview) -> bytes:
     hashed = hashlib.blake2b(digest_size=ID_BYTES)
-    for part in parts:
-        hashed.update(part)
+    for content in contents:
+        hashed.update(content)
     return hashed.digest()
 
 

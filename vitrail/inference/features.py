@@ -91,9 +91,9 @@ def features_of(
         bad.merge({source.keys[row]: reason for row, reason in found.reasons.items()})
     missing = np.setdiff1d(np.arange(len(source)), [*found.rows, *found.reasons])
     if len(missing):
-        part = source.subset(missing) if len(missing) < len(source) else source
+        uncached = source.subset(missing) if len(missing) < len(source) else source
         options = tune_options(options, model, say, images=len(missing), ranks=ranks)
-        computed = _compute(model, part, options, bad, title, ranks).at(missing)
+        computed = _compute(model, uncached, options, bad, title, ranks).at(missing)
         with ranks.share_errors():
             if broken := int((~np.isfinite(computed.values).all(1)).sum()):
                 what = f"the model's features of {broken:,} of {len(source):,} images are not finite"
@@ -124,12 +124,12 @@ def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadIma
             values.append(features.cpu().numpy())
             good.extend(rows[batch.ids[:, 1]].tolist())
     share_bad_images(noted, source, bad, ranks)
-    parts = [
+    by_rank = [
         Found(np.array(rows, np.int64), np.concatenate(found), {})
         for rows, found in ranks.gather((good, values))
         if rows
     ]
-    found = reduce(Found.join, parts, Found.nothing())
+    found = reduce(Found.join, by_rank, Found.nothing())
     others = sorted(set(range(len(source))).difference(found.rows.tolist()))
     return replace(found, reasons={row: bad.reasons[source.keys[row]] for row in others})
 

@@ -1,4 +1,4 @@
-"""What a person sees while something runs: a bar on a terminal and in a notebook, a plain line every few seconds elsewhere."""
+"""Progress of a task: a bar on a terminal and in a notebook, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def to_stderr(line: str) -> None:
 
 
 def say_nothing(line: str) -> None:
-    """Prints nothing: what a rank other than the first says."""
+    """Prints nothing, for ranks other than the first."""
 
 
 def in_notebook() -> bool:
@@ -35,13 +35,13 @@ def in_notebook() -> bool:
 class Bar(Protocol):
     """One way of showing progress."""
 
-    def update(self, done: int, words: str) -> None: ...
+    def update(self, done: int, text: str) -> None: ...
     def say(self, line: str) -> None: ...
     def stop(self) -> None: ...
 
 
 class ProgressBar:
-    """Progress of ``total`` units, on stderr or in a notebook. ``update`` takes the count done and words to print beside it.
+    """Progress of ``total`` units, on stderr or in a notebook. ``update`` takes the count done and figures to print beside it.
 
     Of several ``processes`` that share the units one has a bar, and the others are taken to be as far as it is.
     """
@@ -83,10 +83,10 @@ class _PlainLines:
     def __init__(self, title: str, total: int) -> None:
         self.title, self.total, self._printed = title, total, time.monotonic()
 
-    def update(self, done: int, words: str) -> None:
+    def update(self, done: int, text: str) -> None:
         if time.monotonic() - self._printed >= LINE_EVERY:
             self._printed = time.monotonic()
-            self.say(f"{self.title} {done}/{self.total}  {words}")
+            self.say(f"{self.title} {done}/{self.total}  {text}")
 
     def say(self, line: str) -> None:
         to_stderr(line)
@@ -103,14 +103,14 @@ class _TerminalBar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        words, console = TextColumn("{task.fields[words]}"), Console(stderr=True)
+        text, console = TextColumn("{task.fields[text]}"), Console(stderr=True)
         rate = 1 / REDRAWN_EVERY
-        self._bar = Progress(*columns, words, TimeRemainingColumn(), console=console, refresh_per_second=rate)
-        self._task = self._bar.add_task(title, total=total, words="")
+        self._bar = Progress(*columns, text, TimeRemainingColumn(), console=console, refresh_per_second=rate)
+        self._task = self._bar.add_task(title, total=total, text="")
         self._bar.start()
 
-    def update(self, done: int, words: str) -> None:
-        self._bar.update(self._task, completed=done, words=words)
+    def update(self, done: int, text: str) -> None:
+        self._bar.update(self._task, completed=done, text=text)
 
     def say(self, line: str) -> None:
         self._bar.console.print(line, markup=False)
@@ -131,8 +131,8 @@ class _NotebookBar:
         display = import_module("IPython.display").display  # a kernel has it
         self._output = display(self._render(), raw=True, display_id=True)
 
-    def update(self, done: int, words: str) -> None:
-        self._state, now = (done, words), time.monotonic()
+    def update(self, done: int, text: str) -> None:
+        self._state, now = (done, text), time.monotonic()
         self._began = self._began or (done, now)
         if now - self._drawn >= REDRAWN_EVERY:
             self._draw()
@@ -148,10 +148,10 @@ class _NotebookBar:
         self._output.update(self._render(), raw=True)
 
     def _render(self) -> dict[str, str]:
-        done, words = self._state
-        words = f"{done:,}/{self.total:,}  {words}  {self._remaining()}".rstrip()
+        done, text = self._state
+        text = f"{done:,}/{self.total:,}  {text}  {self._remaining()}".rstrip()
         bar = tag("progress", value=done, max=max(self.total, 1), style="vertical-align:middle")
-        return {"text/plain": f"{self.title} {words}", "text/html": join(self.title, " ", bar, " ", words)}
+        return {"text/plain": f"{self.title} {text}", "text/html": join(self.title, " ", bar, " ", text)}
 
     def _remaining(self) -> str:
         done, _ = self._state
