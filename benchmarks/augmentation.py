@@ -129,7 +129,7 @@ def programmes_of(policy: Augment, ids: np.ndarray, side: int) -> list[list[tupl
 def check_equal(images: Tensor, pictures: list[Any], ids: np.ndarray, policy: Augment) -> float:
     """Compares ``policy``, with one layer at most, with the peer: the part of pixels that is over two levels off."""
     one, side = replace(policy, layers=min(policy.layers, 1)), images.shape[-1]
-    ours = augment(images, ids, one, size=(side, side), seed=SEED, cropped=policy.crop == "none")
+    ours, _ = augment(images, ids, one, size=(side, side), seed=SEED, cropped=policy.crop == "none")
     off = ((ours.int() - peer(pictures, programmes_of(one, ids, side)).int()).abs() > 2).float().mean((1, 2, 3))
     assert off.median() < 0.01, "more than half of the pictures differ from torchvision's"
     return float(off.mean())

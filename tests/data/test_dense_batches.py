@@ -138,12 +138,12 @@ def test_jittered_boxes_contain_the_picture_at_a_factor_of_one_and_lie_in_it_or_
 
 def test_arrays_are_jittered_as_files_are():
     """The crop of arrays is part of the resampling on the device."""
-    from vitrail.data.augment.apply import augment_and_place
+    from vitrail.data.augment.apply import augment
 
     picture = picture_of_places(60, 60)
     images = torch.from_numpy(np.stack([picture] * 40)).permute(0, 3, 1, 2)
     ids = np.array([[0, sample, 0] for sample in range(40)])
-    made, matrices = augment_and_place(images, ids, JITTER, size=(60, 60), seed=3, cropped=False)
+    made, matrices = augment(images, ids, JITTER, size=(60, 60), seed=3, cropped=False)
     for sample, (pixels, matrix) in enumerate(zip(made, matrices)):
         left, top, wide, tall = box = crop_box(JITTER, 3, 0, sample, 0, 60, 60)
         np.testing.assert_allclose(matrix[:2], [[wide / 60, 0, left], [0, tall / 60, top]])

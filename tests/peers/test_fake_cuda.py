@@ -23,7 +23,7 @@ from tests.models.tiny import TINY
 from tests.tasks.dense_models import create, draw_images
 from tests.training import on_ranks
 from vitrail.config.compose import request
-from vitrail.data.augment.apply import augment_and_place
+from vitrail.data.augment.apply import augment
 from vitrail.data.augment.mixing import mix
 from vitrail.data.augment.operations import PASSES
 from vitrail.data.augment.placement import Frames, place
@@ -146,7 +146,7 @@ def test_every_policy(policy, monkeypatch):
     with on_gpu():
         images = torch.empty(9, 3, 48, 60, dtype=torch.uint8, device="cuda")
         for cropped in (True, False):
-            made, _ = augment_and_place(images, ids, policy, size=(48, 60), seed=0, cropped=cropped)
+            made, _ = augment(images, ids, policy, size=(48, 60), seed=0, cropped=cropped)
             mixed, targets = mix(made.float(), torch.empty(9, 5, device="cuda"), ids, policy, seed=0)
             assert {made.device.type, mixed.device.type, targets.device.type} == {"cuda"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,20 +30,23 @@ BLOCK = 2**13  # rows that are checked at a time
 
 def check_catalogue(described: Mapping[str, Any]) -> None:
     """Raises `ValueError` for an ``index.json`` with a path that leads elsewhere, or numbers that no set of shards has."""
-    for shard in _list(described, "shards"):
-        _check_keys(shard, ("name", "bytes", "sha256", "images"), "a shard")
-        _check_name(shard["name"])
-        _check_file(shard, f"the shard {shard['name']!r}")
-        to_whole(shard["images"], f"the number of images of {shard['name']}", most=MOST)
+    for name in ("shards", "classes"):
+        if not isinstance(described[name], list):
+            raise ValueError(f"its {name} are no list")
+    for shard in described["shards"]:
+        _check_file(shard, "a shard", "name", "images")
+        name = shard["name"]  # it becomes part of a path or a URL
+        if not isinstance(name, str) or find_fault(name) or "\\" in name or {"", ".", ".."} & {*name.split("/")}:
+            raise ValueError(f"the shard {str(name)!r:.80} is no path inside of the root")
+        to_whole(shard["images"], f"the number of images of {name}", most=MOST)
     if sum(shard["images"] for shard in described["shards"]) != to_whole(described["images"], "images", most=MOST):
         raise ValueError(f"its shards do not have {described['images']:,} images in all")
     tables = described["tables"]
     if not isinstance(tables, dict) or not set(NEEDED) <= tables.keys() <= KINDS.keys():
         raise ValueError(f"it does not have the tables {', '.join(NEEDED)}, or has others than {', '.join(KINDS)}")
     for name, file in tables.items():
-        _check_keys(file, ("bytes", "sha256"), f"the table {name}")
         _check_file(file, f"the table {name}")
-    names = (described["root"], *_list(described, "classes"))
+    names = (described["root"], *described["classes"])
     if not all(isinstance(name, str) and not find_fault(name) for name in names):
         raise ValueError("its root or one of its classes is no name")
 
@@ -76,24 +79,10 @@ def check_tables(tables: Mapping[str, np.ndarray], *, images: int, end: int, cla
     _check_text(tables["names"])
 
 
-def _list(described: Mapping[str, Any], name: str) -> Sequence[Any]:
-    if not isinstance(described[name], list):
-        raise ValueError(f"its {name} are no list")
-    return described[name]
-
-
-def _check_keys(entry: Any, keys: Sequence[str], what: str) -> None:
-    if not isinstance(entry, dict) or entry.keys() != set(keys):
-        raise ValueError(f"{what} does not have the fields {', '.join(keys)}")
-
-
-def _check_name(name: Any) -> None:
-    """The name becomes part of a path or a URL."""
-    if not isinstance(name, str) or find_fault(name) or "\\" in name or {"", ".", ".."} & {*name.split("/")}:
-        raise ValueError(f"the shard {str(name)!r:.80} is no path inside of the root")
-
-
-def _check_file(entry: Mapping[str, Any], what: str) -> None:
+def _check_file(entry: Any, what: str, *fields: str) -> None:
+    """Raises `ValueError` for an entry without a size and a SHA-256, or with others than these ``fields`` beside them."""
+    if not isinstance(entry, dict) or entry.keys() != {"bytes", "sha256", *fields}:
+        raise ValueError(f"{what} does not have the fields {', '.join((*fields, 'bytes', 'sha256'))}")
     if type(entry["bytes"]) is not int or not isinstance(entry["sha256"], str) or not SHA256.fullmatch(entry["sha256"]):
         raise ValueError(f"{what} has no size or no SHA-256")
     to_whole(entry["bytes"], f"the size of {what}", most=MOST)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vitrail.data.augment.apply import augment_and_place
+from vitrail.data.augment.apply import augment
 from vitrail.data.augment.placement import Placement, place
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import Batch
@@ -46,9 +46,7 @@ class Augmented:
         """Returns the images, and where their pixels come from."""
         images, size = batch.images, self.preprocessing.size
         read = images.shape[-2], images.shape[-1]
-        made, matrices = augment_and_place(
-            images, batch.ids, self.policy, size=size, seed=self.seed, cropped=self.cropped
-        )
+        made, matrices = augment(images, batch.ids, self.policy, size=size, seed=self.seed, cropped=self.cropped)
         return self.preprocessing.normalise(made), place(batch.frames, read, matrices, size)
 
 

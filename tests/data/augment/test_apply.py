@@ -47,7 +47,8 @@ def photographs(count=COUNT, size=SIZE, channels=3):
 
 
 def run(images, policy, *, size=SIZE, seed=0, cropped=True, ids=None):
-    return augment(images, ids_of(len(images)) if ids is None else ids, policy, size=size, seed=seed, cropped=cropped)
+    ids = ids_of(len(images)) if ids is None else ids
+    return augment(images, ids, policy, size=size, seed=seed, cropped=cropped)[0]
 
 
 @cache

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data.augment.apply import augment_and_place
+from vitrail.data.augment.apply import augment
 from vitrail.data.augment.geometry import resample_maps
 from vitrail.data.augment.placement import Frames, Placement, place
 from vitrail.data.augment.policy import Augment
@@ -74,7 +74,7 @@ def test_every_pixel_comes_from_where_its_placement_says(tmp_path, source, worke
     images = batch.images if batch.images.is_floating_point() else batch.images.float() / 255
     cropped = given.kind == "files"
     read = tuple(images.shape[2:])
-    made, matrices = augment_and_place(images, batch.ids, policy, size=SIZE, seed=3, cropped=cropped)
+    made, matrices = augment(images, batch.ids, policy, size=SIZE, seed=3, cropped=cropped)
     placement = place(batch.frames, read, matrices, SIZE)
     distances = off(made, placement)
     assert len(distances) > 3000
@@ -134,7 +134,7 @@ def test_measurements_are_interpolated_and_what_is_next_to_an_unknown_one_is_unk
 def test_maps_follow_the_pixels_that_they_describe(policy):
     images = torch.from_numpy(coordinates(12)).permute(0, 3, 1, 2)
     ids = np.stack([np.zeros(12, int), np.arange(12), np.zeros(12, int)], 1)
-    made, matrices = augment_and_place(images, ids, policy, size=SIZE, seed=3, cropped=False)
+    made, matrices = augment(images, ids, policy, size=SIZE, seed=3, cropped=False)
     placement = place(Frames.whole(12, (HEIGHT, WIDTH)), (HEIGHT, WIDTH), matrices, SIZE)
     columns = torch.arange(WIDTH, dtype=torch.uint8).expand(12, HEIGHT, WIDTH)  # each pixel's own
     found = resample_maps(columns, placement.sampling, size=SIZE, pixel_format=LabelMaps.pixel_format)

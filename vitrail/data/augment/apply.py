@@ -52,7 +52,7 @@ LARGE = 2**14  # numbers of an image, from which on a CPU mirrors faster image b
 
 def augment(
     images: Tensor, ids: NDArray[np.int64], policy: Augment, *, size: tuple[int, int], seed: int, cropped: bool
-) -> Tensor:
+) -> tuple[Tensor, Numbers]:
     """Augments a batch by ``policy``. The result is a function of each picture, its ids and the seed, not of the batch.
 
     Args:
@@ -64,15 +64,9 @@ def augment(
             closest to the scale.
 
     Returns:
-        (B, C, h, w) of the same type. Only tone operations round floats to 256 levels.
+        (B, C, h, w) of the same type, and matrices (B, 3, 3) from (x, y, 1) of the output to the input pixel. Only tone
+        operations round floats to 256 levels.
     """
-    return augment_and_place(images, ids, policy, size=size, seed=seed, cropped=cropped)[0]
-
-
-def augment_and_place(
-    images: Tensor, ids: NDArray[np.int64], policy: Augment, *, size: tuple[int, int], seed: int, cropped: bool
-) -> tuple[Tensor, Numbers]:
-    """Returns the result of `augment`, and matrices (B, 3, 3) from (x, y, 1) of the output to the input pixel."""
     assert len(images) == len(ids), (len(images), len(ids))
     assert not cropped or tuple(images.shape[-2:]) == size, (images.shape, size)
     if _only_flips(policy, cropped):
