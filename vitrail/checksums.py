@@ -42,7 +42,9 @@ def hash_file(path: Path) -> str:
 def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON document with its checksum as the last field."""
     content = {name: value for name, value in document.items() if name != FIELD}
-    return {**content, FIELD: _hash_json(content)}
+    # one form for equal values, so that whitespace and the order of keys do not matter
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return {**content, FIELD: sha256_of(text.encode())}
 
 
 def is_intact(document: Mapping[str, Any]) -> bool:
@@ -51,11 +53,6 @@ def is_intact(document: Mapping[str, Any]) -> bool:
         return FIELD not in document or document[FIELD] == seal(document)[FIELD]
     except RecursionError:  # nested deeper than anything that was sealed
         return False
-
-
-def _hash_json(content: Mapping[str, Any]) -> str:
-    # one form for equal values, so that whitespace and the order of keys do not matter
-    return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def seal_tensors(content: bytes) -> bytes:

@@ -29,7 +29,10 @@ def keys(seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: Arra
     with np.errstate(over="ignore"):  # integer overflow is intended
         state = np.zeros((), np.uint64)
         for part in parts:
-            state = _finalise((state ^ _as_words(part)) + np.uint64(GOLDEN))
+            whole = (
+                np.uint64(part % 2**64) if isinstance(part, int) else np.asarray(part).astype(np.int64).view(np.uint64)
+            )
+            state = _finalise((state ^ whole) + np.uint64(GOLDEN))
     return np.asarray(state)
 
 
@@ -121,11 +124,6 @@ def _feistel(numbers: NDArray[np.uint64], rounds: NDArray[np.uint64], high: int,
             mixed = first ^ (_finalise((second ^ key) + np.uint64(GOLDEN)) & np.uint64(2**high - 1))
             numbers, high, low = second << np.uint64(high) | mixed, low, high
     return numbers
-
-
-def _as_words(part: ArrayLike) -> NDArray[np.uint64]:
-    whole = np.uint64(part % 2**64) if isinstance(part, int) else np.asarray(part).astype(np.int64).view(np.uint64)
-    return np.asarray(whole)
 
 
 def _finalise(word: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -74,7 +74,8 @@ def decode(
         with open_header(content) as image:
             check_pixels(image.size, max_pixels)
             if at_least is not None:
-                _draft(image, at_least)
+                lies = _read_orientation(image) >= 5  # stored rotated by 90 degrees
+                image.draft(image.mode, at_least if lies else at_least[::-1])
             image.load()
             return convert_image(image, channels)
     except BadImage:
@@ -174,13 +175,6 @@ def check_pixels(size: tuple[int, int], most: int) -> None:
         raise BadImage(
             f"{width}x{height} is {millions:.1f} million pixels, over the limit of {most / 1e6:g} (--max-pixels)"
         )
-
-
-def _draft(image: Image.Image, at_least: tuple[int, int]) -> None:
-    height, width = at_least
-    if _read_orientation(image) >= 5:  # stored rotated by 90 degrees
-        height, width = width, height
-    image.draft(image.mode, (width, height))
 
 
 def _read_orientation(image: Image.Image) -> int:

@@ -34,7 +34,7 @@ def check_catalogue(described: Mapping[str, Any]) -> None:
         if not isinstance(described[name], list):
             raise ValueError(f"its {name} are no list")
     for shard in described["shards"]:
-        _check_file(shard, "a shard", "name", "images")
+        _check_file(shard, "the shard", "name", "images")
         name = shard["name"]  # it becomes part of a path or a URL
         if not isinstance(name, str) or find_fault(name) or "\\" in name or {"", ".", ".."} & {*name.split("/")}:
             raise ValueError(f"the shard {str(name)!r:.80} is no path inside of the root")

@@ -101,18 +101,20 @@ def read_class_folders(pattern: str) -> tuple[str, dict[str, RawSplit]]:
     Raises:
         DataError: ``**``, no folder matches, or only some are in folders of splits.
     """
-    parts = Path(pattern).parts
-    if "**" in parts:
+    levels = Path(pattern).parts
+    if "**" in levels:
         raise DataError(
             f"the pattern {pattern!r} has '**'", "give one '*' for each level of folders, e.g. 'photos/*/*'"
         )
-    root = Path(*takewhile(lambda part: not has_magic(part), parts))
+    root = Path(*takewhile(lambda part: not has_magic(part), levels))
     scan = Scan()
     found = [Path(path) for path in glob(pattern) if os.path.isdir(path) and not is_system_name(Path(path).name)]
     classes: dict[str, dict[str, Strings]] = {}  # split -> class -> images
     for folder in sorted(found):
         scan.enter(str(folder))
-        split, name = _split_and_name(folder.relative_to(root).parts)
+        parts = folder.relative_to(root).parts
+        split = SPLITS.get(parts[0].lower(), "") if len(parts) > 1 else ""
+        name = "/".join(parts[1:] if split else parts)
         classes.setdefault(split, {})[name] = Strings(scan.list_images(str(root), folder.relative_to(root).as_posix()))
     if not any(len(images) for by_name in classes.values() for images in by_name.values()):
         raise DataError(
@@ -127,11 +129,6 @@ def read_class_folders(pattern: str) -> tuple[str, dict[str, RawSplit]]:
         splits[split or "train"] = _label_by_folder(root, names, [by_name[name] for name in names])
     within = "" if "" in classes else f" in {', '.join(splits)}"
     return f"class folders that match a pattern{within}{scan.describe_others()}", splits
-
-
-def _split_and_name(parts: tuple[str, ...]) -> tuple[str, str]:
-    split = SPLITS.get(parts[0].lower(), "") if len(parts) > 1 else ""
-    return split, "/".join(parts[1:] if split else parts)
 
 
 def _has_image(folder: Path) -> bool:

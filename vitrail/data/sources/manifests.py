@@ -203,13 +203,10 @@ def _refuse_repeated(columns: Columns, root: Path) -> None:
         place = os.path.normpath(os.path.join(folder, path)) if has_absolute else path
         if (first := first_rows.setdefault(place, row)) != row:
             fact = f"{columns.describe_row(row)}: the path {path!r} is already in line {columns.lines[first]}"
-            raise DataError(fact, _advise_repeated(columns))
-
-
-def _advise_repeated(columns: Columns) -> str:
-    if _has_boxes(columns.names):
-        return f"a table of boxes is not read: {EXPORT_BOXES}"
-    return f"give each image one row; separate several labels of one image by {BETWEEN!r}"
+            remedy = f"give each image one row; separate several labels of one image by {BETWEEN!r}"
+            raise DataError(
+                fact, f"a table of boxes is not read: {EXPORT_BOXES}" if _has_boxes(columns.names) else remedy
+            )
 
 
 def _make_labels(columns: Columns) -> Labels | None:

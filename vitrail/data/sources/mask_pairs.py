@@ -64,8 +64,11 @@ def find_masks(root: Path) -> list[MaskFolder]:
     folders = _list_folders(root)
     if pair := _find_pair(root, folders):
         images, masks = pair
-        splits = [(split, name) for name in _list_folders(root / images) if (split := split_of_folder(name))]
-        inside = [MaskFolder(split, f"{images}/{name}", _find_inside(root, masks, name)) for split, name in splits]
+        inside = []
+        for name in _list_folders(root / images):
+            if split := split_of_folder(name):
+                own = f"{masks}/{name}" if (root / masks / name).is_dir() else masks  # a split may have none of its own
+                inside.append(MaskFolder(split, f"{images}/{name}", own))
         return inside or [MaskFolder("train", images, masks)]
     found, others = [], []
     for name in folders:
@@ -99,11 +102,6 @@ def split_of_folder(name: str) -> str | None:
     """
     word = re.sub(r"[_-]?(19|20)\d\d$", "", name.lower())
     return "train" if word == "default" else SPLITS.get(word)
-
-
-def _find_inside(root: Path, masks: str, name: str) -> str:
-    """The folder of the masks of a split, which may have none of its own."""
-    return f"{masks}/{name}" if (root / masks / name).is_dir() else masks
 
 
 def _find_pair(folder: Path, inside: Iterable[str]) -> tuple[str, str] | None:

@@ -131,21 +131,24 @@ def _measure(files: Files) -> MaskValues:
     void: dict[str, Count] = {}
     unusable: dict[str, Count] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for name, found in zip(files.keys, pool.map(lambda row: _examine(files, row), range(len(files.keys)))):
-            if isinstance(found, str):
-                _count(unusable, found, name)
+        for name, mask in zip(files.keys, pool.map(lambda row: _examine(files, row), range(len(files.keys)))):
+            if isinstance(mask, str):
+                _count(unusable, mask, name)
                 continue
-            _count(kinds, found.kind, name)
-            if case := _judge_void(found):
+            _count(kinds, mask.kind, name)
+            if case := _judge_void(mask):
                 _count(void, case, name)
-            for number, code, pixels, inner in found.levels:
-                level = levels.setdefault((found.kind, number, code), [0, 0, 0, name])
+            for number, code, pixels, inner in mask.levels:
+                level = levels.setdefault((mask.kind, number, code), [0, 0, 0, name])
                 level[:3] = level[0] + 1, level[1] + pixels, level[2] + inner
             if sum(kind == COLOURS for kind, _, _ in levels) > MOST_COLOURS:
                 what = f"masks below {files.root} have more than {MOST_COLOURS} colours, e.g. in {name}"
                 raise DataError(what, "save masks without smoothing and without lossy compression")
-    each = (Level(kind, number, _decode_colour(code), *of) for (kind, number, code), of in sorted(levels.items()))
-    return MaskValues(tuple(each), kinds, void, unusable)
+    found = []
+    for (kind, number, code), counts in sorted(levels.items()):
+        colour = code % 256, code // 256 % 256, code // 65_536
+        found.append(Level(kind, number, colour, *counts))
+    return MaskValues(tuple(found), kinds, void, unusable)
 
 
 def _count(counts: dict[str, Count], what: str, name: str) -> None:
@@ -208,7 +211,3 @@ def _count_inner(levels: NDArray[np.integer], wanted: Iterable[int]) -> list[int
 
 def _encode_colour(colour: Sequence[int]) -> int:
     return colour[0] + 256 * colour[1] + 65_536 * colour[2]
-
-
-def _decode_colour(code: int) -> Colour:
-    return code % 256, code // 256 % 256, code // 65_536
