@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import json
-import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,21 +16,21 @@ import pyarrow
 import pyarrow.parquet
 
 from tests.data.sources import layouts
-from tests.workflows.study.test_exchange import begin
-from vitrail.checksums import seal
 from vitrail.config.parse import read_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import write_sealed
 from vitrail.inference.parts import Plan
 from vitrail.inference.parts_check import verify_parts
+from vitrail.studies.design import read_study
 from vitrail.verbs.data import shard_data
 from vitrail.verbs.data.findings import check
 from vitrail.verbs.data.index import index_shards
-from vitrail.workflows.study.definitions import read_study
-from vitrail.workflows.study.exchange import add, pack
 
 HUGE = 10**400
+BILLION_SEEDS = (
+    "{name: a, base: {schedule.steps: 1}, experiments: [{name: b, arms: {c: {}, d: {}, e: {}}, seeds: 1000000000}]}"
+)
 OUTSIDE = "../../outside/secret.png"
 FAR = [[1.0, 1.0, 90_000.0, 1.0, 1.0, 90_000.0] * 600]  # a boundary that is walked for billions of steps
 Make = Callable[[Path], Callable[[], Any]]  # writes a hostile file into a folder, and returns what reads it
@@ -235,35 +233,6 @@ def parts(record: Mapping[str, Any] | None = None, **changes: Any) -> Make:
     return make
 
 
-def packed(name: str, change: Callable[[dict[str, Any]], Any], *, declared: int = 0) -> Make:
-    """A pack of a study in which the documents whose names begin with ``name`` were changed and sealed again."""
-
-    def make(folder: Path) -> Callable[[], Any]:
-        begin(folder / "study", range(1))
-        pack(folder / "study", folder / "good.zip")
-        with (
-            zipfile.ZipFile(folder / "good.zip") as good,
-            zipfile.ZipFile(folder / "x.zip", "w") as bad,
-        ):
-            for each in good.namelist():
-                content = good.read(each)
-                if each.startswith(name):
-                    document = {key: value for key, value in json.loads(content).items() if key != "vitrail_sha256"}
-                    new = change(document)
-                    content = new if isinstance(new, bytes) else json.dumps(seal(document)).encode()
-                bad.writestr(each, content)
-        if declared:
-            declare(folder / "x.zip", declared)
-        shutil.rmtree(folder / "study")
-        return lambda: add(folder / "new", folder / "x.zip", print)
-
-    return make
-
-
-def bits(count: int) -> list[Any]:
-    return [count, base64.b64encode(b"\1").decode()]
-
-
 def entities(encoding: str) -> bytes:
     declared = "".join(f'<!ENTITY a{level} "{f"&a{level - 1};" * 10}">' for level in range(1, 10))
     text = f'<?xml version="1.0" encoding="{encoding}"?><!DOCTYPE l [<!ENTITY a0 "aaaaaaaaaa">{declared}]>'
@@ -290,6 +259,7 @@ BOMBS: dict[str, tuple[Make, type[Exception], str]] = {
     "settings of merge keys": (settings(merge_bomb("{{<<: [{}]}}")), ConfigError, "more than 50,000 values"),
     "settings that are deep": (settings("[" * 50_000), ConfigError, "nested deeper than 100"),
     "a study of merge keys": (settings(merge_bomb("{{<<: [{}]}}"), read_study), ConfigError, "more than 50,000"),
+    "a study of 10^9 seeds": (settings(BILLION_SEEDS, read_study), ConfigError, "3,000,000,000 trials"),
     "a study that is deep": (settings("[" * 50_000, read_study), ConfigError, "nested deeper than 100"),
     "YOLO with a large class": (yolo(names("names: [a]"), "9" * 5000 + " .5 .5 .2 .2"), DataError, "not a whole number"),
     "a line of YOLO with infinity": (yolo(names("names: [a]"), "0 inf .5 .2 .2"), DataError, "the coordinate inf"),
@@ -356,15 +326,6 @@ BOMBS: dict[str, tuple[Make, type[Exception], str]] = {
     "10^12 parts": (parts(images=10**12, part_size=1), DataError, "at most 1,000,000 are written"),
     "parts of another format": (parts(format="x"), DataError, "the format is 'x'"),
     "a plan of parts with another key": (parts(zzz=1), DataError, "zzz"),
-    "a pack of zeros": (packed("plan.json", dict.copy, declared=10**8), DataError, "and expands to"),
-    "a pack that is deep": (packed("plan.json", lambda _: b"[" * 50_000), DataError, "nested deeper than 100"),
-    "a pack with an empty plan": (packed("plan.json", dict.clear), ConfigError, "KeyError: 'format'"),
-    "a pack of too many cells": (
-        packed("plan.json", lambda tree: tree["study"]["experiments"][0].update(seeds=10**9)), ConfigError, "cells",
-    ),
-    "a cell of 10^12 images": (packed("cells/", lambda tree: tree.update(right=bits(10**12))), DataError, "no results"),
-    "a cell of words": (packed("cells/", lambda tree: tree.update(right="x")), DataError, "no results"),
-    "a cell without a state": (packed("cells/", lambda tree: tree.pop("state") and None), DataError, "no results"),
 }  # fmt: skip
 
 # by name, as above: what a file says becomes part of a path
@@ -385,5 +346,4 @@ PATHS: dict[str, tuple[Make, type[Exception], str]] = {
     ),
     "the root of an index at a URL": (said(root="memory://elsewhere"), DataError, "only what you name is fetched"),
     "the root of an index that is a file": (said(root="file:///etc"), DataError, "only what you name is fetched"),
-    "the key of a cell": (packed("cells/", lambda tree: tree.update(key="../../outside/secret")), DataError, "no results"),
 }  # fmt: skip

@@ -36,12 +36,10 @@ KNOWN = {
     "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:recall_plan
         data/sources/mask_values.py:measure_masks
         reports/transfer.py:write_transfer""",
-    "study": """workflows/study/plan.py:write_plan workflows/study/results.py:write_result
-        workflows/study/exchange.py:add workflows/study/measuring.py:measure_networks
-        workflows/study/run.py:run_study workflows/study/run.py:note_progress""",
-    "study images": "workflows/study/pool.py:store_pool",
-    "study attempts": "workflows/study/queue.py:_count work/attempts.py:_write",
-    "pack": "workflows/study/exchange.py:pack",
+    "study": """studies/plan.py:write_plan studies/results.py:write_result studies/costs.py:measure_networks
+        studies/run.py:run_study studies/run.py:run_workers""",
+    "study images": "studies/images.py:store_images",
+    "study attempts": "work/attempts.py:_write",
     "parts, parquet": """inference/parts.py:open inference/parts.py:commit inference/parts.py:finish
         workflows/parts/files.py:write_part""",
     "parts, npy": "workflows/parts/files.py:_write_array",
@@ -52,20 +50,20 @@ KNOWN = {
     "decoded images": "data/decoded_cache.py:_share",
     SHOWN: """analysis/figure.py:save analysis/pictures.py:save_png
         reports/cards.py:write_card reports/page.py:write_page
-        reports/study/documents.py:write_study reports/study/documents.py:write_progress tables.py:open_table
+ tables.py:open_table
         tables.py:save_array tables.py:write_features runs/folder.py:_append
         tasks/detection/files.py:write tasks/detection/files.py:close tasks/detection/coco_results.py:write_results
         tasks/segmentation/files.py:write tasks/segmentation/files.py:close
         training/step.py:_raise_diverged workflows/api_data.py:check_data workflows/draw_data.py:draw_split
-        workflows/study/conclude.py:conclude
+        studies/report.py:report_study
         verbs/evaluate.py:_write_report workflows/explain.py:_explain_each workflows/explain.py:_write
         workflows/explain_masks.py:_write workflows/inspect.py:inspect workflows/inspect_cost.py:compare_costs
         workflows/inspect_pair.py:inspect_pair inference/answers.py:prepare_drawing verbs/predict.py:write_answers
-        verbs/predict.py:write_rows workflows/study/workers.py:start""",
+        verbs/predict.py:write_rows studies/worker.py:start""",
     PRESENT: "shards/roots.py:remember_root",
     PASSING: """data/shared_memory.py:create_memory data/workers.py:serve
         runs/folder.py:open work/claims.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock
-        weights/pickle_sandbox.py:rewrite weights/pickle_sandbox.py:main workflows/study/queue.py:_create""",
+        weights/pickle_sandbox.py:rewrite weights/pickle_sandbox.py:main""",
 }
 
 

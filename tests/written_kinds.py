@@ -13,9 +13,9 @@ import torch
 
 import vitrail
 from tests.looked_at import picture, shaken
+from tests.studies.planned import POOL, fake_result, make_study
 from tests.weights.graphs import write_graph
 from tests.weights.kinds import a_model
-from tests.workflows.study.planned import POOL, fake_result, make_study
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.bad_images import read_bad_images
@@ -29,6 +29,10 @@ from vitrail.runs import checkpoint
 from vitrail.runs.cells import Cells
 from vitrail.runs.folder import RECORDS, RunFolder
 from vitrail.runtime.distributed import SINGLE
+from vitrail.studies.design import Pool
+from vitrail.studies.images import DATA, load_images, open_images, store_images
+from vitrail.studies.plan import make_plan, read_plan, write_plan
+from vitrail.studies.results import write_result
 from vitrail.training.binding import STAMPS, _read_stamps
 from vitrail.verbs.convert import convert
 from vitrail.verbs.export import export
@@ -36,12 +40,7 @@ from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
 from vitrail.weights.onnx.digest import seal_onnx
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
-from vitrail.workflows.study.exchange import add, pack
-from vitrail.workflows.study.plan import make_plan, read_plan, write_plan
-from vitrail.workflows.study.pool import DATA, decode_pool, describe_pool, load_pool, open_pool, store_pool
-from vitrail.workflows.study.queue import Queue
-from vitrail.workflows.study.results import write_result
-from vitrail.workflows.study.study import Pool
+from vitrail.work.attempts import Attempts
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))  # (B, C, H, W)
 CHANGES = "model.changes={width: 8, depth: 1, heads: 1, mlp_width: 8, patch_size: [4, 4]}"
@@ -236,63 +235,51 @@ def write_cells(folder: Path) -> Kind:
 def write_study(folder: Path) -> Iterator[Kind]:
     digits = open_data("digits").train
     arrays = digits.images[:60], np.arange(60) % 2
-    splits, words = open_pool(Pool(validation=10), arrays)
-    splits = decode_pool(splits, None)
-    facts = describe_pool(splits, "digits", words)
+    splits, facts = open_images(Pool(validation=10), arrays)
     study = make_study(pool=Pool(source="nowhere"))
     plan = make_plan(
         study, replace(POOL, fingerprint=facts.fingerprint), device="cpu", request="a", price=free, budget=None
     )
     folder.mkdir()
-    store_pool(folder, splits, facts.fingerprint)
+    store_images(folder, splits, facts.fingerprint)
     write_plan(folder, plan)
-    for cell in list(plan.grid.cells.values())[:4]:
-        write_result(folder, fake_result(cell))
-    Queue(folder).fail("0" * 64, "failed")
+    for trial in list(plan.trials.values())[:4]:
+        write_result(folder, fake_result(trial))
+
+    def fail(attempt: int) -> None:
+        raise ValueError("failed")
+
+    Attempts(folder / "attempts").run("0" * 64, fail, lambda error, made: None)
 
     def read(say: Say) -> Any:
         found, earlier = read_plan(folder)
-        results = found.results(folder)
+        results = found.read_results(folder)
         if len(results) < 4:
-            say("a cell is computed again")
+            say("a trial is computed again")
         judged = {key: (result.right.tobytes(), replace(result, right=None)) for key, result in results.items()}
         return found.sha256, found.device, found.request, earlier, judged
 
     def read_images(say: Say) -> Any:
-        pool = load_pool(folder, Pool(source="nowhere"), facts)
+        pool = load_images(folder, Pool(source="nowhere"), facts)
         parts = (pool.train, pool.val, pool.test)
         return [(part.images.tobytes(), part.labels.tobytes(), list(part.keys)) for part in parts], pool.classes
 
     def read_attempts(say: Say) -> Any:
-        tries = Queue(folder).tries("0" * 64)
-        if not tries["failures"]:
+        tries = Attempts(folder / "attempts").read("0" * 64)
+        if not tries.failures:
             say("the attempts are counted anew")
-        return tries["failures"], tries["deaths"]
+        return tries
 
-    of_workers = ("leases/*", "leases/.*/*", "leases/.*")
     attempts, images = list_files(folder / "attempts"), list_files(folder / DATA)
-    own = [folder / "plan.json", *list_files(folder / "cells")]
+    own = [folder / "plan.json", *list_files(folder / "trials")]
     others = tuple(path.relative_to(folder).as_posix() for path in (*attempts, *images))
-    yield Kind("study", own, read, folder, (*others, *of_workers))
+    yield Kind("study", own, read, folder, others)
     yield Kind("study images", images, read_images)
     yield Kind("study attempts", attempts, read_attempts)
-    pack(folder, folder.with_name("cells.zip"))
-    yield read_pack(folder.with_name("cells.zip"))
 
 
-def free(cell: Any) -> float:
+def free(trial: Any) -> float:
     return 1.0
-
-
-def read_pack(path: Path) -> Kind:
-    numbers = iter(range(10**9))
-
-    def read(say: Say) -> Any:
-        folder = path.with_name(f"added-{next(numbers)}")
-        add(folder, path, say)
-        return {file.relative_to(folder): file.read_bytes() for file in list_files(folder)}
-
-    return Kind("pack", [path], read)
 
 
 def write_parts(place: Path, photos: Path) -> Iterator[Kind]:

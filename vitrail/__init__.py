@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     __version__: str
     from vitrail.analysis.visualize import visualize_attention as visualize_attention
     from vitrail.models import MODELS as MODELS
+    from vitrail.studies.design import write_study as write_study
+    from vitrail.studies.report import report_study as report_study
+    from vitrail.studies.worker import work_study as work_study
     from vitrail.tasks.classification.classifier import Classifier as Classifier
     from vitrail.verbs.check import check_export as check_export
     from vitrail.verbs.check import check_parts as check_parts
@@ -32,21 +35,15 @@ if TYPE_CHECKING:
     from vitrail.verbs.probe import probe as probe
     from vitrail.verbs.serve import serve as serve
     from vitrail.verbs.settings import list_settings as list_settings
+    from vitrail.verbs.study import study as study
     from vitrail.verbs.train import train as train
     from vitrail.verbs.transfer import transfer as transfer
     from vitrail.weights import create_model as create_model
     from vitrail.weights import load as load
-    from vitrail.workflows.api_study import add_study as add_study
-    from vitrail.workflows.api_study import pack_study as pack_study
-    from vitrail.workflows.api_study import report_study as report_study
-    from vitrail.workflows.api_study import study as study
-    from vitrail.workflows.api_study import work_study as work_study
-    from vitrail.workflows.api_study import write_study as write_study
 
 _HOMES = {
     "Classifier": "vitrail.tasks.classification.classifier",
     "MODELS": "vitrail.models",
-    "add_study": "vitrail.workflows.api_study",
     "check_data": "vitrail.verbs.data",
     "check_export": "vitrail.verbs.check",
     "check_parts": "vitrail.verbs.check",
@@ -62,25 +59,23 @@ _HOMES = {
     "list_models": "vitrail.verbs.models",
     "list_settings": "vitrail.verbs.settings",
     "load": "vitrail.weights",
-    "pack_study": "vitrail.workflows.api_study",
     "predict": "vitrail.verbs.predict",
     "pretrain": "vitrail.verbs.pretrain",
     "probe": "vitrail.verbs.probe",
-    "report_study": "vitrail.workflows.api_study",
+    "report_study": "vitrail.studies.report",
     "serve": "vitrail.verbs.serve",
     "shard_data": "vitrail.verbs.data",
-    "study": "vitrail.workflows.api_study",
+    "study": "vitrail.verbs.study",
     "train": "vitrail.verbs.train",
     "transfer": "vitrail.verbs.transfer",
     "visualize_attention": "vitrail.analysis.visualize",
-    "work_study": "vitrail.workflows.api_study",
-    "write_study": "vitrail.workflows.api_study",
+    "work_study": "vitrail.studies.worker",
+    "write_study": "vitrail.studies.design",
 }
 _ALIASES = {"export_model": "export"}
 __all__ = [
     "MODELS",
     "Classifier",
-    "add_study",
     "check_data",
     "check_export",
     "check_parts",
@@ -96,7 +91,6 @@ __all__ = [
     "list_models",
     "list_settings",
     "load",
-    "pack_study",
     "predict",
     "pretrain",
     "probe",

@@ -25,7 +25,6 @@ _LINE = re.compile(rb'(.*), "crc": "([0-9a-f]{8})"}')
 # an entry of `metadata_props` in a protobuf ModelProto: field 14, 74 bytes with key (field 1) and value (field 2)
 _ONNX = b"\x72\x4a\x0a\x06sha256\x12\x40"
 ONNX_BYTES = len(_ONNX) + 64
-_ZIP = b"vitrail sha256 of all bytes before: "
 
 
 def sha256_of(content: bytes | memoryview) -> str:
@@ -122,18 +121,6 @@ def parse_line(line: bytes) -> dict[str, Any]:
 def crc_of(content: bytes) -> str:
     """Returns the CRC-32 in hexadecimal, for a line or a row."""
     return f"{zlib.crc32(content):08x}"
-
-
-def seal_zip(content: bytes) -> bytes:
-    """Puts the checksum of a zip archive, which has no comment, into its comment."""
-    head = content[:-2] + (len(_ZIP) + 64).to_bytes(2, "little") + _ZIP
-    return head + sha256_of(head).encode()
-
-
-def is_zip_intact(content: bytes) -> bool:
-    """Whether a zip archive has its checksum as its comment, or none."""
-    begin, mark, checksum = content.rpartition(_ZIP)
-    return not mark or checksum == sha256_of(begin + mark).encode()
 
 
 def onnx_checksum(digest: str) -> bytes:

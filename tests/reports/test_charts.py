@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from vitrail.reports import bands, charts
+from vitrail.reports import charts
 from vitrail.reports.charts import (
     Axis,
     Estimates,
@@ -80,16 +80,6 @@ def test_an_error_bar_spans_its_interval():
     assert 'd="M50.0 75.0V25.0M47.5 75.0h5.0M47.5 25.0h5.0"' in charts.error_bars(points, ACROSS, UP, "cobalt")
 
 
-def test_hatching_stays_inside_of_its_rectangle():
-    drawn = bands.hatch(20, 90, 10, 60, "hatched")
-    lines = [[float(number) for number in re.findall(r"[\d.]+", line)] for line in re.findall(r"M[^M\"]*", drawn)]
-    assert len(lines) > 10
-    for left, low, right, high in lines:
-        assert 20 <= left < right <= 90
-        assert 10 <= high < low <= 60
-        assert right - left == pytest.approx(low - high, abs=0.21)
-
-
 def test_estimates_are_sorted_and_those_without_a_place_are_left_out():
     rows = [{"x": 3, "estimate": 0.3}, {"x": None, "estimate": 0.5}, {"x": 1, "estimate": 0.1, "low": 0.0, "high": "?"}]
     points = read_estimates(rows)
@@ -98,28 +88,6 @@ def test_estimates_are_sorted_and_those_without_a_place_are_left_out():
     assert points.low[0] == 0
     assert np.isnan([points.high[0], *points.low[1:], *points.high]).all()
     assert len(read_estimates([]).x) == 0
-
-
-def test_labels_of_an_axis_never_overlap():
-    axis = bands.logarithmic(np.array([100.0, 120.0, 150.0, 1e4]), "{:g}".format, marks=[100, 120, 150, 1e4])
-    places = axis.place(np.array(axis.marks))
-    assert axis.marks[-1] == 1e4
-    assert np.diff(places).min() >= charts.LEAST_GAP
-    assert len(axis.marks) == 2
-
-
-@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (0.002, 0.004), (1e9, 1e21), (3.0, 80.0)])
-def test_a_logarithmic_axis_of_any_range_has_a_label(low, high):
-    axis = bands.logarithmic(np.array([low, high]), "{:g}".format)
-    assert axis.low < low <= high < axis.high
-    assert axis.marks
-
-
-def test_minor_marks_are_at_whole_steps_of_each_power():
-    axis = Axis(1, 100, 0, 200, log=True, marks=[1, 10, 100])
-    places = [float(x) for x in re.findall(r'x1="([\d.]+)"', bands.minor_marks(axis, 50))]
-    expected = [100 * math.log10(step * power) for power in (1, 10) for step in range(1, 10)] + [200.0]
-    assert sorted(set(places)) == pytest.approx(expected, abs=0.06)
 
 
 def numbers(drawing: str, name: str, *keys: str, **where: str) -> list[tuple[float, ...]]:

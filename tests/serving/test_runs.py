@@ -317,10 +317,10 @@ def test_all_metrics_together_are_bounded(tmp_path, monkeypatch):
     assert list(cache._known) == [str(tmp_path / name) for name in "ef"]
 
 
-def test_a_study_is_listed_with_its_cells_and_the_time_left(place):
+def test_a_study_is_listed_with_its_trials_and_the_time_left(place):
     study = place / "vit-paper"
     study.mkdir()
-    progress = {"state": "running", "done": 12, "cells": 78, "seconds_left": 1500.0}
+    progress = {"state": "running", "done": 12, "trials": 78, "seconds_left": 1500.0}
     write_sealed(study / "progress.json", progress)
     names = ("name", "command", "state", "step", "steps", "seconds_left")
 

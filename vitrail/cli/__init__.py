@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from vitrail.cli import study
 from vitrail.cli.commands import to_command
 from vitrail.errors import DiskError, VitrailError, explain_system
 from vitrail.runtime.launch import is_launched, leave_code
@@ -29,6 +28,7 @@ from vitrail.verbs import (
     probe,
     serve,
     settings,
+    study,
     train,
     transfer,
 )
@@ -68,9 +68,9 @@ def build_app() -> App:
     group.command(to_command(data.index_data, data.run_index), name="index")
     app.command(group)
     studies = App(name="study", help=study.study.__doc__)
-    studies.default(study.study)
-    for verb in (study.work, study.report, study.pack, study.add, study.write):
-        studies.command(verb)
+    studies.default(to_command(study.study, study.run))
+    for command in (study.work, study.report, study.write):
+        studies.command(to_command(command, command))
     app.command(studies)
     return app
 

@@ -67,7 +67,7 @@ class RunState(Schema):
         description="starting, running, stopped (its process was killed), damaged, or how the run ended",
     )
     step: int
-    steps: int | None = Field(description="total number of steps; of a study, of cells")
+    steps: int | None = Field(description="total number of steps; of a study, of trials")
     seconds_left: float | None = Field(None, description="estimated time left, of a study")
 
 
@@ -97,7 +97,7 @@ class Curves(RunState):
 
 
 def read_state(run: Path) -> dict[str, Any]:
-    """Returns ``state``, ``step`` and ``steps`` of a run, and ``seconds_left`` of a study, whose steps are its cells. The state
+    """Returns ``state``, ``step`` and ``steps`` of a run, and ``seconds_left`` of a study, whose steps are its trials. The state
     is ``stopped`` if the process was killed, and ``damaged`` if the file that has it cannot be read.
     """
     if progress := stamp(run / PROGRESS):
@@ -115,14 +115,14 @@ def read_state(run: Path) -> dict[str, Any]:
 
 def _read_study(file: Stamp) -> dict[str, Any]:
     progress = parse_status(file)
-    state, cells, done, left = (progress.get(name) for name in ("state", "cells", "done", "seconds_left"))
+    state, trials, done, left = (progress.get(name) for name in ("state", "trials", "done", "seconds_left"))
     state = state if isinstance(state, str) else "damaged"
     # the process may run on any machine that sees the folder: only that nothing is written tells that it is gone
     silent = state in GOING_ON and time.time() - file.changed / 1e9 > SILENCE
     return {
         "state": "stopped" if silent else state,
         "step": done if type(done) is int else 0,
-        "steps": cells if type(cells) is int else None,
+        "steps": trials if type(trials) is int else None,
         "seconds_left": finite(left) if isinstance(left, float) and not silent else None,
     }
 

@@ -1,0 +1,325 @@
+"""`vitrail study` on the built-in digits with tiny networks: from the plan to the page, and through kills to the same figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import vitrail
+from tests.each_row import each_row
+from tests.slow import few_or_nightly
+from tests.studies.planned import POOL, make_study
+from vitrail.cli import run
+from vitrail.config.schema import Run
+from vitrail.errors import ConfigError, DataError
+from vitrail.files import read_sealed
+from vitrail.studies.costs import NetworkCost, keep_busy, name_network
+from vitrail.studies.design import Pool
+from vitrail.studies.images import FILES, load_images, open_images, store_images
+from vitrail.studies.plan import PoolFacts, make_plan, read_plan, write_plan
+from vitrail.studies.run import StudyRequest, plan_or_continue
+from vitrail.studies.worker import WorkerPool, number_of, work_study
+from vitrail.work.claims import Claims
+
+TINY = {
+    "name": "tiny",
+    "pool": {"source": "digits", "validation": 100},
+    "base": {
+        "schedule.steps": 12,
+        "data.batch": 16,
+        "data.micro_batch": 16,
+        "augment.flip": 0.0,
+        "save.every": 0.05,  # so that a cell that was killed goes on from its last steps
+        "model.name": "vit-ti16",
+        "model.changes": {"width": 16, "depth": 2, "heads": 2, "mlp_width": 32},
+    },
+    "experiments": [
+        {
+            "name": "patches",
+            "arms": {"patch-4": {"model.changes.patch_size": [4, 4]}, "patch-2": {"model.changes.patch_size": [2, 2]}},
+            "factors": {"data.limit": [200, None]},
+            "seeds": 2,
+            "rates": {"grid": [1e-3, 4e-3], "length": 0.5},
+            "measure": ["heads", "positions", "shifts"],
+        }
+    ],
+    "claims": ["smaller-patches"],
+}
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+def silent(line: str) -> None: ...
+
+
+def call(mine: Path, out: Path, **options: object) -> Any:
+    return vitrail.study(config=mine, out=out, quiet=True, log=silent, **options)
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every network takes 10 ms a step."""
+
+    def measure(
+        folder: Path, runs: Iterable[Run], splits: object, say: object, **how: object
+    ) -> dict[str, NetworkCost]:
+        return {name_network(run): NetworkCost(step=0.01, image=1e-4, flops=1e6) for run in runs}
+
+    monkeypatch.setattr("vitrail.studies.run.measure_networks", measure)
+
+
+@pytest.mark.slow
+def test_neighbours_compute_while_something_is_measured_and_end_with_it() -> None:
+    def list_neighbours() -> list[str]:
+        listed = subprocess.run(["ps", "-o", "stat=", "--ppid", str(os.getpid())], capture_output=True, text=True)
+        return listed.stdout.split()
+
+    before = len(list_neighbours())
+    with keep_busy(1, "cpu"):
+        assert len(list_neighbours()) == before + 1
+    assert len(list_neighbours()) == before
+    with keep_busy(0, "cpu"):
+        assert len(list_neighbours()) == before
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["study", "--config", str(mine), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    printed = capsys.readouterr().err
+    assert "patches" in printed
+    assert "smaller-patches" in printed
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_budget_that_is_too_small_is_refused_before_anything_is_trained(mine: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="of one core at least"):
+        call(mine, tmp_path / "out", budget="1s")
+    assert not (tmp_path / "out" / "plan.json").exists()
+
+
+def test_a_claim_that_the_study_lacks_is_refused_with_the_nearest(mine: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'smaller-patches'"):
+        call(mine, tmp_path / "out", claims="smaller-patch")
+
+
+def test_an_arm_that_no_network_can_be_is_refused_before_anything_is_trained(mine: Path, tmp_path: Path) -> None:
+    wrong = {**TINY, "base": {**TINY["base"], "model.changes.wdith": 3}}
+    mine.write_text(yaml.safe_dump(wrong))
+    with pytest.raises(ConfigError, match=r"an arm of the study cannot be trained: .*wdith"):
+        call(mine, tmp_path / "out")
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_folder_of_another_study_is_refused(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    write_plan(out, make_plan(make_study(), POOL, device="cpu", request="a", price=lambda trial: 1.0))
+    with pytest.raises(ConfigError, match="holds the study 'small', not 'tiny'"):
+        call(mine, out)
+
+
+def test_data_that_cannot_carry_a_study_are_refused() -> None:
+    images = np.zeros((40, 8, 8), np.uint8)
+    several = np.zeros((40, 3), np.int64)
+    several[:, :2] = 1
+    with pytest.raises(DataError, match="several labels"):
+        open_images(Pool(), (images, several))
+    with pytest.raises(DataError, match="two classes or more"):
+        open_images(Pool(), (images, np.zeros(40, np.int64)))
+
+
+def test_the_images_are_split_once_and_come_back_from_the_folder_of_the_study(tmp_path: Path) -> None:
+    splits, facts = open_images(Pool(source="digits", validation=100))
+    assert facts.training + facts.validation + facts.test == 1797
+    assert facts.test == pytest.approx(1797 / 5, abs=6)
+    assert facts.validation == pytest.approx(100, abs=6)
+    assert facts.size == (8, 8)
+    store_images(tmp_path, splits, facts.fingerprint)
+    again = load_images(tmp_path, Pool(source="nowhere"), facts)
+    for name in ("train", "val", "test"):
+        part, other = getattr(splits, name), getattr(again, name)
+        assert list(part.keys) == list(other.keys)
+        assert np.array_equal(part.images, other.images)
+        assert np.array_equal(part.labels, other.labels)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PoolFacts]:
+    """The stored images of a study, and what its plan knows of them."""
+    folder = tmp_path_factory.mktemp("stored")
+    splits, facts = open_images(Pool(source="digits", validation=100))
+    store_images(folder, splits, facts.fingerprint)
+    return folder, facts
+
+
+def flip(path: Path) -> bytes:
+    """Damages the last byte of a file, and returns the whole content."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    return content
+
+
+@each_row("name", FILES)
+def test_damaged_images_of_a_study_are_refused_by_name_or_stored_again(name, stored) -> None:
+    folder, facts = stored
+    content = flip(folder / "data" / name)
+    with pytest.raises(DataError, match=f"{name} does not match its SHA-256"):
+        load_images(folder, Pool(source="nowhere"), facts)
+    load_images(folder, Pool(source="digits", validation=100), facts)
+    assert (folder / "data" / name).read_bytes() == content
+    load_images(folder, Pool(source="nowhere"), facts)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_same_call_stores_damaged_images_again(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
+    request = StudyRequest(definition=make_study(pool=Pool(validation=10)), data=(images, np.arange(60) % 2))
+    said: list[str] = []
+    plan_or_continue(request, tmp_path, said.append)
+    content = flip(tmp_path / "data" / "train-labels.npy")
+    plan_or_continue(request, tmp_path, said.append)
+    assert any("train-labels.npy does not match its SHA-256; the images are stored again" in line for line in said)
+    assert (tmp_path / "data" / "train-labels.npy").read_bytes() == content
+
+
+def test_another_label_is_another_fingerprint() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
+    labels = np.arange(60) % 2
+    facts = [
+        open_images(Pool(validation=6), (images, given))[1]
+        for given in (labels, labels, np.where(np.arange(60) < 2, 1 - labels, labels))
+    ]
+    assert facts[0] == facts[1]
+    assert facts[0].fingerprint != facts[2].fingerprint
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The definition of a study, in a folder with all that one call made of it, and what the call returned."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "mine.yaml").write_text(yaml.safe_dump(TINY))
+    return folder, call(folder / "mine.yaml", folder / "out", budget="10m", jobs=1)
+
+
+@pytest.mark.slow
+def test_a_study_ends_with_its_page_and_its_figures(finished: tuple[Path, Any]) -> None:
+    folder, studied = finished
+    out = folder / "out"
+    assert studied.report.read_text().startswith("<!doctype html>")
+    assert [row["claim"] for row in studied.to_rows()] == ["smaller-patches"]
+    assert studied.to_rows()[0]["verdict"] != "not asked"
+    numbers = json.loads((out / "numbers.json").read_text())
+    assert {arm["limit"] for arm in numbers["arms"]} == {200, numbers["data"]["training"]}
+    assert all(arm["seeds"] == 2 for arm in numbers["arms"])
+    assert len((out / "trials.csv").read_text().splitlines()) > 1 + 8
+    assert len(json.loads((out / "costs.json").read_text())["trials"]) >= 8
+    assert not (out / "runs").exists()
+    progress = read_sealed(out / "progress.json")
+    assert progress is not None and progress["state"] == "finished" and progress["done"] == progress["trials"] == 12
+
+
+@pytest.mark.slow
+def test_the_same_call_again_trains_nothing_and_keeps_the_plan(
+    finished: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, whole = finished[0] / "mine.yaml", finished[0] / "out"
+    out = shutil.copytree(whole, tmp_path / "out")
+    monkeypatch.setattr("vitrail.studies.worker.WorkerPool.start", lambda pool: pytest.fail("a worker starts"))
+    for budget in ("10m", "11m"):  # which leaves out nothing more or less: the same plan
+        call(mine, out, budget=budget, jobs=1)
+        assert read_plan(out)[1] == []
+        assert (out / "numbers.json").read_bytes() == (whole / "numbers.json").read_bytes()
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_call_that_stops_at_a_time_judges_what_is_there(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
+    monkeypatch.setattr("vitrail.studies.run.WorkerPool", lambda folder, count: WorkerPool(folder, count, waiting))
+    lines: list[str] = []
+    studied = vitrail.study(config=mine, out=tmp_path / "out", jobs=1, until="0.1s", quiet=True, log=lines.append)
+    assert [line for line in lines if line.startswith("stopped  with 0 of 8 trials")]
+    assert studied.report.exists()
+    assert not any(row["verdict"] in ("held", "did not hold") for row in studied.to_rows())
+
+
+def start(out: Path) -> ForkServerProcess:
+    """A worker of the study, forked from a process that has imported what it needs."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["vitrail.studies.trial", "vitrail.studies.worker"])
+    worker = context.Process(target=work_study, args=(out,))
+    worker.start()
+    return worker
+
+
+def kill_at_work(worker: ForkServerProcess, out: Path, pause: float) -> None:
+    """Kills a worker so many seconds after it or another one took a trial, unless it has ended because there is none left."""
+    plan, _ = read_plan(out)
+    claims = Claims(out / "claims")
+    while worker.is_alive() and not any(claims.is_taken(number_of(trial)) for trial in plan.foreseen()):
+        time.sleep(0.02)
+    time.sleep(pause)
+    worker.kill()
+    worker.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", few_or_nightly(2, 30))
+def test_a_study_that_was_stopped_and_whose_workers_were_killed_has_the_same_figures_to_the_bit(
+    finished: tuple[Path, Any], tmp_path: Path, kills: int
+) -> None:
+    mine, whole, out = finished[0] / "mine.yaml", finished[0] / "out", tmp_path / "out"
+    out.mkdir()
+    for name in ("plan.json", "rates.json"):
+        shutil.copy(whole / name, out)
+    shutil.copytree(whole / "data", out / "data")
+
+    words = ["study", "--config", str(mine), "--out", str(out), "--budget", "10m", "--jobs", "1"]
+    stopped = subprocess.Popen([sys.executable, "-m", "vitrail", *words], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 600
+    while not list(out.glob("trials/*.json")):
+        assert time.monotonic() < deadline, "no trial was computed"
+        assert stopped.poll() is None
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGINT)
+    said = stopped.communicate(timeout=600)[1]
+    assert stopped.returncode == 130, said
+    assert "run the same command to continue" in said
+    done = {path.name for path in (out / "trials").iterdir()}
+
+    draw, workers = random.Random(0), [start(out) for _ in range(2)]
+    for _ in range(kills):
+        victim = draw.randrange(2)
+        kill_at_work(workers[victim], out, draw.uniform(0, 0.5))
+        workers[victim] = start(out)
+    for worker in workers:
+        worker.join(600)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+    assert run([*words, "--quiet"]) == 0
+    assert {path.name for path in (out / "trials").iterdir()} > done
+    assert (out / "numbers.json").read_bytes() == (whole / "numbers.json").read_bytes()

@@ -1,0 +1,159 @@
+"""Contrasts between cells, by hand, in simulated studies and against the crossed interval."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy
+
+from tests.slow import few_or_nightly
+from vitrail.evaluation.intervals import crossed_bootstrap
+from vitrail.studies.statistics import (
+    Resampled,
+    Student,
+    VariancePart,
+    compare_variances,
+    contrast,
+    expect_difference,
+    pool_spreads,
+)
+
+FIRST = np.array([[1, 1, 0, 0], [1, 0, 0, 0]])
+SECOND = np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
+
+
+def simulate(rng, *, seeds, cells=8, images=1000, gap=0.0, easy=0.8):
+    """Cells (S, N) whose images differ in difficulty, in ways that are partly a cell's own; the last differs by ``gap``."""
+    base = rng.normal(np.log(easy / (1 - easy)), 1.5, images)
+    own = rng.normal(0, 0.5, (cells, images))
+    chances = 1 / (1 + np.exp(-(base + own)))  # (C, N)
+    chances[-1] = np.clip(chances[-1] + gap, 0, 1)
+    shift = rng.normal(0, 0.004, (cells, seeds, 1))
+    return (rng.random((cells, seeds, images)) < chances[:, None] + shift).astype(float)
+
+
+def covers(seed, *, seeds, studies, scale="points", **settings):
+    """The share of studies whose interval of last - first contains the truth, and the widths against the crossed interval's."""
+    rng = np.random.default_rng(seed)
+    hits, widths, crossed = 0, [], []
+    for _ in range(studies):
+        cells = simulate(rng, seeds=seeds, **settings)
+        found = contrast([cells[-1], cells[0]], [1, -1], pool_spreads(cells)[:2], scale=scale)
+        low, high = found.bounds()
+        hits += low <= 0 <= high  # the cells' mean chances are equal in expectation
+        widths.append(high - low)
+        if scale == "points":
+            low, high = crossed_bootstrap(cells[-1] - cells[0])
+            crossed.append(high - low)
+    return hits / studies, np.mean(widths) / np.mean(crossed) if crossed else np.nan
+
+
+def test_a_small_contrast_by_hand():
+    found = contrast([SECOND, FIRST], [1, -1])
+    # accuracies of the seeds: 3/4, 1 and 1/2, 1/4: variances 1/32 each, so pooled 1/32 with 2 degrees of freedom
+    assert found.value == pytest.approx(7 / 8 - 3 / 8)
+    assert found.seeds == (VariancePart(pytest.approx((1 + 1) * (1 / 32) / 2), 2),)
+    # means over seeds: (1, 1, 1, 1/2) - (1, 1/2, 0, 0): differences 0, 1/2, 1, 1/2 with variance 1/6;
+    # variances between seeds: (0, 0, 0, 1/2) and (0, 1/2, 0, 0), means 1/8, and 2 seeds: noise 1/16 + 1/16
+    assert found.images == VariancePart(pytest.approx((1 / 6 - 1 / 8) / 4), 3)
+    error = (1 / 32 + 1 / 96) ** 0.5
+    freedom = (1 / 32 + 1 / 96) ** 2 / ((1 / 32) ** 2 / 2 + (1 / 96) ** 2 / 3)
+    assert (found.error, found.freedom) == (pytest.approx(error), pytest.approx(freedom))
+    half = scipy.stats.t.ppf(0.975, freedom) * error
+    np.testing.assert_allclose(found.bounds(), (0.5 - half, 0.5 + half))
+
+
+def test_a_contrast_of_logits_by_the_delta_method():
+    found = contrast([SECOND, FIRST], [1, -1], scale="logit")
+    assert found.value == pytest.approx(np.log(7) - np.log(3 / 5))
+    slopes = np.array([64 / 7, 64 / 15])
+    assert found.seeds[0].variance == pytest.approx((slopes**2).sum() / 32 / 2)
+
+
+def test_accuracies_of_0_and_1_have_finite_logits():
+    found = contrast([np.ones((2, 50)), np.zeros((2, 50))], [1, -1], scale="logit")
+    assert np.isfinite(found.value) and found.error > 0
+
+
+def test_identical_predictions_are_known_to_an_image_only():
+    low, high = contrast([np.ones((3, 100)), np.ones((3, 100))], [1, -1]).bounds()
+    assert low < 0 < high and 0.01 < high < 0.03
+
+
+@pytest.mark.parametrize("studies", few_or_nightly(100, 1000))
+@pytest.mark.parametrize(
+    ("seeds", "scale", "easy"),
+    [
+        (2, "points", 0.5),
+        (2, "logit", 0.9),
+        (3, "points", 0.9),
+        (3, "logit", 0.5),
+        (5, "points", 0.5),
+        (5, "logit", 0.9),
+    ],
+)
+def test_intervals_contain_the_truth_in_95_percent_of_studies_and_are_narrower_than_crossed_ones(
+    seeds, scale, easy, studies
+):
+    share, narrower = covers(10 + seeds, seeds=seeds, studies=studies, scale=scale, easy=easy)
+    low, high = scipy.stats.binom(studies, 0.95).ppf([0.002, 0.998])  # 929 to 969 of 1000
+    assert low <= share * studies <= high
+    assert scale == "logit" or narrower < 0.8
+
+
+def test_cells_of_unequal_spread_have_their_own():
+    rng = np.random.default_rng(0)
+    steady = (rng.random((5, 1000)) < 0.7).astype(float)
+    wild = (rng.random((5, 1000)) < np.array([[0.1], [0.9], [0.2], [0.8], [0.5]])).astype(float)
+    first, second = pool_spreads([steady, wild])
+    assert first is not second and (first.freedom, second.freedom) == (4, 4)
+    assert second.variance == pytest.approx(wild.mean(1).var(ddof=1)) and first.variance < second.variance / 100
+
+
+def test_a_cell_with_one_seed_has_the_spread_of_the_others():
+    rng = np.random.default_rng(0)
+    cells = [(rng.random((seeds, 400)) < 0.7).astype(float) for seeds in (3, 1)]
+    first, second = pool_spreads(cells)
+    assert first is second and first.freedom == 2
+    assert contrast(cells, [1, -1]).seeds[0].variance == pytest.approx(first.variance * (1 / 3 + 1))
+
+
+def test_one_seed_of_everything_says_nothing():
+    assert np.isnan(contrast([FIRST[:1], SECOND[:1]], [1, -1]).bounds()).all()
+
+
+def test_the_test_of_equal_variances_is_that_of_bartlett():
+    rng = np.random.default_rng(3)
+    for widest in (1, 2, 3, 4, 6, 9):
+        samples = [rng.normal(0, sd, size) for sd, size in ((1, 3), (1, 4), (widest, 5))]
+        variances, freedoms = np.array([x.var(ddof=1) for x in samples]), np.array([len(x) - 1 for x in samples])
+        assert compare_variances(variances, freedoms) == pytest.approx(scipy.stats.bartlett(*samples).pvalue)
+
+
+def test_four_fifths_of_studies_see_the_detectable_difference():
+    rng = np.random.default_rng(1)
+    planned = expect_difference(0.004, seeds=3, images=10_000, groups=8)
+    effect = planned.detectable()
+    freedom = 16
+    errors = np.sqrt(planned.seeds[0].variance * rng.chisquare(freedom, 20_000) / freedom + planned.images.variance)
+    found = rng.normal(effect, planned.error, 20_000)
+    assert (found > scipy.stats.t.ppf(0.975, planned.freedom) * errors).mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_the_detectable_differences_are_those_of_the_design():
+    found = {
+        (sd, seeds): round(100 * expect_difference(sd / 100, seeds=seeds, images=10_000, groups=8).detectable(), 1)
+        for sd, seeds in [(0.25, 3), (0.4, 3), (0.4, 5), (0.6, 8), (1.0, 3)]
+    }
+    assert found == {(0.25, 3): 0.7, (0.4, 3): 1.0, (0.4, 5): 0.8, (0.6, 8): 0.9, (1.0, 3): 2.5}
+
+
+def test_more_seeds_narrow_the_part_of_the_seeds_alone():
+    found = Student(value=0.01, seeds=(VariancePart(4e-5, 8),), images=VariancePart(1e-6, 999))
+    more = found.with_seeds(2, 4)
+    assert more.seeds == (VariancePart(2e-5, 24),) and more.images == found.images and more.value == found.value
+
+
+def test_resampled_figures_have_percentile_intervals():
+    found = Resampled(value=0.5, draws=np.append(np.arange(101) / 100, np.nan))
+    assert found.bounds(0.9) == (pytest.approx(0.05), pytest.approx(0.95))

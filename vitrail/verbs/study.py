@@ -1,0 +1,129 @@
+"""`vitrail study`: claims tested by trainings on a user's own images; and its commands `work`, `report` and `write`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from vitrail.config.units import seconds, split_commas
+from vitrail.runtime.progress import to_stderr
+from vitrail.verbs import options
+from vitrail.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from vitrail.studies.report import StudyReport
+
+Folder = Annotated[Path, "The --out of `vitrail study`."]
+
+
+@verb
+def study(
+    data: Annotated[Any, "Labelled images, what `vitrail train` takes; None for those that the study names."] = None,
+    *,
+    out: Annotated[
+        options.File | None,
+        "The folder for report.html, numbers.json, trials.csv and every result; by default runs/study-NAME.",
+    ] = None,
+    budget: Annotated[
+        str | float | None,
+        "Time that it may take in all, as 20m or 1h; experiments that do not fit are left out. No bound by default.",
+    ] = None,
+    claims: Annotated[
+        str | Sequence[str] | None, "Claims to test, separated by commas; by default all of the study."
+    ] = None,
+    study: Annotated[str | None, "A built-in study: vit-paper (the default), vit-paper-m for a GPU, or digits."] = None,
+    config: Annotated[options.File | None, "A study of your own as YAML, in place of a built-in one."] = None,
+    jobs: Annotated[int | None, "Worker processes of one thread each; by default one for each core."] = None,
+    until: Annotated[
+        str | float | None, "Stop after this time, as 8m30s, and judge what is there; the same command continues."
+    ] = None,
+    dry_run: Annotated[
+        bool, "Only print the plan: trials, operations, minutes, and the difference that each claim could detect."
+    ] = False,
+    quiet: options.Quiet = False,
+    command: options.Command = "vitrail.study",
+    log: options.Log = to_stderr,
+) -> StudyReport | None:
+    """Tests claims of the ViT paper, or your own, on your images and this machine: held, did not hold, or cannot tell.
+
+    Trains small networks from several seeds within a budget of time, and writes every verdict with its interval to a page.
+    Running the same command again continues where it stopped.
+
+    Returns:
+        The verdicts, whose ``report`` is the page; None of a dry run, which logs the plan.
+
+    Raises:
+        ConfigError: an invalid study, an unknown claim, a budget that is too small, or the folder of another study.
+        DataError: images that cannot be used.
+        Preempted, Interrupted: it was stopped.
+    """
+    from vitrail.data.sources.arrays import BUILT_IN
+    from vitrail.studies.design import find_study, read_study
+    from vitrail.studies.report import report_study
+    from vitrail.studies.run import StudyRequest, plan_only, run_study
+
+    name = str(data) if isinstance(data, str | Path) else ""
+    built_in = study or ("digits" if name == "digits" else "vit-paper")
+    definition = find_study(built_in) if config is None else read_study(Path(config))
+    if name:
+        source = name if name in BUILT_IN else str(Path(name).expanduser().resolve())
+        definition = replace(definition, pool=replace(definition.pool, source=source))
+    request = StudyRequest(
+        definition=definition,
+        data=None if name else data,
+        budget=None if budget is None else seconds(budget),
+        claims=tuple(split_commas(claims or ())),
+        jobs=jobs,
+        until=None if until is None else seconds(until),
+        command=command,
+    )
+    folder = Path(out or Path("runs") / f"study-{definition.name}")
+    if dry_run:
+        plan_only(request, folder, log)
+        return None
+    run_study(request, folder, quiet=quiet, say=log)
+    return report_study(folder)
+
+
+def run(data: str | None = None, /, *, json: options.AsJson = False, **given: Any) -> None:
+    from vitrail.verbs.printing import command_line
+
+    result = study(data, command=command_line(), **given)
+    if result is not None:
+        _print_report(result, json=json)
+
+
+def work(folder: Folder, /) -> None:
+    """Compute trials of a planned study until none is left: any number of processes, on any machines that see the folder."""
+    from vitrail.studies.worker import work_study
+
+    print(f"computed {work_study(folder)} trials")
+
+
+def report(folder: Folder, /, *, json: options.AsJson = False) -> None:
+    """Judge the results that there are, and write report.html, numbers.json, costs.json and trials.csv."""
+    from vitrail.studies.report import report_study
+
+    _print_report(report_study(folder), json=json)
+
+
+def write(name: Annotated[str, "vit-paper, vit-paper-m or digits."], /) -> None:
+    """Print a built-in study as YAML, to begin one of your own: `vitrail study write vit-paper > mine.yaml`."""
+    from vitrail.studies.design import write_study
+
+    print(write_study(name), end="")
+
+
+def _print_report(result: StudyReport, *, json: bool) -> None:
+    from vitrail.studies.page import spell_effect
+    from vitrail.verbs.printing import columns, one_line
+
+    claims = result.numbers["claims"]
+    print(columns([[row["name"], row["verdict"], spell_effect(row["effect"]), row["why"]] for row in claims]))
+    for each in result.numbers["not_asked"]:
+        print(f"not asked: {each['name']}: {each['why']}")
+    print(f"report: {result.report}")
+    if json:
+        print(one_line({row["name"]: row["verdict"] for row in claims}))
