@@ -20,8 +20,7 @@ from vitrail.config.parse import read_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import write_sealed
-from vitrail.inference.parts import Plan
-from vitrail.inference.parts_check import verify_parts
+from vitrail.inference.parts.folder import Plan, verify_parts
 from vitrail.studies.design import read_study
 from vitrail.verbs.data import shard_data
 from vitrail.verbs.data.findings import check

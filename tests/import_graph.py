@@ -21,7 +21,7 @@ FLOOR = {
     "evaluation": 8,
     "reports": 9,
     "training": 10, "serving": 10,
-    "studies": 11, "workflows": 11,
+    "studies": 11,
     "verbs": 12,
     "cli": 13,
     "__init__": 14, "__main__": 14,

@@ -40,9 +40,9 @@ KNOWN = {
         studies/run.py:run_study studies/run.py:run_workers""",
     "study images": "studies/images.py:store_images",
     "study attempts": "work/attempts.py:_write",
-    "parts, parquet": """inference/parts.py:open inference/parts.py:commit inference/parts.py:finish
-        workflows/parts/files.py:write_part""",
-    "parts, npy": "workflows/parts/files.py:_write_array",
+    "parts, parquet": """inference/parts/folder.py:open inference/parts/folder.py:commit inference/parts/folder.py:finish
+        inference/parts/compute.py:write_part""",
+    "parts, npy": "inference/parts/compute.py:_write_array",
     "shards": """shards/tar.py:write_archive shards/index.py:write_index shards/index.py:find_index
         shards/index.py:_hash_and_sync shards/cache.py:_download workflows/shard_data.py:shard_data
         workflows/index_shards.py:_write""",

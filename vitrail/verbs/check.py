@@ -10,7 +10,7 @@ from vitrail.verbs import options
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from vitrail.inference.parts_check import PartsCheck
+    from vitrail.inference.parts.folder import PartsCheck
 
 
 @verb
@@ -24,7 +24,7 @@ def check_parts(
     Raises:
         DataError: the folder has no plan of parts.
     """
-    from vitrail.inference.parts_check import verify_parts
+    from vitrail.inference.parts.folder import verify_parts
 
     return verify_parts(Path(folder), quiet=quiet)
 

@@ -68,8 +68,8 @@ def embed(
     from vitrail.inference.tuning import tune_options
 
     if division := choose_division(given, kinds=("parquet", "jsonl", "npy")):
-        from vitrail.workflows.parts.compute import Job
-        from vitrail.workflows.parts.write import write_parts
+        from vitrail.inference.parts.compute import Job
+        from vitrail.inference.parts.write import write_parts
 
         job = Job(verb="embed", model=model, classes=options.to_path(classes), options=reading)
         return write_parts(job, options.list_inputs(inputs), division, log)

@@ -16,11 +16,11 @@ from vitrail.verbs.devices import PartDevices, launch_parts, must_launch, write_
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
+    from vitrail.inference.parts.write import Division
     from vitrail.inference.results import Results
     from vitrail.tasks.answer import Answer
     from vitrail.tasks.answer_files import AnswerFiles
     from vitrail.tasks.task import Task
-    from vitrail.workflows.parts.write import Division
 
 INDEX = "index.csv"
 
@@ -92,8 +92,8 @@ def predict(
     from vitrail.tasks.task import choose_decode_options
 
     if division := choose_division(given, kinds=("parquet", "jsonl")):
-        from vitrail.workflows.parts.compute import Job
-        from vitrail.workflows.parts.write import write_parts
+        from vitrail.inference.parts.compute import Job
+        from vitrail.inference.parts.write import write_parts
 
         asked = {"top": top, "threshold": threshold, "fast": fast}
         job = Job(verb="predict", model=model, classes=options.to_path(classes), options=reading, asked=asked)
@@ -153,7 +153,7 @@ def choose_division(given: Mapping[str, Any], *, kinds: tuple[str, ...]) -> Divi
         if given.get(name) is not None:
             what = f"--{name.replace('_', '-')} and --parts are both given"
             raise ConfigError(what, "leave one out: parts have a row for every image, with the reason if it is bad")
-    from vitrail.workflows.parts.write import PART_SIZE, Division, parse_shard
+    from vitrail.inference.parts.write import PART_SIZE, Division, parse_shard
 
     if (kind := given["format"] or "parquet") not in kinds:
         raise ConfigError(f"parts are not written as {kind}", f"--format {' or '.join(kinds)}")

@@ -25,9 +25,9 @@ from tests.test_files import run_and_kill
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError, DiskError, Interrupted, Preempted
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.parts import PartFolder, read_parts
+from vitrail.inference.parts import compute, ray_engine, write
+from vitrail.inference.parts.folder import PartFolder, read_parts
 from vitrail.weights.native import save_model
-from vitrail.workflows.parts import compute, files, ray_engine, write
 
 SIZE = 3  # images of a part
 BROKEN = {4, 9, 10}  # the whole last part, and one image before it
@@ -264,7 +264,7 @@ def ctrl_c():
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, Interrupted)])
 def test_a_signal_ends_it_between_whole_parts_and_the_same_call_continues(tmp_path, monkeypatch, ctrl_c, number, error):
-    before, handler = files.list_rows, signal.getsignal(signal.SIGTERM)
+    before, handler = compute.list_rows, signal.getsignal(signal.SIGTERM)
 
     def killed(pairs, *given):
         for row in before(pairs, *given):
@@ -274,7 +274,7 @@ def test_a_signal_ends_it_between_whole_parts_and_the_same_call_continues(tmp_pa
                 time.sleep(1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "list_rows", killed)
+        patch.setattr(compute, "list_rows", killed)
         with pytest.raises(error, match="the same command computes the others") as stopped:
             predict(tmp_path)
     assert visible(tmp_path) == ["part-0000000.jsonl"]
@@ -287,14 +287,14 @@ def test_a_signal_ends_it_between_whole_parts_and_the_same_call_continues(tmp_pa
 
 def test_a_disk_that_is_full_is_an_error_and_the_same_call_continues(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        before = files.open_table
+        before = compute.open_table
 
         def full(place, *given):
             if "0000002" in place.name:
                 raise DiskError("the disk is full")
             return before(place, *given)
 
-        patch.setattr(files, "open_table", full)
+        patch.setattr(compute, "open_table", full)
         with pytest.raises(DiskError):
             predict(tmp_path)
     assert [part.state for part in vitrail.check_parts(tmp_path).parts] == ["done", "done", "missing", "missing"]

@@ -22,12 +22,14 @@ from vitrail.inference.answers import answer_images, check_fast, embed_images
 from vitrail.inference.features import digest_of
 from vitrail.inference.inputs import ImageInputs
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.parts import MOST_PARTS, PartFolder, Plan, hash_names
+from vitrail.inference.parts.folder import MOST_PARTS, PartFolder, Plan, hash_names
+from vitrail.inference.results import list_rows
 from vitrail.runtime.progress import Say
+from vitrail.tables import open_table, save_array
 from vitrail.tasks.task import Task, choose_decode_options
-from vitrail.workflows.parts.files import write_part
 
 CONTINUE = "the parts that are done stay; the same command computes the others"
+TYPES = {"text": str, "number": float, "numbers": np.ndarray}
 Pairs = Iterator[tuple[str, Any]]  # the key of every image with its result, None if it could not be read
 # from missing parts to the number of images that were computed; the function is told how many more are done
 Compute = Callable[[Sequence[int], Callable[[int], None]], int]
@@ -185,3 +187,44 @@ def _write(images: ImageInputs, folder: PartFolder, number: int, pairs: Pairs, f
         "process": f"{os.getpid()}@{socket.gethostname()}",
     }
     folder.commit(number, facts)
+
+
+def write_part(
+    folder: Path, plan: Plan, number: int, pairs: Iterable[tuple[str, Any]], failed: Mapping[str, str]
+) -> int:
+    """Writes the files of a part, each whole or not at all; returns the number of rows.
+
+    Args:
+        pairs: the key of every image of the part with its result, None if it could not be read.
+        failed: why images could not be read; looked up when their row is made.
+
+    Raises:
+        ConfigError: pyarrow is missing.
+        DiskError: a file cannot be written.
+    """
+    places = [folder / name for name in plan.files(number)]
+    if plan.format == "npy":
+        keys, values = places
+        return _write_array(keys, values, plan, number, pairs, failed)
+    columns = {name: TYPES[kind] for name, kind in plan.columns.items()}
+    values = [name for name in columns if name not in ("path", "error")]
+    count = 0
+    with open_table(places[0], plan.format, columns) as table:
+        for row in list_rows(pairs, failed, values):
+            table.write(row)
+            count += 1
+    return count
+
+
+def _write_array(
+    keys: Path, values: Path, plan: Plan, number: int, pairs: Iterable[tuple[str, Any]], failed: Mapping[str, str]
+) -> int:
+    """An array (n, D) float32 with a row for every image, NaN where it could not be read, and a line of JSON for each row."""
+    rows = np.full((len(plan.span(number)), plan.width), np.nan, np.float32)
+    with open_table(keys, "jsonl") as table:
+        for place, (key, result) in enumerate(pairs):
+            if result is not None:
+                rows[place] = result.features
+            table.write({"path": key, "error": failed[key] if result is None else ""})
+    save_array(values, rows)
+    return len(rows)

@@ -15,7 +15,8 @@ from typing import Literal
 
 from vitrail.errors import ConfigError
 from vitrail.inference.inputs import ImageInputs, find_inputs
-from vitrail.inference.parts import PartFolder
+from vitrail.inference.parts.compute import CONTINUE, Compute, Job, compute_parts, make_plan
+from vitrail.inference.parts.folder import PartFolder
 from vitrail.inference.results import describe_inputs, named_unreadable, none_readable
 from vitrail.inference.tuning import tune_options
 from vitrail.runtime.machine import versions
@@ -25,7 +26,6 @@ from vitrail.tables import import_pyarrow
 from vitrail.tasks.task import Task
 from vitrail.text import plural
 from vitrail.work.claims import work_through
-from vitrail.workflows.parts.compute import CONTINUE, Compute, Job, compute_parts, make_plan
 
 PART_SIZE = 4096  # images
 WAIT = 1.0  # seconds before a part is tried again that another process computes
@@ -100,7 +100,7 @@ def _open_engine(
     division: Division, job: Job, task: Task, images: ImageInputs, folder: PartFolder
 ) -> AbstractContextManager[Compute]:
     if division.engine == "ray":
-        from vitrail.workflows.parts.ray_engine import open_actors
+        from vitrail.inference.parts.ray_engine import open_actors
 
         return open_actors(job, images, folder)
     return nullcontext(partial(compute_parts, job, task, images, folder))
