@@ -9,7 +9,7 @@ import pytest
 import vitrail
 from tests.each_row import each_row
 from vitrail.config.compose import request
-from vitrail.config.foreign_keys import KEYS
+from vitrail.config.parse import KEYS
 from vitrail.errors import ConfigError
 from vitrail.models.vit import ViTConfig
 from vitrail.verbs.settings import list_settings

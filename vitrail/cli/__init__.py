@@ -1,4 +1,4 @@
-"""The command line: verbs, words and exit codes, no maths. Each verb imports what it needs when it runs."""
+"""The command line: its commands, errors and exit codes. Each verb imports what it needs when it runs."""
 
 from __future__ import annotations
 

@@ -20,12 +20,10 @@ POSITIONAL = (
 )
 
 
-def to_command(
-    verb: Callable[..., Any], run: Callable[..., Any], *, required: Sequence[str] = ()
-) -> Callable[..., Any]:
+def to_command(verb: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
     """Gives ``run`` the options of ``verb`` that it does not name itself, and the verb's docstring.
 
-    ``run`` is called with the options that were given. ``required`` are those that are optional in Python only.
+    ``run`` is called with the options that were given.
     """
     shared, own = options_of(verb), options_of(run)
     arguments, printing = [], []
@@ -35,7 +33,7 @@ def to_command(
         elif option.parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             printing.append(_to_parameter(option, option.meaning))
     options = [
-        _to_parameter(option, option.meaning, is_option=True, is_required=name in required)
+        _to_parameter(option, option.meaning, is_option=True)
         for name, option in shared.items()
         if name not in own and not isinstance(option.meaning, Python)
     ]
@@ -46,19 +44,13 @@ def to_command(
     return run
 
 
-def _to_parameter(
-    option: Option, meaning: Any, *, is_option: bool = False, is_required: bool = False
-) -> inspect.Parameter:
-    parameter = option.parameter
-    default = inspect.Parameter.empty if is_required else parameter.default
+def _to_parameter(option: Option, meaning: Any, *, is_option: bool = False) -> inspect.Parameter:
+    parameter, kind = option.parameter, _to_shell(option.type)
+    shown, only_python, _ = str(meaning).partition("; in Python also")
     # a switch has no --no-... but where it is on, and a list no --empty-...
-    words, only_python, _ = str(meaning).partition("; in Python also")
-    help = Parameter(help=words + "." * bool(only_python), negative=None if default is True else "")
-    kind = _to_shell(option.type)
-    hint = Annotated[kind | None if default is None else kind, help]  # type: ignore[operator]
-    return parameter.replace(
-        kind=inspect.Parameter.KEYWORD_ONLY if is_option else parameter.kind, default=default, annotation=hint
-    )
+    help = Parameter(help=shown + "." * bool(only_python), negative=None if parameter.default is True else "")
+    hint = Annotated[kind | None if parameter.default is None else kind, help]  # type: ignore[operator]
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY if is_option else parameter.kind, annotation=hint)
 
 
 def _to_shell(kind: Any) -> Any:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
-from vitrail.config.recipes import find_recipe
-from vitrail.config.recipes_dense import DENSE
+from vitrail.config.recipes import OF_TASK, find_recipe
 from vitrail.config.schema import TASK_VERBS, Run, Unlabelled
 from vitrail.config.units import numbers, part, seconds, size_in_pixels
 from vitrail.errors import ConfigError, nearest
@@ -58,8 +57,7 @@ def request(
         asked_task = asked.get("task") or annotated
         task = TASK_VERBS.get(str(asked_task), asked_task)
         otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
-        own = [name for name, recipe in DENSE.items() if recipe.run.task == task]
-        otherwise = next(iter(own), otherwise)
+        otherwise = OF_TASK.get(str(task), otherwise)
         name = recipe or asked.get("recipe") or (otherwise if objective == "supervised" else objective)
         run = find_recipe(str(name), model=_group(asked, "model").get("name")).run
         source = str(_group(asked, "data").get("source"))

@@ -14,13 +14,34 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitrail.checksums import is_text_intact
-from vitrail.config.foreign_keys import explain_key
 from vitrail.errors import ConfigError, nearest
 from vitrail.untrusted.limits import YAML_BYTES
 from vitrail.untrusted.regular import open_regular
 from vitrail.untrusted.yaml_documents import YamlError, parse_yaml
 
 Settings = TypeVar("Settings")
+KEYS = {  # under which other tools and papers know our settings
+    "num_layers": "model.changes.depth",
+    "num_hidden_layers": "model.changes.depth",
+    "hidden_size": "model.changes.width",
+    "hidden_dim": "model.changes.width",
+    "num_heads": "model.changes.heads",
+    "num_attention_heads": "model.changes.heads",
+    "mlp_dim": "model.changes.mlp_width",
+    "patch_size": "model.changes.patch_size",
+    "image_size": "model.size",
+    "batch_size": "data.batch",
+    "gradient_accumulation_steps": "data.micro_batch",
+    "learning_rate": "optim.lr",
+    "lr": "optim.lr",
+    "weight_decay": "optim.weight_decay",
+    "warmup_steps": "schedule.warmup_steps",
+    "total_steps": "schedule.steps",
+    "max_steps": "schedule.steps",
+    "num_epochs": "schedule.epochs",
+    "epochs": "schedule.epochs",
+}
+MEANINGS = {"data.micro_batch": ", the images of one micro-step: data.batch divided by the number of micro-steps"}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -189,3 +210,9 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[prefix + key] = value
     return leaves
+
+
+def explain_key(name: str) -> str | None:
+    """Returns the remedy for a setting under another name, such as "it is called 'optim.lr' here"; None for an unknown name."""
+    key = KEYS.get(name)
+    return f"it is called {key!r} here{MEANINGS.get(key, '')}" if key else None

@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, TypeVar, cast
 
-from vitrail.config.foreign_keys import KEYS, explain_key
+from vitrail.config.parse import KEYS, explain_key
 from vitrail.config.schema import meaning_of
 from vitrail.errors import ConfigError, nearest
 
