@@ -99,7 +99,7 @@ def test_maps_of_every_layer_are_rows_of_the_whole_matrix(name, monkeypatch):
             token = grid.prefix + query[0] * columns + query[1]
             truth[query] = whole[:, :, token, grid.prefix :].reshape(shape)
         for at_once in (1 << 21, 1):
-            monkeypatch.setattr("vitrail.models.recording.AT_ONCE", at_once)
+            monkeypatch.setattr("vitrail.models.attention.AT_ONCE", at_once)
             for query, expected in truth.items():
                 np.testing.assert_allclose(compute_head_maps(model, images, layer, query), expected, atol=1e-6)
 

@@ -22,7 +22,7 @@ from vitrail.analysis.cost import (
 )
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, Config, ViTConfig, configure, cost_of, create_backbone
-from vitrail.models.recording import attention_weights
+from vitrail.models.attention import attention_weights
 from vitrail.runtime.timing import Timing
 from vitrail.tasks.classification.classifier import create_classifier
 

@@ -71,8 +71,8 @@ def test_a_head_that_looks_at_itself_alone_has_neither_distance_nor_entropy(name
             number = number % keys
         return torch.eye(keys)[number].expand(batch, heads, -1, -1)
 
-    monkeypatch.setattr("vitrail.models.recording.AttentionRecord.weights", at_itself)
-    monkeypatch.setattr("vitrail.models.recording.GroupedAttentionRecord.weights", at_itself)
+    monkeypatch.setattr("vitrail.models.attention.AttentionRecord.weights", at_itself)
+    monkeypatch.setattr("vitrail.models.attention.GroupedAttentionRecord.weights", at_itself)
     for figures in figures_of(model, random_images(model, size)):
         for each in (figures.distance, figures.entropy, figures.prefix):
             assert each.shape == (2,)
@@ -83,7 +83,7 @@ def test_figures_of_a_row_by_hand(monkeypatch):
     # two patches, one beside the other, 6 pixels high and 10 wide; both give half to the class token, a quarter to each patch
     model = vit((6, 20), (6, 10), depth=1)
     monkeypatch.setattr(
-        "vitrail.models.recording.AttentionRecord.weights",
+        "vitrail.models.attention.AttentionRecord.weights",
         lambda look, rows=slice(None): torch.tensor([0.5, 0.25, 0.25]).expand(*look.shape[:2], 3, 3)[:, :, rows],
     )
     images = random_images(model, (6, 20), 3)
@@ -143,7 +143,7 @@ def test_batches_one_after_another_and_pieces_of_any_size_give_the_same(name, mo
     images = random_images(model, size, 5)
     whole = figures_of(model, images)
     for at_once in (1 << 21, 300):
-        monkeypatch.setattr("vitrail.models.recording.AT_ONCE", at_once)
+        monkeypatch.setattr("vitrail.models.attention.AT_ONCE", at_once)
         statistics = HeadStatistics(model)
         for batch in images.split(2):
             statistics.add(batch)

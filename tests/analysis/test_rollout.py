@@ -100,7 +100,7 @@ def test_pieces_of_any_size_give_the_same(name, monkeypatch):
     images = random_images(model, size_of(name))
     whole = rollout(model, images), relevance(model, images)
     for at_once in (1, 500):
-        monkeypatch.setattr("vitrail.models.recording.AT_ONCE", at_once)
+        monkeypatch.setattr("vitrail.models.attention.AT_ONCE", at_once)
         torch.testing.assert_close(rollout(model, images), whole[0], atol=1e-6, rtol=0)
         torch.testing.assert_close(relevance(model, images), whole[1], atol=1e-6, rtol=1e-4)
 

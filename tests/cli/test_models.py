@@ -10,15 +10,13 @@ import pytest
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, configure, cost_of
 from vitrail.models.family import sketch
-from vitrail.models.known_costs import KNOWN, Known
-from vitrail.models.published import PUBLISHED, VIT
+from vitrail.models.known import KNOWN, VIT
 from vitrail.verbs.models import run as models
 
 
 def test_every_model_has_its_cost_its_paper_and_a_figure_its_setting():
     assert list(KNOWN) == list(MODELS)
-    assert PUBLISHED.keys() == MODELS.keys()
-    for name, known in PUBLISHED.items():
+    for name, known in ((name, facts.published) for name, facts in KNOWN.items()):
         assert any(year in known.paper for year in ("2020", "2021", "2022", "2023")), name
         assert (known.top1 is None) == (known.setting is None), name
         assert known.top1 is None or 65 < known.top1 < 91, name
@@ -37,8 +35,8 @@ def test_figures_and_models_are_attributed_to_the_paper_that_has_them():
         "axial-b16",
         "axial-b32",
     }
-    assert {name for name, known in PUBLISHED.items() if known.paper == VIT} == own
-    borrowed = {name: known.top1 for name, known in PUBLISHED.items() if known.setting and "table 6" in known.setting}
+    assert {name for name, facts in KNOWN.items() if facts.published.paper == VIT} == own
+    borrowed = {name: top1 for name, (_, (_, top1, setting), *_) in KNOWN.items() if setting and "table 6" in setting}
     assert borrowed == {
         "bit-r50x1": 77.54,
         "bit-r50x2": 82.12,
@@ -51,8 +49,8 @@ def test_figures_and_models_are_attributed_to_the_paper_that_has_them():
 
 def check_known(names: Iterable[str]) -> None:
     configs = {name: configure(name, classes=1000) for name in names}
-    found = {name: Known(each.image_size, each.attention, cost_of(each)) for name, each in configs.items()}
-    assert found == {name: KNOWN[name] for name in configs}
+    found = {name: (each.image_size, each.attention, cost_of(each)) for name, each in configs.items()}
+    assert found == {name: (KNOWN[name].image_size, KNOWN[name].attention, KNOWN[name].cost) for name in configs}
 
 
 def test_what_is_known_of_a_model_is_what_is_counted():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitrail.models import Config, configure, cost_of, sketch
-from vitrail.models.known_costs import Cost
+from vitrail.models.known import Cost
 
 
 def cost_by_two_blocks(config: Config) -> Cost:

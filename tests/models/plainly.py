@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from vitrail.models import Backbone
+from vitrail.models.attention import GridWindows
 from vitrail.models.cait import TalkingHeads
-from vitrail.models.grid_windows import GridWindows
 
-# `vitrail.models.heads` has the name too, but its pooling is no layer
-WHERE = ("attention", "beit", "swin", "cait", "spatial_reduction")
+# `vitrail.models.vit` has the name too, but its pooling is no layer
+WHERE = ("attention", "beit", "swin", "cait", "pvt")
 
 
 def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -46,7 +46,7 @@ def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tenso
         for name in WHERE:
             patch.setattr(f"vitrail.models.{name}.attend", attend)
         patch.setattr("vitrail.models.attention.attend_in_windows", attend_in_windows)
-        patch.setattr("vitrail.models.axial_attention.attention_weights", attend_along_lines)
+        patch.setattr("vitrail.models.resnet.attention_weights", attend_along_lines)
         patch.setattr(TalkingHeads, "softmax", talk)
         logits = model(images.clone().requires_grad_())
         logits.gather(1, targets[:, None]).sum().backward()

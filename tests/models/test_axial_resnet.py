@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from tests.models.conftest import gradients, shaken
 from tests.slow import slow_except
 from vitrail.models import configure, cost_of, create_backbone
-from vitrail.models.axial_attention import LineAttention
-from vitrail.models.resnet import AXIAL_RESNETS, AxialBottleneck, AxialResNetConfig, ResNetConfig
-from vitrail.models.standardise import Shape, standardise
+from vitrail.models.hybrid import Shape
+from vitrail.models.layers import standardise
+from vitrail.models.resnet import AXIAL_RESNETS, AxialBottleneck, AxialResNetConfig, LineAttention, ResNetConfig
 
 TINY = AxialResNetConfig(image_size=(40, 24), classes=5, depths=(1, 2), heads=4)  # maps of 10 x 6 and 5 x 3
 

@@ -11,8 +11,7 @@ import torch
 from tests.models.conftest import gradients, outputs_of, shaken
 from tests.models.equal_blocks import cost_by_two_blocks
 from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
-from vitrail.models.beit import BEITS, BEiT, BEiTConfig
-from vitrail.models.beit_bias import bias_index, gather_bias
+from vitrail.models.beit import BEITS, BEiT, BEiTConfig, bias_index, gather_bias
 
 SMALL = {"image_size": 32, "patch_size": 8, "classes": 7, "width": 12, "depth": 3, "heads": 3, "mlp_width": 20}
 KINDS = {

@@ -7,7 +7,7 @@ import pytest
 import scipy
 import torch
 
-from vitrail.models.beit_bias import (
+from vitrail.models.beit import (
     BIAS_RESIZES,
     count_rows,
     interpolate_cubic,

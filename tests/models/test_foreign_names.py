@@ -7,7 +7,7 @@ import pytest
 import vitrail
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS
-from vitrail.models.foreign_names import FIELDS, translate_model
+from vitrail.models.family import FIELDS, translate_model
 from vitrail.models.vit import ViTConfig
 
 NAMES = {

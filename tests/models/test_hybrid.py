@@ -13,7 +13,7 @@ from tests.models.conftest import gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import ViT, ViTConfig, configure, cost_of, create_backbone
 from vitrail.models.hybrid import Root, SameConv
-from vitrail.models.standardise import standardise
+from vitrail.models.layers import standardise
 
 TINY = ViTConfig(
     image_size=32, patch_size=16, classes=5, stem=(1, 2), stem_width=32, width=16, depth=2, heads=2, mlp_width=24

@@ -12,8 +12,16 @@ from torch import nn
 from tests.models.conftest import gradients, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig
-from vitrail.models.dense_heads import BoxHead, FusedHead, LinearHead
-from vitrail.models.pyramid import FeaturePyramid, SimplePyramid, Upscale, create_pyramid, to_strides
+from vitrail.models.dense import (
+    BoxHead,
+    FeaturePyramid,
+    FusedHead,
+    LinearHead,
+    SimplePyramid,
+    Upscale,
+    create_pyramid,
+    to_strides,
+)
 from vitrail.models.swin import SwinConfig
 
 WIDTHS, CELLS = (6, 8, 10, 12), [(4, 4), (8, 8), (16, 16), (32, 32)]

@@ -78,7 +78,7 @@ def test_any_rows_put_together_are_the_matrix(name, monkeypatch):
         whole, (batch, heads, queries, keys) = record.weights(), record.shape
         assert whole.shape == record.shape
         for at_once in (1, 3 * batch * heads * keys, 5 * batch * heads * keys + 1, 1 << 21):
-            monkeypatch.setattr("vitrail.models.recording.AT_ONCE", at_once)
+            monkeypatch.setattr("vitrail.models.attention.AT_ONCE", at_once)
             pieces = list(record.slices())
             rows = [row for piece in pieces for row in range(queries)[piece]]
             assert rows == list(range(queries))

@@ -14,9 +14,8 @@ from tests.models.conftest import assert_near, gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import configure, cost_of, create_backbone
 from vitrail.models.config import STANDARDISATIONS
-from vitrail.models.layers import drop_rates
+from vitrail.models.layers import GroupNorm, drop_rates, standardise
 from vitrail.models.resnet import ResNet, ResNetConfig
-from vitrail.models.standardise import GroupNorm, standardise
 
 TINY = ResNetConfig(image_size=32, classes=5, depths=(1, 2))
 

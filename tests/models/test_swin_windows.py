@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from tests.models.conftest import shaken
 from tests.models.swins import TINY, make, pictures
-from vitrail.models.swin import Block
-from vitrail.models.windows import Windows
+from vitrail.models.swin import Block, Windows
 
 
 def neighbours(height: int, width: int, window: int, *, shifted: bool) -> tuple[int, int, int, list[tuple]]:

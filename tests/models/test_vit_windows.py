@@ -11,8 +11,7 @@ import torch
 from tests.models.conftest import assert_near, gradients, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig, configure, cost_of
-from vitrail.models.attention import Attention, Context
-from vitrail.models.grid_windows import GridWindows
+from vitrail.models.attention import Attention, Context, GridWindows
 
 WINDOWED = {"window": 2, "global_blocks": 1}  # in two blocks of three
 

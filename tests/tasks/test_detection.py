@@ -13,7 +13,7 @@ from tests.tasks.test_assignment import assign_slowly
 from tests.tasks.test_boxes import draw_boxes, giou_of
 from vitrail.data.augment.placement import UNKNOWN, Frames, place
 from vitrail.errors import ConfigError
-from vitrail.models.dense_heads import BoxHead
+from vitrail.models.dense import BoxHead
 from vitrail.tasks.detection.boxes import suppress_greedily
 from vitrail.tasks.detection.graphs import split_outputs
 

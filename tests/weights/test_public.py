@@ -18,7 +18,7 @@ from tests.weights.strangers import sound, timm_folder
 from vitrail import weights
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import MODELS
-from vitrail.models.foreign_names import translate_model
+from vitrail.models.family import translate_model
 from vitrail.weights import hub
 from vitrail.weights.public import PUBLIC, find_public, list_public
 

@@ -107,7 +107,7 @@ def extract_filters(model: Task | Backbone) -> Tensor:
     """Returns the stored kernels of the first layer: (D, C, P, Q) in fp32.
 
     Those of a BiT ResNet and of the stem of a hybrid are 7 x 7; the model applies
-    `vitrail.models.standardise.standardise` to them in each forward pass.
+    `vitrail.models.layers.standardise` to them in each forward pass.
     """
     return _read_first_layer(model).to(torch.float32, copy=True)
 

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitrail.models.attention import AttentionGrid as AttentionGrid
+    from vitrail.models.attention import AttentionRecord as AttentionRecord
     from vitrail.models.backbone import Backbone as Backbone
     from vitrail.models.backbone import device_of as device_of
     from vitrail.models.config import Config as Config
@@ -18,21 +20,19 @@ if TYPE_CHECKING:
     from vitrail.models.family import cost_of as cost_of
     from vitrail.models.family import create_backbone as create_backbone
     from vitrail.models.family import sketch as sketch
-    from vitrail.models.known_costs import Cost as Cost
+    from vitrail.models.known import Cost as Cost
     from vitrail.models.layers import Patches as Patches
     from vitrail.models.layers import Tokens as Tokens
-    from vitrail.models.recording import AttentionGrid as AttentionGrid
-    from vitrail.models.recording import AttentionRecord as AttentionRecord
     from vitrail.models.vit import ViT as ViT
     from vitrail.models.vit import ViTConfig as ViTConfig
 
 _HOMES = {
-    "AttentionGrid": "recording",
-    "AttentionRecord": "recording",
+    "AttentionGrid": "attention",
+    "AttentionRecord": "attention",
     "Backbone": "backbone",
     "device_of": "backbone",
     "Config": "config",
-    "Cost": "known_costs",
+    "Cost": "known",
     "ARCHITECTURES": "family",
     "MODELS": "family",
     "configure": "family",

@@ -16,8 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.attention import Attention
-from vitrail.models.axial_attention import line_grids
+from vitrail.models.attention import (
+    Attention,
+    AttentionGrid,
+    AttentionRecord,
+    GroupedAttentionRecord,
+    OnAttention,
+)
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_as_paper
@@ -32,7 +37,6 @@ from vitrail.models.layers import (
     residual_stream,
 )
 from vitrail.models.positions import resize, resize_tables, sincos2d
-from vitrail.models.recording import AttentionGrid, AttentionRecord, GroupedAttentionRecord, OnAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,17 @@ class AxialConfig(Config):
         self._check("width", self.width % 4 == 0 or self.positions != "sincos2d", what)
         if not self.pad:
             check_divides(self.image_size, self.patch_size)
+
+
+def line_grids(grid: tuple[int, int], cell: tuple[int, int]) -> tuple[AttentionGrid, AttentionGrid]:
+    """Returns the grids of the matrices of row attention, (B, A, N, w) in row-major order, and of column attention,
+    (B, A, N, h) in column-major order, on a map of ``grid`` cells of ``cell`` pixels.
+    """
+    rows, columns = grid
+    places = torch.arange(rows * columns).unflatten(0, grid)  # (h, w)
+    of_row = AttentionGrid(0, grid, grid, cell, columns=places.repeat_interleave(columns, 0))
+    of_column = places.mT.repeat_interleave(rows, 0)  # (w h, h)
+    return of_row, of_row._replace(rows=places.mT.flatten(), columns=of_column)
 
 
 class Layer(ResidualBlock):

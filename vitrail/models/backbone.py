@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import processor
+from vitrail.models.attention import AttentionGrid, OnAttention, processor
 from vitrail.models.config import Config, changed, grid_of
-from vitrail.models.heads import Head
-from vitrail.models.layers import Patches, Tokens, drop_patches, whole_patches
-from vitrail.models.recording import AttentionGrid, OnAttention
+from vitrail.models.layers import Head, Patches, Tokens, drop_patches, whole_patches
 
 TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encode` support a subset of patches (``ids``)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import attend, attention_path
+from vitrail.models.attention import ALL, AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
 from vitrail.models.backbone import Backbone, first_token
 from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
@@ -31,7 +31,6 @@ from vitrail.models.layers import (
     by_hand,
     residual_stream,
 )
-from vitrail.models.recording import ALL, AttentionGrid, AttentionRecord, OnAttention
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.models.backbone import Backbone
-from vitrail.models.known_costs import Cost
+from vitrail.models.known import Cost
 
 Module = TypeVar("Module", bound=nn.Module)
 

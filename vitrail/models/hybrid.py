@@ -8,15 +8,47 @@ B images, C channels, H x W pixels, h x w cells of a map, D its channels, N patc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import call
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.layers import PatchEmbed
-from vitrail.models.standardise import GroupNorm, Shape, Stage, StdConv, shapes
+from vitrail.models.layers import GroupNorm, PatchEmbed, StdConv
+
+
+class Shape(NamedTuple):
+    """The input and output channels and the stride of a bottleneck."""
+
+    inputs: int
+    outputs: int
+    stride: int
+
+
+def shapes(depths: Sequence[int], stem_width: int) -> Iterator[list[Shape]]:
+    """Returns the shapes of the blocks of each stage. The first block of a stage changes the width, and halves all maps but
+    that of the stem.
+    """
+    inputs = stem_width
+    for stage, depth in enumerate(depths):
+        outputs = 4 * stem_width * 2**stage
+        yield [Shape(inputs, outputs, 2 if stage else 1), *[Shape(outputs, outputs, 1)] * (depth - 1)]
+        inputs = outputs
+
+
+class Stage(nn.Module):
+    """Blocks with maps of one size."""
+
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor, run: Callable[..., Tensor]) -> Tensor:
+        """(B, D, h, w) to (B, D', h', w'). ``run`` calls a block, as `Backbone._run` does."""
+        for block in self.blocks:
+            x = run(block, x)
+        return x
 
 
 class SameConv(StdConv):

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.models.attention import AttentionGrid, OnAttention
 from vitrail.models.backbone import Backbone, block_number
 from vitrail.models.config import Config
 from vitrail.models.initialise import fill_truncated, fills
@@ -28,8 +29,7 @@ from vitrail.models.layers import (
     residual_stream,
     stage_drop_rates,
 )
-from vitrail.models.recording import AttentionGrid, OnAttention
-from vitrail.models.spatial_reduction import (
+from vitrail.models.pvt import (
     Grid,
     PyramidConfig,
     ReducedAttention,

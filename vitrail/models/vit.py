@@ -16,7 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import EVERYWHERE, Attention, Context, Relative
+from vitrail.models.attention import (
+    EVERYWHERE,
+    Attention,
+    AttentionGrid,
+    Context,
+    GridWindows,
+    OnAttention,
+    Relative,
+    attend,
+    attention_path,
+)
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import (
     GELUS,
@@ -32,11 +42,11 @@ from vitrail.models.config import (
     is_number,
     is_whole,
 )
-from vitrail.models.grid_windows import GridWindows
-from vitrail.models.heads import AttentionPool, Head, Heads
 from vitrail.models.hybrid import HybridEmbed
 from vitrail.models.initialise import initialise
 from vitrail.models.layers import (
+    Dense,
+    Head,
     LayerNorm,
     LayerScale,
     Mlp,
@@ -48,7 +58,6 @@ from vitrail.models.layers import (
     residual_stream,
     whole_patches,
 )
-from vitrail.models.recording import AttentionGrid, OnAttention
 
 INITIALS = ("paper", "truncated", "mimetic", "identity")
 PREFIXES = ((), ("cls",), ("cls", "dist"))
@@ -248,6 +257,42 @@ class Block(ResidualBlock):
             return mlp(attention(x))
         whole = on_attention is not None or context.is_per_image
         return self.add_branches(x, attention, mlp, whole=whole, queries=context.queries)
+
+
+class AttentionPool(nn.Module):
+    """Attention pooling with one learned query, followed by an MLP: the MAP head of Zhai et al. 2022 (big_vision)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.latent = nn.Parameter(torch.empty(1, 1, width))
+        self.q = Dense(width, width)
+        self.kv = Dense(width, 2 * width)
+        self.proj = Dense(width, width)
+        self.norm = LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(width, config.mlp_width, gelu=config.gelu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) to (B, D)."""
+        q = self.q(self.latent.to(x.dtype)).expand(x.shape[0], -1, -1).unflatten(-1, (self.heads, -1))  # (B, 1, H, E)
+        k, v = self.kv(x).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, T, H, E) each
+        path = attention_path(x.device.type, x.dtype, training=k.requires_grad, tokens=x.shape[1])
+        pooled = attend(*(part.transpose(1, 2) for part in (q, k, v)), path=path)  # (B, H, 1, E)
+        y = self.proj(pooled.transpose(1, 2).flatten(2))[:, 0]  # (B, D)
+        return y + self.mlp(self.norm(y))
+
+
+class Heads(nn.ModuleDict):
+    """A head for each prefix token, averaged (DeiT, Touvron et al. 2021a)."""
+
+    def compute_logits(self, features: Tensor) -> dict[str, Tensor]:
+        """Returns the logits of every head by the name of its token."""
+        parts = features.chunk(len(self), -1)
+        return {name: head(part) for (name, head), part in zip(self.items(), parts)}
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.stack(list(self.compute_logits(features).values())).mean(0)
 
 
 class ViT(Backbone):

@@ -8,8 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitrail.errors import ConfigError
-from vitrail.models.known_costs import KNOWN, Cost
-from vitrail.models.published import PUBLISHED, Published
+from vitrail.models.known import KNOWN, Cost, Published
 from vitrail.rows import Records
 from vitrail.verbs import options
 from vitrail.verbs.verb import verb
@@ -37,7 +36,7 @@ class ModelFacts:
 
     @property
     def published(self) -> Published:
-        return PUBLISHED[self.name]
+        return KNOWN[self.name].published
 
     @property
     def public(self) -> list[PublicWeights]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from vitrail.errors import ConfigError, nearest
-from vitrail.models.known_costs import KNOWN
+from vitrail.models.known import KNOWN
 
 # repositories by model, the default first. Most are conversions by timm (https://github.com/huggingface/pytorch-image-models),
 # named ARCHITECTURE_SIZE.TRAINING: "ft" is fine-tuned, "in1k", "in21k" and "in22k" are sets of ImageNet

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from vitrail.data.sources.contents import Contents
 from vitrail.data.sources.pixel_maps import PixelMaps
 from vitrail.images.pixel_format import PixelFormat
-from vitrail.models.dense_heads import LinearHead
-from vitrail.models.pyramid import fit, to_strides, upsample
+from vitrail.models.dense import LinearHead, fit, to_strides, upsample
 from vitrail.tasks import Metric
 from vitrail.tasks.dense.answer import PlacedAnswer
 from vitrail.tasks.dense.pixels import PixelTask, compare_pixels, sample_pixels

@@ -20,8 +20,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone
-from vitrail.models.dense_heads import TOWER_GROUPS, BoxHead
-from vitrail.models.pyramid import create_pyramid
+from vitrail.models.dense import TOWER_GROUPS, BoxHead, create_pyramid
 from vitrail.tasks.answer_files import AnswerFiles
 from vitrail.tasks.dense.class_colours import class_colours
 from vitrail.tasks.dense.subject import Subject

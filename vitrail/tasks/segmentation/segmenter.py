@@ -22,8 +22,7 @@ from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
-from vitrail.models.dense_heads import FusedHead, LinearHead
-from vitrail.models.pyramid import ScaledMaps, StageNorms, fit, to_strides, upsample
+from vitrail.models.dense import FusedHead, LinearHead, ScaledMaps, StageNorms, fit, to_strides, upsample
 from vitrail.tasks.answer_files import AnswerFiles
 from vitrail.tasks.dense.class_colours import BACKGROUND, class_colours
 from vitrail.tasks.dense.pixels import PixelTask, find_shown, sample_pixels

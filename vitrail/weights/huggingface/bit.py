@@ -8,8 +8,8 @@ from typing import Any
 
 from vitrail.errors import CheckpointError
 from vitrail.models.config import GROUPS
+from vitrail.models.layers import standardise
 from vitrail.models.resnet import ResNetConfig, width_fields
-from vitrail.models.standardise import standardise
 from vitrail.weights.huggingface.family import CHANNELS, Family, Field, State, check_expressible
 
 RULE, EPS = "timm", 1e-5  # of kernel standardisation and group norms
