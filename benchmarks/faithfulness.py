@@ -13,7 +13,7 @@ from dataclasses import asdict
 import harness
 
 from vitrail.inference.options import InferenceOptions
-from vitrail.verbs.explain.faithfulness import measure_faithfulness
+from vitrail.verbs.explain.scores import measure_faithfulness
 
 
 def main() -> None:

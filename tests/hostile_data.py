@@ -24,7 +24,7 @@ from vitrail.inference.parts.folder import Plan, verify_parts
 from vitrail.studies.design import read_study
 from vitrail.verbs.data import shard_data
 from vitrail.verbs.data.findings import check
-from vitrail.verbs.data.index import index_shards
+from vitrail.verbs.data.shards import index_shards
 
 HUGE = 10**400
 BILLION_SEEDS = (

@@ -15,8 +15,8 @@ from tests.models.tiny import TINY
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.inference.options import InferenceOptions
-from vitrail.verbs.explain import masks as explain_masks
-from vitrail.verbs.explain.masks import measure_localisation
+from vitrail.verbs.explain import scores
+from vitrail.verbs.explain.scores import measure_localisation
 from vitrail.weights.native import save_model
 
 QUIET = InferenceOptions(device="cpu", quiet=True)
@@ -46,7 +46,7 @@ def test_images_with_a_mask_are_measured_and_summarised(photos, monkeypatch):
     given = iter(
         [{"area": 0.5, "rollout": 0.7, "gradient": float("nan")}, {"area": 0.25, "rollout": 0.35, "gradient": 0.2}]
     )
-    monkeypatch.setattr(explain_masks, "measure_shares", lambda model, images, mask: next(given))
+    monkeypatch.setattr(scores, "measure_shares", lambda model, images, mask: next(given))
     said = []
     result = judge(photos, say=said.append, out=photos / "out")
     assert said == [
@@ -71,7 +71,7 @@ def test_images_with_a_mask_are_measured_and_summarised(photos, monkeypatch):
 )
 def test_the_finding_holds_does_not_or_is_not_clear(shares, holds):
     rows = [{"path": str(at), "area": area, "rollout": share} for at, (area, share) in enumerate(shares)]
-    assert explain_masks._summarise(rows).holds is holds
+    assert scores._summarise(rows).holds is holds
 
 
 def test_the_area_is_that_of_what_the_model_sees(photos):

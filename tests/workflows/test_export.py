@@ -25,8 +25,7 @@ from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
 from vitrail.models import Backbone, Tokens
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.verbs.export import export, files
-from vitrail.verbs.export.files import Exported
-from vitrail.verbs.export.proof import Tolerances, open_source
+from vitrail.verbs.export.files import Exported, Tolerances, open_source
 from vitrail.weights.native import save_model
 
 CLASSES = ("ant", "bee", "cat")

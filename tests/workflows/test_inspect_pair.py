@@ -17,8 +17,7 @@ from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import changed
 from vitrail.verbs.inspect import inspect
-from vitrail.verbs.inspect.measurements import inspect_model
-from vitrail.verbs.inspect.pair import inspect_pair
+from vitrail.verbs.inspect.measurements import inspect_model, inspect_pair
 from vitrail.weights.native import save_model
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 48, 40, 3), dtype=np.uint8)

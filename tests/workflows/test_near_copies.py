@@ -14,8 +14,7 @@ from PIL import Image
 import vitrail
 from tests.each_row import each_row
 from vitrail.cli import run
-from vitrail.verbs.data.findings import check
-from vitrail.verbs.data.near_copies import SIMILAR, find_near_copies, make_thumbnail
+from vitrail.verbs.data.findings import SIMILAR, check, find_near_copies, make_thumbnail
 
 
 def draw(seed: int, size: tuple[int, int] = (96, 80)) -> Image.Image:

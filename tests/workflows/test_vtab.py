@@ -18,8 +18,7 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.vtab import TASKS
 from vitrail.verbs.transfer import transfer
-from vitrail.verbs.transfer.data_sets import Tuning
-from vitrail.verbs.transfer.vtab import RECIPE, choose_settings, draw_training, find_tasks, open_task
+from vitrail.verbs.transfer.data_sets import VTAB_RECIPE, Tuning, choose_settings, draw_training, find_tasks, open_task
 from vitrail.weights.native import save_model
 
 PARTS = {"train": 6, "val": 2, "test": 5}  # images of each class
@@ -146,7 +145,7 @@ def test_what_is_done_is_kept_with_its_notes(place: Path, tmp_path: Path, monkey
 
 
 def test_fine_tuning_is_that_of_the_paper_without_what_would_change_the_label() -> None:
-    tuning = Tuning(recipe=RECIPE)
+    tuning = Tuning(recipe=VTAB_RECIPE)
     runs = {
         name: tuning.run(Path("model"), "data", QUIET, seed=1, of_data=choose_settings(task))
         for name, task in TASKS.items()
@@ -160,7 +159,7 @@ def test_fine_tuning_is_that_of_the_paper_without_what_would_change_the_label() 
     assert figures["dsprites-ori"] == (0, scaled)
     assert figures["clevr-count"] == (0.5, 1.0)
     assert figures["dsprites-loc"] == (0, 1.0)
-    own = Tuning(recipe=RECIPE, settings=("augment.flip=0.25",))
+    own = Tuning(recipe=VTAB_RECIPE, settings=("augment.flip=0.25",))
     assert (
         own.run(Path("model"), "data", QUIET, seed=0, of_data=choose_settings(TASKS["dsprites-loc"])).augment.flip
         == 0.25

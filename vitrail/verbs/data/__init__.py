@@ -146,7 +146,7 @@ def index_data(
         ConfigError: there is an index already, or the archives are at a URL and ``out`` is not given.
         DataError: an archive is damaged or has other members than files, or only some images have labels.
     """
-    from vitrail.verbs.data.index import index_shards
+    from vitrail.verbs.data.shards import index_shards
     from vitrail.weights.adapt import read_classes
 
     names = read_classes(Path(classes)) if isinstance(classes, str | Path) else classes

@@ -1,36 +1,53 @@
-"""`vitrail data shard`: a data set as tar shards in the format of webdataset, with an index.
+"""`vitrail data shard` and `index`: a data set as tar shards in the format of webdataset, and the index of those of others.
 
-Contents are copied as they are. Equal data, seed and number of images a shard give equal bytes.
+Contents are copied as they are. Equal data, seed and number of images a shard give equal bytes. In archives of others a sample
+is the members that follow one another with the same name up to the first dot of the file name. It has one image, and perhaps a
+label: ``.cls``, a field of ``.json``, or ``.txt``.
 
 Axes: n images, K classes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import zlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from vitrail.data.sample_order import order_of_epoch
 from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.labels import Labels, format_label, from_numbers, from_texts
+from vitrail.data.sources.manifests import LABELS
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split, list_splits
+from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
 from vitrail.errors import ConfigError, DataError
-from vitrail.files import replace_folder, stage_folder
+from vitrail.files import disk_errors, replace_folder, stage_folder
 from vitrail.images.decode import EXTENSIONS, FORMATS, BadImage
 from vitrail.rows import Records
-from vitrail.runtime.progress import ProgressBar
+from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.shards.cache import is_remote, list_archives, open_archive
 from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, write_index
-from vitrail.shards.tar import MOST_BYTES, write_archive
+from vitrail.shards.roots import remember_root
+from vitrail.shards.tar import BLOCK, MOST_BYTES, Member, pad, read_members, write_archive
+from vitrail.text import plural
+from vitrail.untrusted.json_documents import parse_json
+from vitrail.untrusted.limits import LABEL_BYTES
+from vitrail.untrusted.numbers import to_whole
 
 MOST_SHARDS = 10**6  # whose names have six digits
+LABEL_KINDS = ("cls", "json", "txt")  # the first kind that a set has gives its labels
+LONGEST_NAME = 64  # characters of a class in a .txt; longer texts are captions
+LABEL_KEYS = ("cls", *LABELS)  # in a .json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,3 +179,222 @@ def _extension(key: str, content: bytes) -> str:
             return (image.format or "").lower().replace("jpeg", "jpg")
     except Exception:  # Pillow raises many types for a broken file, which is copied nevertheless
         return "bin"
+
+
+@dataclass
+class Found:
+    """The samples that were found in the archives so far."""
+
+    starts: array[int] = field(default_factory=lambda: array("q"))
+    lengths: array[int] = field(default_factory=lambda: array("i"))
+    checksums: array[int] = field(default_factory=lambda: array("I"))
+    names: bytearray = field(default_factory=bytearray)
+    name_ends: array[int] = field(default_factory=lambda: array("q"))
+    labels: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in LABEL_KINDS})
+    without: int = 0  # samples without an image
+
+    def drop_last(self) -> str:
+        """Removes the last sample and returns the name of its image."""
+        for values in (self.starts, self.lengths, self.checksums, self.name_ends, *self.labels.values()):
+            values.pop()
+        end = self.name_ends[-1] if self.name_ends else 0
+        name = self.names[end:].decode()
+        del self.names[end:]
+        return name
+
+    def tables(self, targets: np.ndarray | None) -> Tables:
+        return Tables(
+            starts=np.frombuffer(self.starts, np.int64),
+            lengths=np.frombuffer(self.lengths, np.int32),
+            checksums=np.frombuffer(self.checksums, np.uint32),
+            names=np.frombuffer(self.names, np.uint8),
+            name_ends=np.frombuffer(self.name_ends, np.int64),
+            targets=targets,
+        )
+
+
+class Hashed:
+    """A file that is hashed while it is read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+
+    def read(self, size: int, /) -> bytes:
+        content = self.file.read(size)
+        self.digest.update(content)
+        return content
+
+
+def index_shards(
+    folder: str, out: Path | None = None, *, classes: Sequence[str] | None = None, quiet: bool = False, say: Say
+) -> Records[Shards]:
+    """Writes the index of the archives ``*.tar`` in a folder or at a URL, or in folders of splits there."""
+    if is_remote(folder) and out is None:
+        raise ConfigError(f"an index cannot be written to {folder}", "give a folder for it, after the URL")
+    folder = folder.rstrip("/") if is_remote(folder) else os.path.abspath(os.path.expanduser(folder))
+    archives = _find_archives(folder)
+    places = {
+        split: Path(out or folder, inside.removeprefix(folder).lstrip("/")) for split, (inside, _) in archives.items()
+    }
+    for place in places.values():
+        if (place / FOLDER).exists():
+            remedy = "remove that folder first; an index of `vitrail data shard` has names that archives lack"
+            raise ConfigError(f"there is an index already: {place / FOLDER}", remedy)
+    total = sum(size for _, sizes in archives.values() for size in sizes.values())
+    written: Records[Shards] = Records()
+    with ProgressBar("archives (MB)", total // 10**6, quiet=quiet) as bar:
+        done = 0
+        for split, (inside, names) in archives.items():
+            found, shards = Found(), []
+            for name in names:
+                shards.append(_read_archive(inside, name, found, sum(shard.bytes for shard in shards), say))
+                done += shards[-1].bytes
+                bar.update(done // 10**6)
+            if not found.starts:
+                raise DataError(
+                    f"the archives in {inside} have no images", "give archives with images of JPEG, PNG, ..."
+                )
+            labels = _read_labels(found.labels, classes, inside)
+            _write_found(places[split], inside, shards, found, labels)
+            if found.without:
+                say(f"warning: {plural(found.without, 'sample')} in {inside} without an image, not used")
+            written[split or "train"] = Shards(
+                split=split or "train",
+                path=places[split],
+                shards=len(shards),
+                images=len(found.starts),
+                bytes=sum(shard.bytes for shard in shards),
+                classes=len(labels.names) if labels else 0,
+            )
+    return written
+
+
+def _find_archives(folder: str) -> dict[str, tuple[str, dict[str, int]]]:
+    """Returns the folders with archives, by split, and the bytes of the archives in each, by name."""
+    if not is_remote(folder) and not os.path.isdir(folder):
+        raise DataError(f"{folder} is not a folder", "give a folder with .tar archives")
+    if names := list_archives(folder):
+        return {"": (folder, names)}
+    inside = SPLIT_ORDER if is_remote(folder) else [name for name in os.listdir(folder) if name.lower() in SPLITS]
+    found = {SPLITS[name.lower()]: (f"{folder}/{name}", list_archives(f"{folder}/{name}")) for name in inside}
+    if not any(names for _, names in found.values()):
+        raise DataError(f"there are no .tar archives in {folder}", "give the folder that they are in")
+    return {split: found[split] for split in SPLIT_ORDER if split in found and found[split][1]}
+
+
+def _write_found(place: Path, folder: str, shards: list[Shard], found: Found, labels: Labels | None) -> None:
+    targets = None
+    if labels is not None:
+        assert isinstance(labels.values, np.ndarray)
+        targets = labels.values.astype(np.uint8) if labels.multi else labels.values
+    root = BESIDE if str(place) == folder else folder
+    with disk_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+    with stage_folder(place / FOLDER, {}) as aside:
+        names = labels.names if labels else ()
+        write_index(aside, root=root, shards=shards, classes=names, tables=found.tables(targets))
+        replace_folder(place / FOLDER, aside)
+    if is_remote(root):
+        remember_root(root)
+
+
+def _read_archive(folder: str, name: str, found: Found, position: int, say: Say) -> Shard:
+    """Add the samples of an archive that starts at ``position``."""
+    before, end = len(found.starts), 0
+    with open_archive(f"{folder}/{name}") as file:
+        hashed = Hashed(file)
+        for sample in _group(read_members(hashed, name), name):
+            _add(sample, name, position, found)
+            last, _ = next(reversed(sample.values()))
+            end = last.offset + last.size + len(pad(last.size))
+        size = file.tell()
+    if size < end + BLOCK and len(found.starts) > before:
+        what = f"{name} is cut off: it ends at byte {size:,}, without the mark of its end"
+        say(f"warning: {what}; its last image, {found.drop_last()}, is not used")
+    return Shard(name=name, bytes=size, sha256=hashed.digest.hexdigest(), images=len(found.starts) - before)
+
+
+Sample = dict[str, tuple[Member, bytes]]  # the members by what follows the first dot of the file name
+
+
+def _group(members: Iterator[tuple[Member, bytes]], archive: str) -> Iterator[Sample]:
+    """Yields the samples of an archive."""
+    key, sample, seen = "", Sample(), set()
+    for member, content in members:
+        folder, _, file = member.name.rpartition("/")
+        name, _, ending = file.partition(".")
+        if (folder, name) != key and sample:
+            yield sample
+            sample = {}
+        key = (folder, name)
+        if member.name in seen:
+            what = f"{archive} has the member {member.name!r} twice"
+            raise DataError(what, "write the archive anew; archives that were appended to are not read")
+        seen.add(member.name)
+        sample[ending.lower()] = member, content
+    if sample:
+        yield sample
+
+
+def _add(sample: Sample, archive: str, position: int, found: Found) -> None:
+    images = [ending for ending in sample if ending in EXTENSIONS]
+    images = images or [ending for ending in sample if ending.rpartition(".")[2] in EXTENSIONS]
+    if not images:
+        found.without += 1
+        return
+    if len(images) > 1:
+        names = ", ".join(repr(sample[ending][0].name) for ending in images)
+        raise DataError(f"a sample of {archive} has several images: {names}", "leave all but one out of the archives")
+    member, content = sample[images[0]]
+    found.starts.append(position + member.offset)
+    found.lengths.append(member.size)
+    found.checksums.append(zlib.crc32(content))
+    found.names += f"{archive}/{member.name}".encode()
+    found.name_ends.append(len(found.names))
+    for kind, labels in found.labels.items():
+        labels.append(_read_label(kind, *sample[kind]) if kind in sample else "")
+
+
+def _read_label(kind: str, member: Member, content: bytes) -> str:
+    """Returns one label or several as text; empty for none."""
+    if len(content) < member.size or member.size > LABEL_BYTES:
+        return ""
+    try:
+        text = content.decode("utf-8-sig").strip()
+        if kind != "json":
+            return text
+        described = parse_json(text)
+    except ValueError as error:
+        raise DataError(f"the member {member.name!r} is no label: {error}", "repair or remove it") from error
+    fields = {name.lower(): value for name, value in described.items()} if isinstance(described, dict) else {}
+    return next((format_label(fields[name]) for name in LABEL_KEYS if fields.get(name) is not None), "")
+
+
+def _read_labels(by_kind: dict[str, list[str]], classes: Sequence[str] | None, where: str) -> Labels | None:
+    """Labels of the first kind that any sample has; None if none does, or if texts look like captions."""
+    for kind, texts in by_kind.items():
+        if not any(texts) or (kind == "txt" and _are_captions(texts)):
+            continue
+        if missing := sum(not text for text in texts):
+            what = f"{missing:,} of {len(texts):,} samples in {where} have no label (.{kind})"
+            raise DataError(what, "give every image a label, or none")
+        if all(text.isascii() and text.isdecimal() for text in texts):
+            return from_numbers(_read_numbers(texts, where), classes, where=f"the archives in {where}")
+        if classes is not None:
+            what = f"the labels in {where} are names, such as {texts[0]!r}, and names of classes are given"
+            raise ConfigError(what, "leave --classes out")
+        return from_texts(texts)
+    return None
+
+
+def _read_numbers(texts: list[str], where: str) -> np.ndarray:
+    """Returns the numbers of classes (n,)."""
+    try:
+        return np.array([to_whole(text, "the number of a class") for text in texts])
+    except ValueError as error:
+        raise DataError(f"the labels in {where} cannot be read: {error}", "number the classes from 0") from error
+
+
+def _are_captions(texts: list[str]) -> bool:
+    """Returns whether texts are long or nearly all different, as names of classes are not."""
+    return any("\n" in text or len(text) > LONGEST_NAME for text in texts) or 2 * len(set(texts)) > len(texts)

@@ -14,8 +14,7 @@ from vitrail.verbs.verb import verb
 if TYPE_CHECKING:
     from vitrail.analysis.explanation import Explanation
     from vitrail.inference.results import Results
-    from vitrail.verbs.explain.faithfulness import MethodScore
-    from vitrail.verbs.explain.masks import Localisation
+    from vitrail.verbs.explain.scores import Localisation, MethodScore
 
 
 @verb
@@ -89,11 +88,11 @@ def explain(
     if masks is not None:
         if faithfulness:
             raise ConfigError("--masks and --faithfulness are two tables", "give one of them")
-        from vitrail.verbs.explain.masks import measure_localisation
+        from vitrail.verbs.explain.scores import measure_localisation
 
         return measure_localisation(model, paths, Path(masks), out=folder, **how)
     if faithfulness:
-        from vitrail.verbs.explain.faithfulness import measure_faithfulness
+        from vitrail.verbs.explain.scores import measure_faithfulness
 
         return measure_faithfulness(model, paths, options=asked, **how)
     if folder is None:

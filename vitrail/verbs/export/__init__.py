@@ -70,8 +70,7 @@ def export(
     """
     given = locals()
     from vitrail.inference.options import InferenceOptions
-    from vitrail.verbs.export.files import LAYOUTS, ExportOptions, write_export
-    from vitrail.verbs.export.proof import Tolerances
+    from vitrail.verbs.export.files import LAYOUTS, ExportOptions, Tolerances, write_export
 
     reading = InferenceOptions(**options.read_weights(given), max_bad=part(max_bad), quiet=quiet)
     kind = ExportOptions(to=to, int8=int8, pictures=pictures)

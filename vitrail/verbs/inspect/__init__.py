@@ -94,7 +94,7 @@ def inspect(
                 "--against sets one model against one other, by what they have learned",
                 "give one model and no --cost; vitrail inspect MODEL OTHER --cost compares speed and memory",
             )
-        from vitrail.verbs.inspect.pair import inspect_pair
+        from vitrail.verbs.inspect.measurements import inspect_pair
 
         return inspect_pair((models[0], against), folder, data, most=most, **how)
     if len(models) != 1 or sizes is not None or cost_batch is not None:

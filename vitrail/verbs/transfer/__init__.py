@@ -88,15 +88,16 @@ def transfer(
     from vitrail.verbs.probe.protocols import ProbeProtocol
     from vitrail.verbs.transfer.data_sets import (
         FINETUNE,
+        VTAB_RECIPE,
         DataSet,
         Tuning,
         check_protocols,
         collect_settings,
         describe_settings,
+        find_tasks,
         get_root,
         name_data,
     )
-    from vitrail.verbs.transfer.vtab import RECIPE, find_tasks
     from vitrail.weights.resolve import resolve_model
 
     ranks, folder = ranks or SINGLE, Path(out)
@@ -109,7 +110,7 @@ def transfer(
         names = find_tasks(get_root(data)) if vtab else name_data(data)
         if vtab:
             log(f"vtab     {len(names)} of {len(TASKS)} tasks")
-            tuning = replace(tuning, recipe=RECIPE)
+            tuning = replace(tuning, recipe=VTAB_RECIPE)
             reading = replace(reading, preprocessing={"resize": "squash", **reading.preprocessing})
         init = resolve_model(model).path.resolve()
         if FINETUNE in asked:
