@@ -60,9 +60,7 @@ def test_every_claim_has_a_card_with_its_verdict_and_every_section_is_there(numb
     assert titles[1:6] == expected  # below the notes
     assert titles[6:8] == ["Position embeddings", "Settings and regimes"]
     assert {"Cost and time", "Not asked and not testable", "How figures were computed", "Run details"} <= set(titles)
-    assert {"arms-two", "arms-sizes", "curves-sizes", "rates-sizes", "heads-01-sizes: a at data.limit 100"} <= set(
-        plots
-    )
+    assert {"arms-two", "arms-sizes", "curves-sizes", "heads-01-sizes: a at data.limit 100"} <= set(plots)
     assert "loss is nan" in document
     assert "At the edge of its grid" in document
     assert "undertrained" in document

@@ -27,7 +27,7 @@ from vitrail.studies.plan import (
     reduce,
     write_plan,
 )
-from vitrail.studies.results import TrialResult, write_result
+from vitrail.studies.results import write_result
 
 
 def price(trial: Trial) -> float:
@@ -183,18 +183,6 @@ def test_rates_that_diverged_are_not_taken() -> None:
     lost = {1e-3: infinite, 2e-3: infinite}
     assert search(lost, short) == ([5e-4], None, False)
     assert search({**lost, 5e-4: infinite, 2.5e-4: infinite}, short) == ([], None, False)
-
-
-def test_the_gain_of_a_rate_is_what_a_neighbour_has_more() -> None:
-    accuracies = {1e-3: 0.55, 2e-3: 0.6, 4e-3: 0.64, 8e-3: 0.9}
-    tried = {
-        rate: TrialResult(
-            key="a", kind="tuning", state="done", settings={}, seed=0, rate=rate,
-            validation={"accuracy": accuracy, "nll": abs(rate - 2e-3)},
-        )
-        for rate, accuracy in accuracies.items()
-    }  # fmt: skip
-    assert find_best(tried).gain == pytest.approx(0.04)
 
 
 def test_a_study_of_another_version_is_refused(tmp_path: Path) -> None:

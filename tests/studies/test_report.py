@@ -31,7 +31,6 @@ from vitrail.studies.design import (
     Experiment,
     Finding,
     Pairs,
-    RankCorrelation,
     Slope,
     find_study,
     paper_claims,
@@ -136,7 +135,6 @@ def test_what_a_study_has_no_trials_for_is_not_asked():
         pair("arm", contrast=Difference(plus="a", minus="z")),
         pair("level", contrast=Difference(plus="a", minus="b", at={LIMIT: 123})),
         pair("factor", contrast=Slope(plus="a", minus="b", along="optim.lr")),
-        pair("ranks", contrast=RankCorrelation()),
         pair("pairs", contrast=Pairs(pairs=(("x", "y"),))),
         pair("finding", contrast=Finding(arm="a", figure="heads.share_mixed")),
     ]
@@ -145,7 +143,7 @@ def test_what_a_study_has_no_trials_for_is_not_asked():
     assert numbers["claims"] == []
     why = {row["name"]: row["why"] for row in numbers["not_asked"]}
     assert why["arm"] == "the experiment two has no arm z" and why["level"] == f"{LIMIT} has no level 123"
-    assert list(why) == ["arm", "level", "factor", "ranks", "pairs", "finding"]
+    assert list(why) == ["arm", "level", "factor", "pairs", "finding"]
 
 
 def test_a_best_rate_at_the_edge_leaves_a_claim_open():
@@ -154,20 +152,6 @@ def test_a_best_rate_at_the_edge_leaves_a_claim_open():
     assert row["verdict"] == "cannot tell" and "the best learning rate of b is at the edge" in row["why"]
     assert row["to_tell"].startswith("a wider grid of learning rates")
     assert row["effect"]["estimate"] == pytest.approx(0.1, abs=0.03)
-
-
-@pytest.mark.parametrize(("neighbour", "robust"), [(0.60, "yes"), (0.68, "no")])
-def test_a_verdict_that_a_rate_could_turn_is_marked(neighbour, robust):
-    other = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.60), 4e-3: (1.1, neighbour)})
-    row = judge_one(pair(), by_arm(a=0.67), tunings={"two": {"a": OPTIMAL, "b": other}})
-    assert (row["verdict"], row["rate_robust"]) == ("held", robust)
-    assert judge_one(pair(), by_arm(a=0.67), tunings={"two": {"a": OPTIMAL}})["rate_robust"] == "not known"
-
-
-def test_a_failure_that_a_rate_of_the_loser_could_turn_is_marked():
-    better = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.60), 4e-3: (1.1, 0.75)})
-    row = judge_one(pair(), by_arm(a=0.55), tunings={"two": {"a": better, "b": OPTIMAL}})
-    assert (row["verdict"], row["rate_robust"]) == ("did not hold", "no")
 
 
 def test_the_spread_of_seeds_is_pooled_over_the_trials_of_one_training_size():
@@ -234,13 +218,11 @@ def test_the_ratio_of_compute_is_that_of_the_truth():
             contrast=Compute(plus=("vit-s", "vit-m", "vit-l"), minus=("bit-s", "bit-m", "bit-l")),
             rule=Ratio(low=2, high=4),
         ),
-        pair("ranks", contrast=RankCorrelation(), rule=Greater(by=0.0)),
     )
     study = make_study(*claims, two=COMPUTE)
     numbers = judge(study, train(study, compute_truth, macs6=compute_of))
-    ratio, ranks = numbers["claims"]
+    (ratio,) = numbers["claims"]
     assert ratio["verdict"] == "held" and ratio["effect"]["low"] < 3 < ratio["effect"]["high"]
-    assert ranks["effect"]["unit"] == "correlation" and ranks["effect"]["seeds"] == 3
 
 
 @pytest.mark.parametrize("studies", few_or_nightly(100, 1000))

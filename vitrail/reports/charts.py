@@ -292,17 +292,22 @@ def chart(
     says: str,
     *below: object,
     rows: bool = False,
+    intervals: Sequence[Estimates] = (),
 ) -> Markup:
     """Draws lines on two axes.
 
     Args:
         label: names the horizontal axis.
         below: is drawn under the lines.
+        intervals: those of each line, drawn as a band with error bars.
         rows: puts the legend in rows below the title, for many or long names, and moves the chart down by them.
     """
     names, top = legend(series) if rows else (None, TOP)
     up = replace(up, start=up.start + top - TOP, stop=up.stop + top - TOP)
-    drawn = join(*(draw_series(line, across, up, label.partition(",")[0]) for line in series))
+    bars = [
+        draw(points, across, up, line.colour) for line, points in zip(series, intervals) for draw in (band, error_bars)
+    ]
+    drawn = join(*bars, *(draw_series(line, across, up, label.partition(",")[0]) for line in series))
     head = heading(title, () if rows else series)
     return svg(WIDTH, up.start + BOTTOM, says, head, names, axes(across, up, label), *below, drawn)
 

@@ -22,7 +22,7 @@ from vitrail.analysis.palette import DARK, FONTS, ICON, LIGHT
 from vitrail.files import disk_errors, replace_file
 from vitrail.markup import UNWRITABLE, Markup
 from vitrail.reports.charts import standalone
-from vitrail.text import decimal, large, percent, plural, sentence
+from vitrail.text import decimal, large, number, percent, plural, scientific, sentence
 
 PANES = ("cobalt", "emerald", "amber", "cobalt", "violet", "cobalt", "ruby")
 
@@ -81,7 +81,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"percent": percent, "decimal": decimal, "large": large, "plural": plural, "sentence": sentence}
+    formats = (percent, decimal, large, plural, sentence, number, scientific)
+    found.filters |= {format.__name__: format for format in formats}
     return found
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.evaluation.intervals import draw_weights
 from vitrail.studies.design import (
     LIMIT,
     Arms,
@@ -21,7 +20,6 @@ from vitrail.studies.design import (
     Difference,
     Finding,
     Pairs,
-    RankCorrelation,
     Slope,
     Study,
     as_arms,
@@ -32,7 +30,6 @@ from vitrail.studies.results import TrialResult
 from vitrail.studies.statistics import (
     Estimate,
     Proportion,
-    Resampled,
     Scale,
     Spread,
     Student,
@@ -45,7 +42,6 @@ OVERFIT = 0.10  # train - test accuracy from which data limits a network
 FITTED = 0.95  # training accuracy from which compute does not
 RISING = 0.25  # share of what a network learned that came in the last half of its steps, from which it is undertrained
 LEARNED = 0.05  # training accuracy above chance below which a network has learned nothing
-RESAMPLES = 2000
 Levels = Mapping[str, Any]
 Placed = Mapping[str, Mapping[Place, TrialResult]]  # the final results that there are, by experiment and place
 
@@ -256,8 +252,6 @@ class Aggregate:
                 flops, is_first = np.array([group.macs6 for group in groups]), np.arange(len(groups)) < len(first)
                 ratio = fit_compute_ratio(flops, logit(accuracy), is_first)
                 return Measured(figures=(ratio.ratio,), plus=(first,), minus=(second,), ratio=ratio)
-            case RankCorrelation(fewest=fewest):
-                return self._rank(experiment, fewest)
             case Finding():
                 return self._look_inside(experiment, asked)
 
@@ -296,24 +290,6 @@ class Aggregate:
         if len(found) < 2:
             raise NotAskedError(f"the experiment {experiment} has fewer than two groups of {', '.join(arms)}")
         return found
-
-    def _rank(self, experiment: str, fewest: int) -> Measured:
-        from scipy.stats import rankdata  # a dependency of scikit-learn
-
-        arms = self._experiment(experiment).arms
-        if len(arms) < fewest:
-            raise NotAskedError(f"the experiment {experiment} has {len(arms)} networks, and ranks need {fewest}")
-        groups = tuple(group for arm in arms for group in self.pick(experiment, arm, {}))
-        columns = np.array([[g.accuracy, g.macs6, g.mean("parameters")] for g in groups])  # (G, 3)
-        counts = np.concatenate(list(draw_weights(len(groups), seed=0, resamples=RESAMPLES)))  # (R, G)
-        chosen = np.stack([np.arange(len(groups)), *(np.repeat(np.arange(len(groups)), row) for row in counts)])
-        ranks = rankdata(columns[chosen], axis=1)  # (R + 1, G, 3)
-        ranks -= ranks.mean(1, keepdims=True)
-        norms = np.sqrt((ranks**2).sum(1))
-        with np.errstate(invalid="ignore", divide="ignore"):  # a column that is constant in a resample
-            correlations = (ranks[..., :1] * ranks[..., 1:]).sum(1) / (norms[:, :1] * norms[:, 1:])
-        values = correlations[:, 0] - correlations[:, 1]
-        return Measured(figures=(Resampled(value=float(values[0]), draws=values[1:]),), plus=(groups,))
 
     def _look_inside(self, experiment: str, asked: Finding) -> Measured:
         groups, values = self._list_findings(experiment, asked, asked.arm)

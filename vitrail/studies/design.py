@@ -104,14 +104,6 @@ class Compute:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankCorrelation:
-    """Spearman's correlation of accuracy with FLOPs less that with the number of parameters, over all arms."""
-
-    kind: Literal["ranks"] = "ranks"
-    fewest: int = 6  # networks
-
-
-@dataclass(frozen=True, kw_only=True)
 class Finding:
     """The mean over trials of a figure that was measured inside of the models of an arm, less another.
 
@@ -132,7 +124,7 @@ class Finding:
     unit: Literal["share", "correlation"] = "share"
 
 
-Contrast = Difference | Pairs | Slope | Compute | RankCorrelation | Finding
+Contrast = Difference | Pairs | Slope | Compute | Finding
 
 
 def unit_of(contrast: Contrast, scale: Unit) -> Unit:
@@ -142,8 +134,6 @@ def unit_of(contrast: Contrast, scale: Unit) -> Unit:
             return "logit a decade"
         case Compute():
             return "ratio"
-        case RankCorrelation():
-            return "correlation"
         case Finding(unit=unit):
             return unit
     return scale

@@ -105,13 +105,10 @@ class RateSearch:
 
 
 class BestRate(NamedTuple):
-    """The ``best`` rate, None where every rate diverged; whether it is at the ``edge`` of those that were tried; ``gain`` is the
-    validation accuracy that a neighbour has more, at least 0.
-    """
+    """The ``best`` rate, None where every rate diverged, and whether it is at the ``edge`` of those that were tried."""
 
     best: float | None
     edge: bool
-    gain: float = 0.0
 
 
 def losses_of(tried: Mapping[float, TrialResult]) -> dict[float, float]:
@@ -120,16 +117,12 @@ def losses_of(tried: Mapping[float, TrialResult]) -> dict[float, float]:
 
 
 def find_best(tried: Mapping[float, TrialResult]) -> BestRate:
-    """Returns the rate with the lowest loss, of equal ones the lowest rate: one that was tried, so that its neighbours show what
-    another one would have given.
-    """
+    """Returns the rate with the lowest loss, of equal ones the lowest rate."""
     rates, losses = sorted(tried), losses_of(tried)
     best = min(rates, key=losses.__getitem__, default=None)
     if best is None or math.isinf(losses[best]):
         return BestRate(None, edge=False)
-    at = rates.index(best)
-    accuracies = [tried[rate].validation.get("accuracy", 0.0) for rate in rates[max(at - 1, 0) : at + 2]]
-    return BestRate(best, at in (0, len(rates) - 1), max(accuracies) - tried[best].validation["accuracy"])
+    return BestRate(best, edge=best in (rates[0], rates[-1]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from vitrail.files import dump_json, read_sealed, replace_file
 from vitrail.rows import Rows
 from vitrail.runtime.machine import describe, versions
 from vitrail.studies.aggregate import Aggregate, Measured, NotAskedError, Placed, UnsureError, fewest_seeds
-from vitrail.studies.design import COMMON, Claim, Difference, Pairs, Study, paper_claims, unit_of
+from vitrail.studies.design import COMMON, Claim, Difference, Study, paper_claims, unit_of
 from vitrail.studies.paper import NOT_TESTABLE, list_published
 from vitrail.studies.plan import Place, Plan, find_best, losses_of, read_plan
 from vitrail.studies.results import FORMAT, TrialResult
@@ -29,21 +29,9 @@ from vitrail.studies.verdicts import Equal, Question, Verdict, judge, judge_all,
 from vitrail.tables import open_table
 
 MOST_SEEDS = 100  # that are advised
-UNKNOWN = "not known"
 WIDER = "a wider grid of learning rates, as in experiments.NAME.rates.grid"
 LONGER = "a longer training: a longer --budget, or more schedule.steps"
 Tunings = Mapping[str, Mapping[str, Mapping[float, TrialResult]]]  # experiment -> arm -> rate -> its tuning trial
-CHECKLIST = {
-    "intervals": "Student's with Satterthwaite's degrees of freedom; the variance between seeds is pooled over an experiment's "
-    "arms of one training size unless Bartlett's test rejects it at 1 %, that over images has the seeds' noise taken off",
-    "several claims": "Holm's step-down over all claims that were judged, for 5 % of studies with any wrong decision",
-    "ratios of compute": "lines of one slope in logit accuracy over log FLOPs (6 x multiply-adds x images); intervals by "
-    "bootstrap over models",
-    "undertrained networks": "a network's accuracy on its own images is about chance, or above chance less than half of what "
-    "another network reached in as many steps, or a quarter of it came in the last half of its steps: no claim is decided",
-    "learning rates": "each network has its own, of the same grid and length of tuning, chosen by validation NLL",
-    "test images": "evaluated once at the end of a final trial; rates and regularisation are chosen on validation images",
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -200,7 +188,6 @@ def judge_study(
             "not_testable": [{"name": claim, "why": why} for claim, why in NOT_TESTABLE.items()] if of_paper else [],
             "failures": list(_list_failures(trials)),
             "commits": sorted({each.commit for found in trials.values() for each in found.values() if each.commit}),
-            "checklist": [{"item": item, "answer": answer} for item, answer in CHECKLIST.items()],
         }
     )
 
@@ -299,7 +286,6 @@ def _describe(case: _Case, verdict: Verdict | None, aggregate: Aggregate, tuning
             "effect": None,
             "detectable": None,
             "to_tell": "",
-            "rate_robust": UNKNOWN,
             "regime": "",
             "beside": [],
         }
@@ -318,7 +304,6 @@ def _describe(case: _Case, verdict: Verdict | None, aggregate: Aggregate, tuning
         "detectable": student and finite(student.detectable()),
         "why": verdict.why,
         "to_tell": case.remedy or _advise(claim, figure, seeds, verdict),
-        "rate_robust": _test_rates(case, verdict, tunings.get(claim.experiment, {})),
         "regime": ", ".join(dict.fromkeys(group.regime for group in measured.groups if group.regime)),
         "beside": list(_list_secondary(case, aggregate, tunings)),
     }  # fmt: skip
@@ -336,27 +321,6 @@ def _advise(claim: Claim, figure: Estimate, seeds: int | None, verdict: Verdict)
                 f"{more} more {'seed' if more == 1 else 'seeds'} {shown}" if more else f"a study of this size {shown}"
             )
     return f"no number of seeds {shown}: that needs more test images"
-
-
-def _test_rates(case: _Case, verdict: Verdict, tunings: Mapping[str, Mapping[float, TrialResult]]) -> str:
-    """Returns whether the verdict is the same with the rate of either side moved to its neighbour, as far as is known."""
-    claim, measured = case.claim, case.measured
-    known = verdict.kind in ("held", "did not hold") and isinstance(claim.contrast, Difference | Pairs)
-    if measured is None or not known:
-        return UNKNOWN
-    variants = [list(measured.figures)]
-    for number, figure in enumerate(measured.figures):
-        for side, sign in ((measured.plus[number], 1), (measured.minus[number], -1)):
-            tuned = tunings.get(side[0].arm)
-            if not tuned or not isinstance(figure, Student):
-                return UNKNOWN
-            accuracy = side[0].accuracy
-            steepness = 1.0 if claim.scale == "points" else 1 / max(accuracy * (1 - accuracy), 1e-9)
-            variants.append(list(measured.figures))
-            variants[-1][number] = replace(figure, value=figure.value + sign * steepness * find_best(tuned).gain)
-    unit = unit_of(claim.contrast, claim.scale)
-    kinds = {judge(claim.rule, figures, level=verdict.level, unit=unit).kind for figures in variants}
-    return "yes" if len(kinds) == 1 else "no"
 
 
 def _list_secondary(case: _Case, aggregate: Aggregate, tunings: Tunings) -> Iterator[dict[str, Any]]:
