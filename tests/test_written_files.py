@@ -52,8 +52,8 @@ KNOWN = {
         reports/cards.py:write_card reports/page.py:write_page
  tables.py:open_table
         tables.py:save_array tables.py:write_features runs/folder.py:_append
-        tasks/detection/files.py:write tasks/detection/files.py:close tasks/detection/coco_results.py:write_results
-        tasks/segmentation/files.py:write tasks/segmentation/files.py:close
+        tasks/detection/answer.py:write tasks/detection/answer.py:close tasks/detection/answer.py:write_results
+        tasks/segmentation/answer.py:write tasks/segmentation/answer.py:close
         training/step.py:_raise_diverged workflows/api_data.py:check_data workflows/draw_data.py:draw_split
         studies/report.py:report_study
         verbs/evaluate.py:_write_report workflows/explain.py:_explain_each workflows/explain.py:_write

@@ -8,20 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitrail.images.rle import Rle
 from vitrail.tasks.detection.matching import Detected, Truth
 
 SIZE = (60, 80)
 
 
-def describe(region, label: int, image: int) -> dict:
+def describe(box, label: int, image: int) -> dict:
     """An annotation without its id; our labels are ids of categories as they are."""
-    entry: dict = {"image_id": image, "category_id": int(label)}
-    if isinstance(region, Rle):
-        x0, y0, x1, y1 = region.box
-        return entry | {"segmentation": region.to_coco(), "bbox": [x0, y0, x1 - x0, y1 - y0]}
-    x0, y0, x1, y1 = map(float, region)
-    return entry | {"bbox": [x0, y0, x1 - x0, y1 - y0]}
+    x0, y0, x1, y1 = map(float, box)
+    return {"image_id": image, "category_id": int(label), "bbox": [x0, y0, x1 - x0, y1 - y0]}
 
 
 def evaluate(found: Sequence[Detected], true: Sequence[Truth], classes: int, size: tuple[int, int] = SIZE):
@@ -31,16 +26,12 @@ def evaluate(found: Sequence[Detected], true: Sequence[Truth], classes: int, siz
 
     annotations, results = [], []
     for image, (detected, truth) in enumerate(zip(found, true)):
-        for label, crowd, area, region in zip(truth.labels, truth.crowd, truth.areas, truth.regions):
+        for label, crowd, area, box in zip(truth.labels, truth.crowd, truth.areas, truth.boxes):
             further = {"iscrowd": int(crowd), "area": float(area)}
             # the ids begin with 1: pycocotools takes a match with an object of id 0 for none
-            annotations.append({"id": len(annotations) + 1, **describe(region, label, image), **further})
-        for label, score, region in zip(detected.labels, detected.scores, detected.regions):
-            entry = describe(region, label, image) | {"score": float(score)}
-            if isinstance(region, Rle):
-                del entry["bbox"]  # by which it would know results of boxes
-            results.append(entry)
-    masks = any(isinstance(region, Rle) for each in true for region in each.regions)
+            annotations.append({"id": len(annotations) + 1, **describe(box, label, image), **further})
+        for label, score, box in zip(detected.labels, detected.scores, detected.boxes):
+            results.append(describe(box, label, image) | {"score": float(score)})
     height, width = size
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO()
@@ -50,7 +41,7 @@ def evaluate(found: Sequence[Detected], true: Sequence[Truth], classes: int, siz
             "categories": [{"id": label, "name": str(label)} for label in range(classes)],
         }
         coco.createIndex()
-        judged = COCOeval(coco, coco.loadRes(results) if results else COCO(), "segm" if masks else "bbox")
+        judged = COCOeval(coco, coco.loadRes(results) if results else COCO(), "bbox")
         if not results:
             judged.cocoDt.dataset = {**coco.dataset, "annotations": []}
             judged.cocoDt.createIndex()
@@ -73,17 +64,7 @@ def jitter(generator: np.random.Generator, boxes: np.ndarray, scale: float) -> n
     return moved.astype(np.float32)
 
 
-def as_masks(boxes: np.ndarray) -> list[Rle]:
-    """The pixels of rounded boxes."""
-    masks = []
-    for x0, y0, x1, y1 in boxes.round().astype(int):
-        mask = np.zeros(SIZE, bool)
-        mask[max(y0, 0) : y1, max(x0, 0) : x1] = True
-        masks.append(Rle.of_mask(mask))
-    return masks
-
-
-def random_set(generator: np.random.Generator, *, masks: bool = False) -> tuple[list[Detected], list[Truth], int]:
+def random_set(generator: np.random.Generator) -> tuple[list[Detected], list[Truth], int]:
     """Crowds, ties, absent classes, empty images, areas unlike the boxes, more than 100 detections of a class."""
     classes = int(generator.integers(1, 6))
     present = generator.integers(0, classes, generator.integers(1, classes + 1))
@@ -96,7 +77,7 @@ def random_set(generator: np.random.Generator, *, masks: bool = False) -> tuple[
         crowd = generator.random(count) < 0.3 * crowds
         areas = np.exp(generator.uniform(np.log(50), np.log(2e4), count))
         areas[::3] = generator.choice([32.0**2, 96.0**2], len(areas[::3]))  # the ends of the ranges
-        true.append(Truth(generator.choice(present, count), crowd, areas, as_masks(boxes) if masks else boxes))
+        true.append(Truth(generator.choice(present, count), crowd, areas, boxes))
         spurious = int(generator.choice([0, 3, 130 if many else 10]))
         again = boxes.repeat(generator.integers(0, 3), 0)
         answers = np.concatenate(
@@ -108,5 +89,5 @@ def random_set(generator: np.random.Generator, *, masks: bool = False) -> tuple[
         labels = generator.integers(0, classes, len(answers)) if not many else np.full(len(answers), present[0])
         labels[: len(again)] = true[-1].labels.repeat(len(again) // max(count, 1))
         answers = answers.astype(np.float32)
-        found.append(Detected(labels, scores, as_masks(answers) if masks else answers))
+        found.append(Detected(labels, scores, answers))
     return found, true, classes

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.tasks.test_boxes import draw_boxes, giou_of
-from vitrail.tasks.detection.assignment import CELLS, assign, find_ignored
+from vitrail.tasks.detection.loss import CELLS, assign, find_ignored
 
 CLASSES = 3
 

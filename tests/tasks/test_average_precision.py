@@ -11,8 +11,8 @@ import pytest
 
 from tests.slow import few_or_nightly
 from tests.tasks.coco_oracle import evaluate, jitter, random_set
-from vitrail.images.rle import Rle
-from vitrail.tasks.detection.average_precision import (
+from vitrail.tasks.detection.matching import AREAS, CLASS, ERRORS, Detected, Matches, Truth, match
+from vitrail.tasks.detection.metric import (
     average_precision,
     average_recall,
     confuse,
@@ -20,7 +20,6 @@ from vitrail.tasks.detection.average_precision import (
     summarize_detections,
     trace_curve,
 )
-from vitrail.tasks.detection.matching import AREAS, CLASS, ERRORS, Detected, Matches, Truth, match
 
 
 def judge(found: list[Detected], true: list[Truth]) -> Matches:
@@ -46,12 +45,11 @@ def assert_equal(matches: Matches, theirs, classes: int) -> None:
 
 
 @pytest.mark.parametrize("count", few_or_nightly(8, 100))
-@pytest.mark.parametrize("masks", [False, True], ids=["boxes", "masks"])
-def test_every_figure_is_that_of_pycocotools_on_hostile_sets(masks, count):
+def test_every_figure_is_that_of_pycocotools_on_hostile_sets(count):
     generator = np.random.default_rng(count)
     seen = dict.fromkeys(("crowds", "ties", "absent", "many", "empty"), 0)
     for _ in range(count):
-        found, true, classes = random_set(generator, masks=masks)
+        found, true, classes = random_set(generator)
         assert_equal(judge(found, true), evaluate(found, true, classes), classes)
         scores = np.concatenate([each.scores for each in found])
         seen["crowds"] += any(each.crowd.any() for each in true)
@@ -89,12 +87,11 @@ def test_blood_cells_with_jittered_boxes_are_judged_as_pycocotools_does(real_dat
     assert_equal(judge(found, true), evaluate(found, true, 3), 3)
 
 
-def test_photographs_with_crowds_are_judged_as_pycocotools_does_by_boxes_and_by_masks(real_data):
+def test_photographs_with_crowds_are_judged_as_pycocotools_does(real_data):
     generator = np.random.default_rng(0)
     content = json.loads((real_data / "coco_mini" / "instances.json").read_text())
     numbers = sorted(category["id"] for category in content["categories"])
-    classes, size = len(numbers), (640, 640)  # one size for all, so that masks are polygons within a larger picture
-    boxes_found, boxes_true, masks_found, masks_true = [], [], [], []
+    classes, found, true = len(numbers), [], []
     for image in content["images"]:
         entries = [entry for entry in content["annotations"] if entry["image_id"] == image["id"]]
         labels = np.array([numbers.index(entry["category_id"]) for entry in entries], int)
@@ -102,22 +99,11 @@ def test_photographs_with_crowds_are_judged_as_pycocotools_does_by_boxes_and_by_
         areas = np.array([entry["area"] for entry in entries], float)
         boxes = np.array([entry["bbox"] for entry in entries], np.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
-        masks = []
-        for entry in entries:
-            mask = np.zeros(size, bool)
-            rle = Rle.of_coco(entry["segmentation"], (image["height"], image["width"]))
-            mask[: image["height"], : image["width"]] = rle.to_mask()
-            masks.append(Rle.of_mask(mask))
-        boxes_true.append(Truth(labels, crowd, areas, boxes))
-        masks_true.append(Truth(labels, crowd, areas, masks))
-        moved, labels, scores = answer(generator, boxes_true[-1], boxes, classes)
-        boxes_found.append(Detected(labels, scores, moved))
-        shifts = generator.integers(-6, 7, len(moved))
-        shifted = [Rle.of_mask(np.roll(masks[row // 2].to_mask(), shift, 1)) for row, shift in enumerate(shifts)]
-        masks_found.append(Detected(labels, scores, shifted))
-    assert any(truth.crowd.any() for truth in boxes_true)
-    for found, true in ((boxes_found, boxes_true), (masks_found, masks_true)):
-        assert_equal(judge(found, true), evaluate(found, true, classes, size), classes)
+        true.append(Truth(labels, crowd, areas, boxes))
+        moved, labels, scores = answer(generator, true[-1], boxes, classes)
+        found.append(Detected(labels, scores, moved))
+    assert any(truth.crowd.any() for truth in true)
+    assert_equal(judge(found, true), evaluate(found, true, classes, (640, 640)), classes)
 
 
 def test_weights_judge_the_images_as_often_as_they_were_drawn():

@@ -5,13 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitrail.tasks.detection.boxes import box_gious, box_ious, suppress_duplicates, suppress_greedily
+from vitrail.tasks.detection.boxes import box_gious, box_ious, suppress_duplicates
 
 
 def draw_boxes(*shape, seed=0, side=20.0):
     generator = torch.Generator().manual_seed(seed)
     corners, sizes = (torch.rand(*shape, 2, generator=generator).double() for _ in range(2))
     return torch.cat([corners * side, corners * side + sizes * side / 2 + 0.1], -1)
+
+
+def suppress_greedily(boxes, labels, threshold):
+    """The usual non-maximum suppression of one image, (P, 4) and (P,) to (P,) bool: a box that is removed removes no other."""
+    overlaps, kept = box_ious(boxes[:, None], boxes[None]), torch.ones(len(boxes), dtype=torch.bool)
+    for place in range(len(boxes)):
+        better = kept[:place] & (labels[:place] == labels[place])
+        kept[place] = not (overlaps[:place, place][better] > threshold).any()
+    return kept
 
 
 def giou_of(one, other):

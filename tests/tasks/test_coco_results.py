@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vitrail.errors import DataError
-from vitrail.tasks.detection.coco_results import FoundBoxes, read_results, write_results
+from vitrail.tasks.detection.answer import FoundBoxes, read_results, write_results
 
 CATEGORIES = {"cat": 17, "chien": 18, "été": 90}
 

@@ -10,12 +10,11 @@ import torch
 
 from tests.tasks.dense_models import create, draw_images, draw_targets, fit, micro_batches, objects_of, whole
 from tests.tasks.test_assignment import assign_slowly
-from tests.tasks.test_boxes import draw_boxes, giou_of
+from tests.tasks.test_boxes import draw_boxes, giou_of, suppress_greedily
 from vitrail.data.augment.placement import UNKNOWN, Frames, place
 from vitrail.errors import ConfigError
 from vitrail.models.dense import BoxHead
-from vitrail.tasks.detection.boxes import suppress_greedily
-from vitrail.tasks.detection.graphs import split_outputs
+from vitrail.tasks.detection.boxes import split_outputs
 
 SIZE = (32, 48)
 

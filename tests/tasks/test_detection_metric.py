@@ -21,16 +21,16 @@ def as_batch(found: list[Detected], true: list[Truth], *, areas: bool = True) ->
     most, objects = (max(len(each.labels) for each in side) + 2 for side in (found, true))
     outputs, targets = np.zeros((len(found), most, 6)), np.full((len(true), objects, 7), -1.0)
     for row, (detected, truth) in enumerate(zip(found, true)):
-        columns = [detected.regions, detected.scores[:, None], detected.labels[:, None]]
+        columns = [detected.boxes, detected.scores[:, None], detected.labels[:, None]]
         outputs[row, : len(detected.labels)] = np.concatenate(columns, 1)
-        columns = [truth.labels[:, None], truth.crowd[:, None], truth.regions, truth.areas[:, None]]
+        columns = [truth.labels[:, None], truth.crowd[:, None], truth.boxes, truth.areas[:, None]]
         targets[row, : len(truth.labels)] = np.concatenate(columns, 1)
     return torch.from_numpy(outputs), torch.from_numpy(targets[..., : 7 if areas else 6])
 
 
 def as_answered(detected: Detected) -> Detected:
     """Within the picture and in float32, as the outputs of a model become answers."""
-    boxes = detected.regions.clip(0, np.array(SIZE[::-1] * 2, np.float32))
+    boxes = detected.boxes.clip(0, np.array(SIZE[::-1] * 2, np.float32))
     return Detected(detected.labels, detected.scores.astype(np.float32), boxes)
 
 
@@ -70,7 +70,7 @@ def test_without_areas_an_object_is_as_large_as_its_box(batches):
     found, true = batches[0]
     metric = BoxMetric(CLASSES, SIZE)
     metric.update(*as_batch(found, true, areas=False), [""] * len(found))
-    boxes = [each.regions.astype(float) for each in true]
+    boxes = [each.boxes.astype(float) for each in true]
     sized = [Truth(each.labels, each.crowd, np.prod(box[:, 2:] - box[:, :2], 1), box) for each, box in zip(true, boxes)]
     assert metric.compute() == pytest.approx(judge([(found, sized)]).compute(), nan_ok=True)
 
@@ -102,7 +102,7 @@ def test_outputs_become_detections_by_the_task(batches):
 
 def test_resamples_judge_the_images_that_were_drawn(batches, monkeypatch):
     generator = np.random.default_rng(0)
-    found = [Detected(each.labels, generator.random(len(each.labels)), each.regions) for each in batches[0][0]]
+    found = [Detected(each.labels, generator.random(len(each.labels)), each.boxes) for each in batches[0][0]]
     true = batches[0][1]
     weights = np.random.default_rng(0).multinomial(len(found), np.full(len(found), 1 / len(found)), size=5)
     metric = judge([(found, true)])

@@ -15,7 +15,7 @@ from tests.tasks.dense_models import create
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.dense.class_colours import class_colours
-from vitrail.tasks.detection.coco_results import read_results
+from vitrail.tasks.detection.answer import read_results
 from vitrail.tasks.pictures import open_image
 
 CLASSES = ("background", "cat", "dog")

@@ -28,9 +28,8 @@ from vitrail.reports.page import Cell, Table
 from vitrail.reports.samples import draw_chosen
 from vitrail.reports.supervised import MATRIX_MOST, describe_confusion, warn_of_few
 from vitrail.tasks import Detector
-from vitrail.tasks.detection.average_precision import Curve
 from vitrail.tasks.detection.matching import AREAS
-from vitrail.tasks.detection.metric import BoxMetric
+from vitrail.tasks.detection.metric import BoxMetric, Curve
 from vitrail.text import decimal, percent, shorten
 
 CURVES_MOST = 5  # classes with a curve of their own, those with the most objects

@@ -1,14 +1,28 @@
-"""Boxes: overlaps, and the removal of duplicates.
+"""Boxes and detections as tensors: overlaps, duplicates, those of several windows joined, and those of two graphs compared.
 
-B images, M and N boxes, P candidates. A box is (left, top, right, bottom) in pixels.
+B images, M and N boxes, P candidates, V windows, D or n detections of one image. A box is (left, top, right, bottom) in pixels, a
+detection (left, top, right, bottom, score, label).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.data.augment.placement import Frames
+from vitrail.data.windows import OVERLAP
+
 SMALLEST = 1e-9  # lower bound of an area that is divided by
+NEAR = 4.0  # pixels of the input from a border at which an object counts as cut by it
+SAME_BOX = 0.99  # overlap from which two boxes of a class are one detection
+SAME_SCORE = 1e-3  # difference of its scores
+ALONE = 0.01  # share of detections that may have no counterpart
+LAST_PLACES = 1.01  # scores up to this multiple of the last may have fallen off the other list
 
 
 def box_areas(boxes: Tensor) -> Tensor:
@@ -42,7 +56,7 @@ def _overlap(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 def suppress_duplicates(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
     """Fast NMS (YOLACT, Bolya et al. 2019, section 5): which boxes no better one of the same class overlaps.
 
-    Unlike in `suppress_greedily`, a box that is removed removes others too, so what is kept is a subset of what that keeps. It
+    Unlike in the usual, greedy NMS, a box that is removed removes others too, so what is kept is a subset of what that keeps. It
     needs no loop, and shapes do not depend on values: a graph of it can be exported.
 
     Args:
@@ -58,10 +72,94 @@ def suppress_duplicates(boxes: Tensor, labels: Tensor, threshold: float) -> Tens
     return (overlaps * same).triu(1).amax(1) <= threshold
 
 
-def suppress_greedily(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """The usual non-maximum suppression of one image, (P, 4) and (P,) to (P,) bool: a box that is removed removes no other."""
-    overlaps, kept = box_ious(boxes[:, None], boxes[None]), torch.ones(len(boxes), dtype=torch.bool)
-    for place in range(len(boxes)):
-        better = kept[:place] & (labels[:place] == labels[place])
-        kept[place] = not (overlaps[:place, place][better] > threshold).any()
-    return kept
+def join_detections(
+    found: Tensor, views: Frames, size: tuple[int, int], *, candidates: int, threshold: float
+) -> Tensor:
+    """The best detections of the picture, (1, D, 6), with boxes in pixels of the first input, which shows it whole.
+
+    A window answers only for the objects that certainly lie inside of it or of another one: those up to the size that windows
+    have in common, unless its border cuts them. Larger objects are those that are found on the whole picture.
+
+    Args:
+        found: (V, D, 6), boxes in pixels of each input; a score of 0 is filling.
+        views: what the inputs show of the picture.
+        size: (height, width) of an input.
+        candidates: the best detections among which duplicates are removed.
+        threshold: intersection over union above which two boxes of a class are the same object.
+    """
+    numbers = found.double().cpu().numpy()
+    boxes = numbers[..., :4]
+    is_left_out = is_cut(boxes, views, size) | is_large(boxes, size)
+    is_left_out[0] = False
+    joined = numbers.copy()
+    joined[1:, :, :4] = _move_to_first(boxes, views, size)[1:]
+    joined[..., 4] *= ~is_left_out
+    joined = joined.reshape(-1, 6)
+    best = torch.from_numpy(joined[np.argsort(-joined[:, 4], kind="stable")[:candidates]])
+    is_kept = suppress_duplicates(best[None, :, :4], best[None, :, 5], threshold)[0] & (best[:, 4] > 0)
+    kept = best[is_kept][: found.shape[1]]
+    return F.pad(kept.float(), (0, 0, 0, found.shape[1] - len(kept)))[None]
+
+
+def is_cut(boxes: NDArray[np.float64], views: Frames, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Whether boxes (V, D, 4) in pixels of the inputs end at a border that lies inside of the picture: (V, D)."""
+    whole = views.crops[0].reshape(2, 2).clip(0, views.pictures[0, ::-1])
+    shown = views.crops.reshape(-1, 2, 2)
+    is_inner = np.concatenate([shown[:, 0] > whole[0] + 1, shown[:, 1] < whole[1] - 1], 1)  # (V, 4)
+    is_near = np.concatenate([boxes[..., :2] <= NEAR, boxes[..., 2:] >= np.array(size[::-1]) - NEAR], 2)  # (V, D, 4)
+    return np.any(is_near & is_inner[:, None], axis=2)
+
+
+def is_large(boxes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Whether boxes (V, D, 4) in pixels of the inputs are larger than what two windows have in common: (V, D)."""
+    return np.any(boxes[..., 2:] - boxes[..., :2] > OVERLAP * np.array(size[::-1]), axis=2)
+
+
+def _move_to_first(boxes: NDArray[np.float64], views: Frames, size: tuple[int, int]) -> NDArray[np.float64]:
+    """Boxes (V, D, 4) in pixels of their inputs as boxes in pixels of the first one."""
+    placed = views.move(boxes.reshape(len(boxes), -1, 2), size)  # in pixels of the picture
+    corner, end = views.crops[0].reshape(2, 2)
+    return ((placed - corner) / (end - corner) * size[::-1]).reshape(boxes.shape)
+
+
+def split_outputs(found: Tensor) -> dict[str, Tensor]:
+    """Detections (B, n, 6) as the outputs of an exported graph."""
+    return {"boxes": found[..., :4], "scores": found[..., 4], "labels": found[..., 5].long()}
+
+
+def join_outputs(outputs: Mapping[str, Tensor]) -> Tensor:
+    """The inverse of `split_outputs`."""
+    boxes = outputs["boxes"]
+    return torch.cat([boxes, outputs["scores"][..., None], outputs["labels"][..., None].to(boxes.dtype)], -1)
+
+
+def compare_detections(expected: Tensor, given: Tensor) -> float:
+    """The largest difference between detections (B, n, 6) that are the same: of scores, or of boxes as a share of the largest
+    coordinate. Where more than 1 % of the detections have no counterpart it is at least their share: rounding alone decides of
+    a few whether another one removes them as duplicates.
+    """
+    scale, worst, alone, total = expected[..., :4].abs().amax().clamp(min=1), 0.0, 0, 0
+    for pair in zip(expected, given):
+        last = max(float(each[-1, 4]) for each in pair)
+        for one, other in (pair, pair[::-1]):
+            chosen = one[one[:, 4] > LAST_PLACES * last]
+            overlap, partner = _detection_ious(chosen, other).max(1)
+            apart = (chosen - other[partner]).abs()[overlap >= SAME_BOX]  # (n, 6)
+            apart[:, :4] /= scale
+            worst = max(worst, float(apart[:, :5].max())) if len(apart) else worst
+            alone, total = alone + len(chosen) - len(apart), total + len(chosen)
+    share = alone / max(total, 1)
+    return max(worst, share) if share > ALONE else worst
+
+
+def covers(one: Tensor, other: Tensor, threshold: float) -> bool:
+    """Whether each detection (n, 6) that reaches the threshold is among the others."""
+    one = one[one[:, 4] >= threshold]
+    is_near = (one[:, None, 4] - other[None, :, 4]).abs() <= SAME_SCORE
+    return bool((is_near & (_detection_ious(one, other) >= SAME_BOX)).any(1).all())
+
+
+def _detection_ious(one: Tensor, other: Tensor) -> Tensor:
+    """Intersection over union of detections (n, 6) and (m, 6), 0 for those of different classes: (n, m)."""
+    same = one[:, None, 5] == other[None, :, 5]
+    return box_ious(one[:, None, :4], other[None, :, :4]) * same

@@ -25,14 +25,17 @@ from vitrail.tasks.answer_files import AnswerFiles
 from vitrail.tasks.dense.class_colours import class_colours
 from vitrail.tasks.dense.subject import Subject
 from vitrail.tasks.dense.task import DenseTask, choose_width, read_levels, read_number
-from vitrail.tasks.detection.answer import Detections
-from vitrail.tasks.detection.boxes import suppress_duplicates
-from vitrail.tasks.detection.files import CocoResults, YoloFiles
-from vitrail.tasks.detection.graphs import compare_detections, covers, join_outputs, split_outputs
-from vitrail.tasks.detection.loss import sum_losses
+from vitrail.tasks.detection.answer import CocoResults, Detections, YoloFiles
+from vitrail.tasks.detection.boxes import (
+    compare_detections,
+    covers,
+    join_detections,
+    join_outputs,
+    split_outputs,
+    suppress_duplicates,
+)
+from vitrail.tasks.detection.loss import BoxTargets, sum_losses
 from vitrail.tasks.detection.metric import BoxMetric, place_boxes
-from vitrail.tasks.detection.targets import BoxTargets
-from vitrail.tasks.detection.windows import join_detections
 
 LEVELS = (8, 16, 32)
 CANDIDATES = 4  # best pairs of cell and class among which duplicates are removed, for each detection that is kept
@@ -45,7 +48,7 @@ class Detector(DenseTask):
     """A model that finds objects. Calling it gives, for every cell, a box, its centre and stride, and logits: (B, N, 7 + K).
 
     An anchor-free detector: the cells of a pyramid of maps each answer with one box, and the cells that find an object best
-    learn it (`vitrail.tasks.detection.assignment`). Targets of a batch are (B, M, 6): label, whether it is a crowd, and the
+    learn it (`vitrail.tasks.detection.loss`). Targets of a batch are (B, M, 6): label, whether it is a crowd, and the
     box; a label of -1 fills up the rows.
 
     Args:

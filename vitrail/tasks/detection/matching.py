@@ -18,8 +18,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.images.rle import Rle, mask_iou
-
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -37,21 +35,21 @@ FOREGROUND = 0.1  # IoU below which a detection has nothing to do with an object
 
 @dataclass(frozen=True, eq=False)
 class Detected:
-    """The detections of an image: labels (D,), scores (D,), and boxes (D, 4) or masks."""
+    """The detections of an image: labels (D,), scores (D,), and boxes (D, 4)."""
 
     labels: Indices
     scores: Numbers
-    regions: NDArray[np.floating] | Sequence[Rle]
+    boxes: NDArray[np.floating]
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The objects of an image: labels (M,), crowd (M,), areas (M,) in pixels, and boxes (M, 4) or masks."""
+    """The objects of an image: labels (M,), crowd (M,), areas (M,) in pixels, and boxes (M, 4)."""
 
     labels: Indices
     crowd: Flags
     areas: Numbers
-    regions: NDArray[np.floating] | Sequence[Rle]
+    boxes: NDArray[np.floating]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,12 +107,13 @@ def match(detected: Detected, truth: Truth) -> Matches:
     ranks = _rank(detected.labels[order])
     order, ranks = order[ranks < MOST], ranks[ranks < MOST]
     labels, scores = detected.labels[order], detected.scores[order].astype(np.float64)
-    areas, iou = _measure(detected.regions, order, truth)
+    boxes = detected.boxes[order].astype(np.float64)
+    iou = box_iou(boxes, truth.boxes.astype(np.float64), truth.crowd)
     ranges = np.array(list(AREAS.values()))  # (A, 2)
     uncounted = truth.crowd | _is_outside(truth.areas, ranges)  # (A, M)
     own = labels[:, None] == truth.labels  # (D, M)
     taken = assign(np.where(own, iou, -1), truth.crowd, uncounted, IOUS)  # (D, A, T)
-    passed = np.where(_is_outside(areas, ranges).T[:, :, None], UNCOUNTED, WRONG)  # (D, A, 1)
+    passed = np.where(_is_outside(box_areas(boxes), ranges).T[:, :, None], UNCOUNTED, WRONG)  # (D, A, 1)
     outcomes = np.broadcast_to(passed, taken.shape).astype(np.int8)
     row, area, threshold = np.nonzero(taken != NONE)
     outcomes[row, area, threshold] = np.where(uncounted[area, taken[row, area, threshold]], UNCOUNTED, RIGHT)
@@ -213,16 +212,6 @@ def box_iou(boxes: Numbers, others: Numbers, crowd: Flags) -> Numbers:
 def box_areas(boxes: Numbers) -> Numbers:
     """(n, 4) -> (n,)"""
     return (boxes[:, 2:] - boxes[:, :2]).prod(1)
-
-
-def _measure(regions: NDArray[np.floating] | Sequence[Rle], order: Indices, truth: Truth) -> tuple[Numbers, Numbers]:
-    """The areas of the detections in ``order`` (D,), and their IoU with the objects (D, M)."""
-    if isinstance(regions, np.ndarray):
-        assert isinstance(truth.regions, np.ndarray), "boxes against masks"
-        boxes = regions[order].astype(np.float64)
-        return box_areas(boxes), box_iou(boxes, truth.regions.astype(np.float64), truth.crowd)
-    masks = [regions[row] for row in order]
-    return np.array([mask.area for mask in masks], np.float64), mask_iou(masks, list(truth.regions), truth.crowd)
 
 
 def _rank(labels: Indices) -> Indices:

@@ -1,21 +1,27 @@
-"""The class of every pixel of a picture, as a segmenter answers with it.
+"""The class of every pixel of a picture, as a segmenter answers with it, and files of such maps.
 
 H and W of the picture.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitrail.files import make_folder, replace_file
 from vitrail.markup import Markup
 from vitrail.rows import SHOWN
+from vitrail.tasks.answer import Answer
+from vitrail.tasks.answer_files import AnswerFiles
 from vitrail.tasks.dense.answer import PlacedAnswer, list_classes
 from vitrail.tasks.dense.class_colours import BLACK, Colour, class_colours
 from vitrail.tasks.dense.drawing import tint_classes
@@ -84,3 +90,26 @@ class Segmentation(PlacedAnswer):
         """A line for each class that occurs: its colour, its name, and its share of the picture."""
         shown = list(self.shares.items())[:SHOWN]
         return list_classes(((label, self.colours[label], f"{share:.1%}") for label, share in shown))
+
+
+class MaskFiles(AnswerFiles):
+    """A PNG for each image, in its size, whose pixels are the indices of classes; ``classes.csv`` names and colours them."""
+
+    suffix, each = "", ".png"
+
+    def __init__(self, out: Path, classes: Sequence[str]) -> None:
+        super().__init__(out, classes)
+        make_folder(out)
+
+    def write(self, name: str, key: str, answer: Answer | None) -> None:
+        if answer is not None:
+            assert isinstance(answer, Segmentation)
+            replace_file(self.out / f"{name}{self.each}", answer.to_png())
+
+    def close(self) -> None:
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(["index", "name", "red", "green", "blue"])
+        colours = class_colours(self.classes)
+        writer.writerows([index, name, *colours[name]] for index, name in enumerate(self.classes))
+        replace_file(self.out / "classes.csv", table.getvalue())

@@ -29,8 +29,7 @@ from vitrail.tasks.dense.pixels import PixelTask, find_shown, sample_pixels
 from vitrail.tasks.dense.subject import Subject
 from vitrail.tasks.dense.targets import PixelTargets
 from vitrail.tasks.dense.task import choose_width, read_levels, read_number
-from vitrail.tasks.segmentation.answer import Segmentation
-from vitrail.tasks.segmentation.files import MaskFiles
+from vitrail.tasks.segmentation.answer import MaskFiles, Segmentation
 from vitrail.tasks.segmentation.metric import MapMetric, find_classes
 
 HEADS = ("fused", "linear")
