@@ -22,7 +22,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.reports.facts import JudgedRun
 from vitrail.reports.judged_run import write_documents
 from vitrail.reports.samples import draw_samples, mark_wrong
-from vitrail.tasks.dense.class_colours import class_colours
+from vitrail.tasks.dense.drawing import class_colours
 
 SIZE = (32, 48)
 CLASSES = ("cat", "dog")

@@ -16,7 +16,7 @@ from tests.tasks.dense_models import create
 from tests.weights.graphs import OPSET
 from vitrail.inference.options import InferenceOptions
 from vitrail.serving.loaded_model import LoadedModel, load_model
-from vitrail.tasks.dense.class_colours import class_colours, to_hex
+from vitrail.tasks.dense.drawing import class_colours, to_hex
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.onnx import PARITY
 

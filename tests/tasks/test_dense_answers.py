@@ -11,8 +11,7 @@ from PIL import Image
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.answer import Answers
-from vitrail.tasks.dense.class_colours import INK, PLACES, class_colours
-from vitrail.tasks.dense.drawing import find_middle
+from vitrail.tasks.dense.drawing import INK, PLACES, class_colours, find_middle
 from vitrail.tasks.detection.answer import Detections
 from vitrail.tasks.segmentation.answer import Segmentation
 

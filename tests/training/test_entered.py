@@ -49,6 +49,6 @@ def test_a_training_of_two_steps_enters_few_files_and_builds_everything_once(tmp
         f"{len(files)} files, {len(calls)} functions, rooms changed {changes} times; functions by room: {dict(rooms)}"
     )
     assert len(files) <= FILES and len(calls) <= FUNCTIONS, f"{len(files)} files, {len(calls)} functions"
-    assert calls["tasks/create.py read_arguments"] == 1
+    assert calls["tasks/task.py read_arguments"] == 1
     assert calls["models/family.py create_backbone"] == 2  # once with values, once on the meta device
     assert calls["models/family.py configure"] <= 5

@@ -12,7 +12,7 @@ from PIL import Image
 import vitrail
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
-from vitrail.tasks.dense.class_colours import class_colours
+from vitrail.tasks.dense.drawing import class_colours
 
 
 def write_boxes(root: Path, count: int = 5) -> Path:

@@ -14,7 +14,7 @@ import vitrail
 from tests.tasks.dense_models import create
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
-from vitrail.tasks.dense.class_colours import class_colours
+from vitrail.tasks.dense.drawing import class_colours
 from vitrail.tasks.detection.answer import read_results
 from vitrail.tasks.pictures import open_image
 

@@ -24,7 +24,7 @@ from vitrail.markup import image_uri, tag
 from vitrail.models.backbone import at_rest, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks import Task
-from vitrail.tasks.dense.subject import Subject
+from vitrail.tasks.dense.answer import Subject
 from vitrail.tasks.dense.task import DenseTask
 from vitrail.tasks.pictures import to_pixels
 

@@ -19,8 +19,7 @@ from vitrail.data.sources.scan import Scan
 from vitrail.data.sources.source import Source, choose_split
 from vitrail.errors import ConfigError, DataError
 from vitrail.runtime.progress import Say
-from vitrail.tasks.class_names import has_ambiguous_order
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import Task, has_ambiguous_order
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".npy", ".npz")
 

@@ -25,9 +25,7 @@ from vitrail.markup import image_uri
 from vitrail.models.backbone import at_rest
 from vitrail.reports.facts import JudgedRun
 from vitrail.tasks import Detector, Segmenter, Task
-from vitrail.tasks.dense.annotation import draw_annotation, scale_to_show
-from vitrail.tasks.dense.class_colours import BACKGROUND, class_colours, to_hex
-from vitrail.tasks.dense.drawing import draw_boxes
+from vitrail.tasks.dense.drawing import BACKGROUND, class_colours, draw_annotation, draw_boxes, scale_to_show, to_hex
 from vitrail.tasks.detection.matching import ERRORS, MOST, NONE, Detected, match
 from vitrail.tasks.detection.metric import BoxMetric, read_truths
 from vitrail.tasks.pictures import to_pixels

@@ -22,7 +22,7 @@ from vitrail.serving.run_routes import runs_routes
 from vitrail.serving.schemas import MODEL_ERRORS, errors
 from vitrail.serving.service import CurrentService, Service
 from vitrail.tasks import Task
-from vitrail.tasks.dense.class_colours import class_colours, to_hex
+from vitrail.tasks.dense.drawing import class_colours, to_hex
 from vitrail.weights.description import describe
 
 CODES = {status: code for code, status in reversed(STATUS.items())}

@@ -1,11 +1,12 @@
-"""Answers of a model: one a picture, and a list of them that is a table too and shows itself in a notebook."""
+"""Answers of a model: one a picture, a list of them that is a table too and shows itself in a notebook, and files of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from vitrail.markup import Markup, join, tag
 from vitrail.rows import SHOWN, Rows, show_facts
@@ -60,12 +61,13 @@ class Answers(list[Given], Rows):
         return [{"path": answer.key, **row} for answer in self for row in answer.rows()]
 
     def _repr_html_(self) -> str:
+        shown = []
+        for answer in self[:SHOWN]:
+            # the list may have been sorted or cut since
+            picture = next((picture for other, picture in self._pictures if other is answer), answer.key)
+            shown.append(_show(answer, picture))
         more = tag("p", f"the first {SHOWN} of {len(self):,} answers") if len(self) > SHOWN else None
-        return join(*(_show(answer, self._picture(answer)) for answer in self[:SHOWN]), more)
-
-    def _picture(self, answer: Given) -> Picture:
-        """What the answer is about; the list may have been sorted or cut since."""
-        return next((picture for other, picture in self._pictures if other is answer), answer.key)
+        return join(*shown, more)
 
 
 def _show(answer: Answer, picture: Picture) -> Markup:
@@ -75,3 +77,29 @@ def _show(answer: Answer, picture: Picture) -> Markup:
     left = tag("div", drawn, style=f"flex:none;min-width:{THUMBNAIL}px") if drawn is not None else None
     style = "display:flex;gap:12px;align-items:center;margin:6px 0"
     return tag("div", left, tag("div", key, answer.show()), style=style)
+
+
+class AnswerFiles(ABC):
+    """The answers for several images in one format. They are complete after `close`.
+
+    Args:
+        out: the file, or the folder of files.
+        classes: the names of the model's classes.
+
+    Raises:
+        DiskError: ``out`` cannot be written.
+    """
+
+    suffix: ClassVar[str]  # of the file ``out``; empty for a folder
+    each: ClassVar[str] = ""  # the suffix of the file that each image gets in a folder
+
+    def __init__(self, out: Path, classes: Sequence[str]) -> None:
+        self.out, self.classes = out, tuple(classes)
+
+    @abstractmethod
+    def write(self, name: str, key: str, answer: Answer | None) -> None:
+        """Adds the answer for the image ``key``, whose own file is called ``name``; None for one that could not be read."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Completes what was written."""

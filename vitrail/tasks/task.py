@@ -9,10 +9,11 @@ B images, C channels, H and W their size, h and w as the network takes them, F w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -23,16 +24,13 @@ from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing, Resize
 from vitrail.data.sources.source import Source
 from vitrail.data.windows import Windows
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, find_fault, nearest
 from vitrail.markup import join, tag
-from vitrail.models import Backbone, device_of
+from vitrail.models import MODELS, Backbone, Config, create_backbone, device_of
 from vitrail.rows import show_facts
-from vitrail.tasks.answer import Answer, Answers
-from vitrail.tasks.answer_files import AnswerFiles
-from vitrail.tasks.class_names import check_classes
+from vitrail.tasks.answer import Answer, AnswerFiles, Answers
 from vitrail.tasks.metric import Metric
 from vitrail.tasks.pictures import Picture, Transform, list_pictures, to_pixels
-from vitrail.tasks.summary import describe_model
 from vitrail.tasks.targets import TargetKind
 
 BATCH = 32  # pictures that `Task.predict` shows the network at one time
@@ -44,6 +42,10 @@ BACKBONE_VERBS = {
     *("dense_maps", "attention_grids", "forward_recording", "forward_with_attention", "pooling_shares"),
 }
 Loss = Literal["softmax", "sigmoid"]
+# key of `Task.provenance`: the weights carry no names of classes, and the outputs are named by their numbers
+NUMBERED = "numbered_classes"
+FITTED = {"classes", "image_size", "in_channels"}  # fields of a config that follow the data
+LISTED = 5  # names of classes
 
 
 class Task(nn.Module, ABC):
@@ -328,3 +330,122 @@ def _compute(task: Task, pictures: Sequence[Picture], windows: Windows | None) -
     views = Frames.of_windows(windows, size)
     parts = images.to(device_of(task)).split(WINDOWS)
     return task.join_windows(map(task, parts), views), views.take(np.array([0]))  # type: ignore[not-callable]
+
+
+Kind = TypeVar("Kind", bound=Task)
+
+
+def create_task(
+    kind: type[Kind],
+    name: str | Config,
+    arguments: Mapping[str, Any],
+    *,
+    preprocessing: Preprocessing | None = None,
+    **changes: Any,
+) -> Kind:
+    """Creates a freshly initialised model.
+
+    Args:
+        kind: its task.
+        name: a name of `vitrail.models.MODELS`, or a config.
+        arguments: ``classes`` and further arguments of the task.
+        preprocessing: by default the paper's, at the model's image size.
+        changes: fields of the model's config, such as ``image_size=384`` or ``in_channels=5``.
+
+    Raises:
+        ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
+    """
+    backbone = create_backbone(name, classes=count_head_outputs(kind, arguments["classes"]), **changes)
+    if preprocessing is None:
+        preprocessing = Preprocessing.paper(backbone.config.image_size, channels=backbone.config.in_channels)
+    return kind(backbone, preprocessing=preprocessing, **arguments)
+
+
+def count_head_outputs(kind: type[Task], classes: Sequence[str]) -> int:
+    """Returns how many outputs the backbone's own head has; 0 where the task has a head of its own."""
+    return 0 if kind.has_own_head else len(classes)
+
+
+def read_arguments(kind: type[Task], train: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `Task.read_source` gives, with ``options`` of the user.
+
+    Raises `ConfigError` for unknown options, and `DataError`.
+    """
+    for name in options:
+        if name not in kind.options:
+            remedy = nearest(name, kind.options) if kind.options else f"the head of the task {kind.name} has no options"
+            raise ConfigError(f"model.head sets {name!r}", remedy)
+    kind.targets.check(train, kind.name)
+    return {**kind.read_source(train), **options}
+
+
+def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tuple[str, ...]:
+    """The names as a tuple. Raises `ConfigError` for a text, names that repeat, or another number than there are outputs."""
+    if isinstance(classes, str):
+        raise ConfigError(
+            f"classes is the text {classes!r}", "give a list of names; for a file of names use classes_file"
+        )
+    names = tuple(map(str, classes))
+    for name in names:
+        if fault := find_fault(name):
+            raise ConfigError(f"the class name {name!r} {fault}", "give another name")
+    if outputs is not None and len(names) != outputs:
+        raise ConfigError(f"{len(names)} class names for {outputs} outputs", "give one name for each output, in order")
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise ConfigError(f"class names repeat: {', '.join(repeated[:5])}", "give each output a name of its own")
+    return names
+
+
+def has_ambiguous_order(classes: Sequence[str], provenance: Mapping[str, Any]) -> bool:
+    """Whether the weights carry no names, and numbers as names have another order as text: 0, 1, 10, 11, ..., 2, as with
+    torchvision's ImageFolder.
+    """
+    return bool(provenance.get(NUMBERED)) and sorted(classes) != list(classes)
+
+
+def list_names(classes: int | Sequence[str]) -> Sequence[str]:
+    """The names of classes; of a number of them the numbers from 0."""
+    return tuple(map(str, range(classes))) if isinstance(classes, int) else classes
+
+
+def describe_model(model: Any) -> dict[str, str]:
+    """What one wants to know of a `vitrail.tasks.Task`: its name, sizes, classes, parameters, preprocessing, origin."""
+    config, parameters = model.config, list(model.parameters())
+    height, width = model.preprocessing.size
+    count = f"{sum(parameter.numel() for parameter in parameters):,}" if parameters else "in the exported graph"
+    kinds = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
+    classes = "none, it gives features"
+    if model.classes:
+        more = f", ... and {len(model.classes) - LISTED:,} more" if len(model.classes) > LISTED else ""
+        classes = f"{len(model.classes):,}: {', '.join(model.classes[:LISTED])}{more}"
+    facts = {
+        "model": find_name(config) or f"{config.about} with {config.blocks} blocks",
+        "image size": f"{height} x {width} pixels, {config.in_channels} channel{'s' if config.in_channels > 1 else ''}",
+        "classes": classes,
+        "parameters": ", ".join([count, *kinds, f"on {device_of(model)}"]),
+        "preprocessing": _describe_preprocessing(model.preprocessing),
+    }
+    # the file of the weights, or the training; neither for weights without a history
+    names = ("weights", "layout") if "weights" in model.provenance else ("init", "data", "recipe", "date")
+    origin = ", ".join(f"{name} {model.provenance[name]}" for name in names if model.provenance.get(name))
+    return {**facts, **({"from": origin} if origin else {})}
+
+
+def find_name(config: Config) -> str | None:
+    """The name in `MODELS` of a config for any image size, channels and classes; None if it has none."""
+    compared = [field.name for field in fields(config) if field.name not in FITTED]
+    for name, known in MODELS.items():
+        if type(known) is type(config) and all(getattr(known, each) == getattr(config, each) for each in compared):
+            return name
+    return None
+
+
+def _describe_preprocessing(preprocessing: Preprocessing) -> str:
+    first = "" if preprocessing.resize_to is None else f" to {preprocessing.resize_to}, crop"
+    size = "x".join(map(str, preprocessing.size))
+    resize = f"{preprocessing.resize}{first} {size}" if preprocessing.resize != "none" else f"crop {size}"
+    mean, std = (  # one number if all of them are equal
+        ", ".join(f"{number:.4g}" for number in (numbers if len(set(numbers)) > 1 else numbers[:1]))
+        for numbers in (preprocessing.mean, preprocessing.std)
+    )
+    return f"{resize}, {preprocessing.interpolation}, mean {mean}, std {std}"

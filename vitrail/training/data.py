@@ -23,7 +23,7 @@ from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks import find_task
-from vitrail.tasks.create import read_arguments
+from vitrail.tasks.task import read_arguments
 
 Transform = Callable[[Any], Any]
 WELL_MIXED = 0.8  # of the entropy of labels in random batches, below which a warning is due

@@ -23,7 +23,7 @@ from vitrail.models.cost import count_cost, image_for, saved_bytes
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task, create_task, find_task
-from vitrail.tasks.create import count_head_outputs
+from vitrail.tasks.task import count_head_outputs
 from vitrail.training.data import RunData
 from vitrail.weights.resolve import resolve_model
 

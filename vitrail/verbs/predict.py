@@ -18,8 +18,7 @@ from vitrail.verbs.verb import verb
 if TYPE_CHECKING:
     from vitrail.inference.parts.write import Division
     from vitrail.inference.results import Results
-    from vitrail.tasks.answer import Answer
-    from vitrail.tasks.answer_files import AnswerFiles
+    from vitrail.tasks.answer import Answer, AnswerFiles
     from vitrail.tasks.task import Task
 
 INDEX = "index.csv"

@@ -11,7 +11,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import Config, configure
 from vitrail.runtime.progress import Say, to_stderr
 from vitrail.tasks import Classifier, Task, create_task, find_task
-from vitrail.tasks.class_names import list_names
+from vitrail.tasks.task import list_names
 from vitrail.weights.adapt import adapt as adapt
 from vitrail.weights.adapt import apply_changes
 from vitrail.weights.hub import list_hashes

@@ -15,8 +15,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import Config, sketch
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
-from vitrail.tasks.class_names import NUMBERED
 from vitrail.tasks.classification.classifier import Classifier
+from vitrail.tasks.task import NUMBERED
 from vitrail.weights.description import build_model
 from vitrail.weights.tensors import build_backbone, printable
 

@@ -10,7 +10,7 @@ from tests.serving.browser.page import ATTACK, BROWSER, DESK, PHONE, decoded, ex
 from tests.serving.browser.test_page import violations
 from tests.tasks.dense_models import create
 from vitrail.serving.loaded_model import LoadedModel
-from vitrail.tasks.dense.class_colours import class_colours
+from vitrail.tasks.dense.drawing import class_colours
 
 pytestmark = BROWSER
 

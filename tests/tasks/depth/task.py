@@ -14,8 +14,7 @@ from vitrail.images.pixel_format import PixelFormat
 from vitrail.models.dense import LinearHead, fit, to_strides, upsample
 from vitrail.tasks import Metric
 from vitrail.tasks.dense.answer import PlacedAnswer
-from vitrail.tasks.dense.pixels import PixelTask, compare_pixels, sample_pixels
-from vitrail.tasks.dense.targets import PixelTargets
+from vitrail.tasks.dense.pixels import PixelTargets, PixelTask, compare_pixels, sample_pixels
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,11 +23,9 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.markup import Markup, join, tag
 from vitrail.models import Backbone, Config
 from vitrail.tasks.answer import Answer
-from vitrail.tasks.class_names import list_names
 from vitrail.tasks.classification.metric import AcceptableMetric, ClassMetric, LabelMetric
-from vitrail.tasks.create import create_task
 from vitrail.tasks.targets import LabelTargets
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import Task, create_task, list_names
 
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -107,15 +105,14 @@ class Prediction(Answer):
 
     def show(self) -> Markup:
         """A line for each label: its name, its probability as a bar, and the number."""
-        lines = (join(tag("span", label), _draw_bar(score), tag("span", f"{score:.1%}")) for label, score in self.top)
+        lines = []
+        for label, score in self.top:
+            # in a colour that is visible on light and on dark
+            bar = tag("div", style=f"height:.7em;background:#4a78c8;width:{100 * score:.1f}%")
+            track = tag("div", bar, style="background:rgba(128,128,128,.25)")
+            lines.append(join(tag("span", label), track, tag("span", f"{score:.1%}")))
         style = "display:grid;grid-template-columns:auto 120px auto;gap:2px 10px;align-items:center;text-align:left"
         return tag("div", *lines, style=style)
-
-
-def _draw_bar(share: float) -> Markup:
-    """A bar of that share of its width, in a colour that is visible on light and on dark."""
-    bar = tag("div", style=f"height:.7em;background:#4a78c8;width:{100 * share:.1f}%")
-    return tag("div", bar, style="background:rgba(128,128,128,.25)")
 
 
 class Classifier(Task):
@@ -169,10 +166,10 @@ class Classifier(Task):
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "multi_label": _read_bool(description, "multi_label"),
-            "temperature": float(description["temperature"]),
-        }
+        # the text "false" would count as true
+        if not isinstance(multi_label := description["multi_label"], bool):
+            raise ValueError(f"multi_label is {multi_label!r:.40}, and not true or false")
+        return {"multi_label": multi_label, "temperature": float(description["temperature"])}
 
     def loss_options(self, loss: str | None, *, binarise: bool) -> dict[str, Any]:
         loss = loss or ("sigmoid" if self.multi_label else "softmax")
@@ -224,13 +221,6 @@ class Classifier(Task):
         one, other = expected["logits"], given["logits"]
         same = (one > 0) == (other > 0) if self.multi_label else one.argmax(1) == other.argmax(1)
         return float(same.double().mean())
-
-
-def _read_bool(description: Mapping[str, Any], name: str) -> bool:
-    """Raises `ValueError` for anything else than true or false, such as the text "false", which would count as true."""
-    if not isinstance(description[name], bool):
-        raise ValueError(f"{name} is {description[name]!r:.40}, and not true or false")
-    return description[name]
 
 
 def create_classifier(

@@ -367,15 +367,14 @@ def _per_class(hits: np.ndarray, predicted: np.ndarray, support: np.ndarray) -> 
 
 def average_precision(scores: Values, targets: Values) -> np.ndarray:
     """Area under the precision-recall curve of each label, (N, K), (N, K) -> (K,); equal scores are one step."""
-    scores, true = as_array(scores), as_array(targets) > 0.5
-    return np.array([_average_precision(*columns) for columns in zip(scores.T, true.T)])
-
-
-def _average_precision(scores: np.ndarray, true: np.ndarray) -> float:
-    if not true.any():
-        return float("nan")
-    order = np.argsort(-scores, kind="stable")
-    steps = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # the last image of every tie
-    hits = np.cumsum(true[order])[steps]
-    precision, recall = hits / (steps + 1), hits / hits[-1]
-    return float((precision * np.diff(recall, prepend=0)).sum())
+    areas = []
+    for column, true in zip(as_array(scores).T, (as_array(targets) > 0.5).T):
+        if not true.any():
+            areas.append(float("nan"))
+            continue
+        order = np.argsort(-column, kind="stable")
+        steps = np.flatnonzero(np.append(np.diff(column[order]) != 0, True))  # the last image of every tie
+        hits = np.cumsum(true[order])[steps]
+        precision, recall = hits / (steps + 1), hits / hits[-1]
+        areas.append(float((precision * np.diff(recall, prepend=0)).sum()))
+    return np.array(areas)

@@ -1,18 +1,25 @@
-"""Answers that lie in a picture and can be drawn over it."""
+"""Answers that lie in a picture and can be drawn over it, and what of an answer is explained.
+
+B images, h and w of the model's input, H and W of the picture.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.images.decode import BadImage
 from vitrail.markup import Markup, join, tag
 from vitrail.tasks.answer import Answer
-from vitrail.tasks.dense.class_colours import Colour, to_hex
+from vitrail.tasks.dense.drawing import Colour, draw_boxes, outline, to_hex
 from vitrail.tasks.pictures import REMEDY, Picture, draw_thumbnail, open_image
 
 BESIDE = 420  # pixels of the longer side of a picture that is drawn in a notebook
@@ -56,3 +63,37 @@ def list_classes(lines: Iterable[tuple[str, Colour, str]], more: Markup | None =
     )
     style = "display:grid;grid-template-columns:auto auto auto;gap:2px 10px;align-items:center;text-align:left"
     return join(tag("div", *cells, style=style), more)
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A score of one image, which stays that of the same cells when the image is changed.
+
+    Args:
+        label: its class.
+        score: its probability.
+        colour: of the class.
+        logit: from outputs of the task to the score, (B,), with a gradient.
+        probability: from outputs of the task to the score as a probability, (B,).
+        region: where it lies: a box (left, top, right, bottom) in pixels of the picture, or a mask (H, W).
+    """
+
+    label: str
+    score: float
+    colour: Colour
+    logit: Callable[[Tensor], Tensor]
+    probability: Callable[[Tensor], Tensor]
+    region: NDArray[np.float64] | NDArray[np.bool_]
+
+    def row(self) -> dict[str, Any]:
+        """Label and score; then the box as x0, y0, x1, y1, or the share of the picture."""
+        row = {"label": self.label, "score": round(self.score, 6)}
+        if self.region.ndim == 2:
+            return {**row, "share": round(float(self.region.mean()), 6)}
+        return {**row, **{name: round(float(at), 2) for name, at in zip(("x0", "y0", "x1", "y1"), self.region)}}
+
+    def draw_over(self, image: Image.Image) -> Image.Image:
+        """A copy of the picture, in RGB and in its own size, with the box or the outline of the region."""
+        if self.region.ndim == 2:
+            return outline(image, self.region.astype(bool), self.colour)
+        return draw_boxes(image, self.region[None], [f"{self.label} {self.score:.2f}"], [self.colour])

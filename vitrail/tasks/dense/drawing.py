@@ -1,6 +1,11 @@
-"""Drawing answers over pictures: boxes with their labels, and classes as tints. Sizes of lines and letters follow the picture.
+"""Drawing annotations and answers over pictures: a colour for each class, boxes with their labels, and classes as tints.
 
-H and W of the picture, n boxes (left, top, right, bottom) in its pixels.
+The colour of a class depends on the names of the classes alone, so it is the same in every picture, report and page. Colours lie
+on rings in OKLCH (Ottosson 2020, "A perceptual color space for image processing"), each of one lightness and chroma. From one
+place to the next the hue turns by the golden angle, so the places of a ring are spread almost evenly, and those of the next ring
+fall between them. Sizes of lines and letters follow the picture.
+
+H and W of the picture, M objects, n boxes (left, top, right, bottom) in its pixels.
 """
 
 from __future__ import annotations
@@ -8,18 +13,82 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import count
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from vitrail.tasks.dense.class_colours import BACKGROUND, INK, Colour
+from vitrail.data.sources.annotations import Objects
 
+Colour = tuple[int, int, int]
+
+GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))
+PLACES = 8  # of a ring, a Fibonacci number: their hues are at least 32 degrees apart
+RINGS = ((0.72, 0.17), (0.63, 0.17), (0.84, 0.13))  # lightness and chroma; black text is readable on all of them
+INK: Colour = (11, 13, 18)  # of text on these colours
+BACKGROUND = ("background", "_background_", "__background__")  # names of a class for what is none of the others
+BLACK: Colour = (0, 0, 0)
+
+# from OKLCH's cone responses to linear sRGB, and from OKLab to the cube roots of the responses
+TO_SRGB = np.array([[4.0767416621, -3.3077115913, 0.2309699292], [-1.2684380046, 2.6097574011, -0.3413193965],
+                    [-0.0041960863, -0.7034186147, 1.7076147010]])  # fmt: skip
+TO_ROOTS = np.array(
+    [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]]
+)
 LETTERS, LEAST_LETTERS = 1 / 36, 11  # height of text: share of the picture's mean side, pixels
 LINE, LEAST_LINE = 1 / 200, 2  # width of the lines of boxes, in the same way
 TINT = 0.45  # of a class over its pixels; its border has the colour itself
 LEAST_NAMED = 0.01  # share of the picture from which a class is named in it
 COARSE = 96  # pixels of the longer side of the map in which the places of names are searched
+
+
+def class_colours(names: Sequence[str]) -> dict[str, Colour]:
+    """The colour of each class, red, green and blue from 0 to 255. A class for the background is black.
+
+    A name takes the place that its hash gives, or the next that is free. So a name keeps its colour in nearly every list of
+    names, and any order of one list gives the same colours.
+    """
+    chosen = _choose_places(frozenset(names) - set(BACKGROUND))
+    return {name: _colour_at(chosen[name]) if name in chosen else BLACK for name in names}
+
+
+def to_hex(colour: Colour) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+@cache
+def _choose_places(names: frozenset[str]) -> dict[str, int]:
+    chosen: dict[str, int] = {}
+    taken: set[int] = set()
+    for name in sorted(names):
+        first = crc32(name.encode("utf-8", "replace"))
+        tried = (ring * PLACES + (first + step) % PLACES for ring in count() for step in range(PLACES))
+        chosen[name] = next(place for place in tried if place not in taken)
+        taken.add(chosen[name])
+    return chosen
+
+
+@cache
+def _colour_at(place: int) -> Colour:
+    lightness, chroma = RINGS[place // PLACES % len(RINGS)]
+    hue = place * GOLDEN_ANGLE
+    direction = np.array([0.0, math.cos(hue), math.sin(hue)])
+    gray = np.array([lightness, 0.0, 0.0])
+    # the strongest colour of this hue that a screen can show
+    colours = (_to_srgb(gray + share * chroma * direction) for share in np.linspace(1, 0, 101))
+    shown = next(rgb for rgb in colours if (rgb >= 0).all() and (rgb <= 1).all())
+    red, green, blue = (255 * shown).round().astype(int).tolist()
+    return red, green, blue
+
+
+def _to_srgb(lab: NDArray[np.float64]) -> NDArray[np.float64]:
+    """OKLab to sRGB, (3,) in [0, 1]; outside of it where a screen cannot show the colour."""
+    linear = TO_SRGB @ (TO_ROOTS @ lab) ** 3
+    size = np.abs(linear)
+    return np.sign(linear) * np.where(size <= 0.0031308, 12.92 * size, 1.055 * size ** (1 / 2.4) - 0.055)
 
 
 def draw_boxes(image: Image.Image, boxes: ArrayLike, captions: Sequence[str], colours: Sequence[Colour]) -> Image.Image:
@@ -140,3 +209,36 @@ def _draw_tag(
     left, top = (round(min(max(at, 0), limit)) for at, limit in zip((left, top), (size[0] - wide, size[1] - tall)))
     pen.rectangle((left, top, left + wide - 1, top + tall - 1), fill=colour)
     pen.text((left + gap, top + gap / 2), words, INK, font)
+
+
+def draw_annotation(
+    image: Image.Image,
+    target: Objects | NDArray[np.uint8],
+    classes: Sequence[str],
+    size: tuple[int, int],
+    captions: Sequence[str] | None = None,
+) -> Image.Image:
+    """A copy of a picture, in RGB and of any size, with its annotation.
+
+    Args:
+        target: the objects of the picture, or the class of each of its pixels (H, W).
+        classes: the names of all classes.
+        size: (height, width) of the picture in which ``target`` is measured.
+        captions: (M,) of the objects; by default their names, with "(ignored)" behind those of crowds.
+    """
+    colours = class_colours(classes)
+    if not isinstance(target, Objects):
+        return tint_classes(image, target, classes, colours)
+    names = [classes[label] for label in target.labels.tolist()]
+    if captions is None:
+        captions = [f"{name} (ignored)" if crowd else name for name, crowd in zip(names, target.crowd.tolist())]
+    boxes = target.boxes * np.tile([image.width / size[1], image.height / size[0]], 2)
+    return draw_boxes(image, boxes, captions, [colours[name] for name in names])
+
+
+def scale_to_show(image: Image.Image, side: int) -> Image.Image:
+    """A picture with at most ``side`` pixels on its longer side; one of up to half as many is enlarged with hard edges."""
+    longer = max(image.size)
+    times = side // longer if longer <= side // 2 else min(side / longer, 1)
+    resampling = Image.Resampling.NEAREST if times > 1 else Image.Resampling.LANCZOS
+    return image.resize((max(round(image.width * times), 1), max(round(image.height * times), 1)), resampling)

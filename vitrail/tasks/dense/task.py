@@ -1,22 +1,54 @@
-"""What tasks that answer for places of an image have in common: a head of their own on feature maps."""
+"""What tasks that answer for places of an image have in common: targets that lie in it, and a head on feature maps."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from vitrail.data.augment.placement import Frames
+from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError
+from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone, Config
-from vitrail.tasks.dense.subject import Subject
+from vitrail.tasks.dense.answer import Subject
+from vitrail.tasks.targets import TargetKind
 from vitrail.tasks.task import Task
 
 WIDTHS = {192: 128, 768: 256}  # of heads, by the largest width of the backbone that they are for
 WIDEST = 512
+
+
+@dataclass(frozen=True)
+class PlacedTargets(TargetKind):
+    """Targets that lie in the picture.
+
+    Args:
+        annotations: how data hold them.
+        needs: what they are, for messages.
+    """
+
+    annotations: type[Annotations]
+    needs: str
+
+    def check(self, source: Source, task: str) -> None:
+        if not isinstance(source.targets, self.annotations):
+            has = f"classes of {source.counted}" if source.labelled else "no labels"
+            remedy = {"objects": "--task detect", "pixels": "--task segment"}.get(source.counted, "--task classify")
+            what = f"the data have {has}, and {task} needs {self.needs}"
+            raise DataError(what, f"give annotated data, or train with {remedy}")
+
+
+def check_placed(placement: Placement) -> None:
+    """Raises `ConfigError` for images that a transform of the user's own made, which targets cannot follow."""
+    if not math.isfinite(placement.matrices.sum()):
+        what = "boxes and masks cannot follow a transform of your own, which does not say where its pixels come from"
+        raise ConfigError(what, "leave the transform out; the settings augment.* change images and targets alike")
 
 
 class DenseTask(Task):

@@ -20,11 +20,9 @@ from vitrail.errors import DataError
 from vitrail.files import make_folder, replace_file
 from vitrail.markup import Markup, tag
 from vitrail.rows import SHOWN
-from vitrail.tasks.answer import Answer
-from vitrail.tasks.answer_files import AnswerFiles
+from vitrail.tasks.answer import Answer, AnswerFiles
 from vitrail.tasks.dense.answer import PlacedAnswer, list_classes
-from vitrail.tasks.dense.class_colours import Colour, class_colours
-from vitrail.tasks.dense.drawing import draw_boxes
+from vitrail.tasks.dense.drawing import Colour, class_colours, draw_boxes
 from vitrail.untrusted.json_documents import parse_json
 
 

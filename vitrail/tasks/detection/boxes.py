@@ -89,10 +89,14 @@ def join_detections(
     """
     numbers = found.double().cpu().numpy()
     boxes = numbers[..., :4]
-    is_left_out = is_cut(boxes, views, size) | is_large(boxes, size)
+    # larger than what two windows have in common
+    is_large = np.any(boxes[..., 2:] - boxes[..., :2] > OVERLAP * np.array(size[::-1]), axis=2)  # (V, D)
+    is_left_out = is_cut(boxes, views, size) | is_large
     is_left_out[0] = False
+    placed = views.move(boxes.reshape(len(boxes), -1, 2), size)  # in pixels of the picture
+    corner, end = views.crops[0].reshape(2, 2)
     joined = numbers.copy()
-    joined[1:, :, :4] = _move_to_first(boxes, views, size)[1:]
+    joined[1:, :, :4] = ((placed - corner) / (end - corner) * size[::-1]).reshape(boxes.shape)[1:]
     joined[..., 4] *= ~is_left_out
     joined = joined.reshape(-1, 6)
     best = torch.from_numpy(joined[np.argsort(-joined[:, 4], kind="stable")[:candidates]])
@@ -108,18 +112,6 @@ def is_cut(boxes: NDArray[np.float64], views: Frames, size: tuple[int, int]) -> 
     is_inner = np.concatenate([shown[:, 0] > whole[0] + 1, shown[:, 1] < whole[1] - 1], 1)  # (V, 4)
     is_near = np.concatenate([boxes[..., :2] <= NEAR, boxes[..., 2:] >= np.array(size[::-1]) - NEAR], 2)  # (V, D, 4)
     return np.any(is_near & is_inner[:, None], axis=2)
-
-
-def is_large(boxes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Whether boxes (V, D, 4) in pixels of the inputs are larger than what two windows have in common: (V, D)."""
-    return np.any(boxes[..., 2:] - boxes[..., :2] > OVERLAP * np.array(size[::-1]), axis=2)
-
-
-def _move_to_first(boxes: NDArray[np.float64], views: Frames, size: tuple[int, int]) -> NDArray[np.float64]:
-    """Boxes (V, D, 4) in pixels of their inputs as boxes in pixels of the first one."""
-    placed = views.move(boxes.reshape(len(boxes), -1, 2), size)  # in pixels of the picture
-    corner, end = views.crops[0].reshape(2, 2)
-    return ((placed - corner) / (end - corner) * size[::-1]).reshape(boxes.shape)
 
 
 def split_outputs(found: Tensor) -> dict[str, Tensor]:

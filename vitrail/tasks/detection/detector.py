@@ -21,9 +21,9 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone
 from vitrail.models.dense import TOWER_GROUPS, BoxHead, create_pyramid
-from vitrail.tasks.answer_files import AnswerFiles
-from vitrail.tasks.dense.class_colours import class_colours
-from vitrail.tasks.dense.subject import Subject
+from vitrail.tasks.answer import AnswerFiles
+from vitrail.tasks.dense.answer import Subject
+from vitrail.tasks.dense.drawing import class_colours
 from vitrail.tasks.dense.task import DenseTask, choose_width, read_levels, read_number
 from vitrail.tasks.detection.answer import CocoResults, Detections, YoloFiles
 from vitrail.tasks.detection.boxes import (

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.data.augment.placement import Placement
 from vitrail.data.sources.annotations import Objects
-from vitrail.tasks.dense.targets import PlacedTargets, check_placed
+from vitrail.tasks.dense.task import PlacedTargets, check_placed
 from vitrail.tasks.detection.boxes import box_gious, box_ious
 
 LEAST_SHARE, LEAST_AREA = 0.25, 4.0  # of an object that a crop must show: share of its box, square pixels

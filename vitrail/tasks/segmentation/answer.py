@@ -20,11 +20,9 @@ from PIL import Image
 from vitrail.files import make_folder, replace_file
 from vitrail.markup import Markup
 from vitrail.rows import SHOWN
-from vitrail.tasks.answer import Answer
-from vitrail.tasks.answer_files import AnswerFiles
+from vitrail.tasks.answer import Answer, AnswerFiles
 from vitrail.tasks.dense.answer import PlacedAnswer, list_classes
-from vitrail.tasks.dense.class_colours import BLACK, Colour, class_colours
-from vitrail.tasks.dense.drawing import tint_classes
+from vitrail.tasks.dense.drawing import BLACK, Colour, class_colours, tint_classes
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,11 +23,10 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
 from vitrail.models.dense import FusedHead, LinearHead, ScaledMaps, StageNorms, fit, to_strides, upsample
-from vitrail.tasks.answer_files import AnswerFiles
-from vitrail.tasks.dense.class_colours import BACKGROUND, class_colours
-from vitrail.tasks.dense.pixels import PixelTask, find_shown, sample_pixels
-from vitrail.tasks.dense.subject import Subject
-from vitrail.tasks.dense.targets import PixelTargets
+from vitrail.tasks.answer import AnswerFiles
+from vitrail.tasks.dense.answer import Subject
+from vitrail.tasks.dense.drawing import BACKGROUND, class_colours
+from vitrail.tasks.dense.pixels import PixelTargets, PixelTask, find_shown, sample_pixels
 from vitrail.tasks.dense.task import choose_width, read_levels, read_number
 from vitrail.tasks.segmentation.answer import MaskFiles, Segmentation
 from vitrail.tasks.segmentation.metric import MapMetric, find_classes

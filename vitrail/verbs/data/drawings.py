@@ -20,7 +20,7 @@ from vitrail.files import make_folder, replace_file
 from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import name_files
 from vitrail.runtime.progress import Say
-from vitrail.tasks.dense.annotation import draw_annotation, scale_to_show
+from vitrail.tasks.dense.drawing import draw_annotation, scale_to_show
 from vitrail.tasks.pictures import open_image
 from vitrail.text import plural
 

@@ -31,7 +31,7 @@ from vitrail.inference.results import Results
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task
-from vitrail.tasks.dense.subject import Subject
+from vitrail.tasks.dense.answer import Subject
 from vitrail.text import plural
 
 

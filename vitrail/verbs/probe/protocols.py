@@ -25,7 +25,7 @@ from vitrail.rows import Scores
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.progress import Say, to_stderr
 from vitrail.tasks import Classifier, Task
-from vitrail.tasks.create import read_arguments
+from vitrail.tasks.task import read_arguments
 
 PROTOCOLS = ("linear", "knn", "fewshot")
 HELD_OUT = 0.15  # of data without a test or validation split

@@ -18,7 +18,7 @@ import torch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.models import ARCHITECTURES, Config
-from vitrail.tasks.class_names import check_classes
+from vitrail.tasks.task import check_classes
 from vitrail.weights.description import check_version
 from vitrail.weights.huggingface.family import Family, State
 from vitrail.weights.huggingface.processor import from_processor, to_processor
