@@ -15,8 +15,16 @@ from tests.models.conftest import shaken
 from tests.models.tiny import TINY
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone, sketch
-from vitrail.objectives.contrastive import MoCo, SimCLR, make_head, moco_loss, nt_xent, pooled_width, spread
-from vitrail.objectives.gradient_cache import cached_backward
+from vitrail.objectives.contrastive import (
+    MoCo,
+    SimCLR,
+    cached_backward,
+    make_head,
+    moco_loss,
+    nt_xent,
+    pooled_width,
+    spread,
+)
 
 KINDS = pytest.mark.parametrize("kind", [MoCo, SimCLR])
 

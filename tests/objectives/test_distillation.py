@@ -9,7 +9,7 @@ import torch
 from tests.models.tiny import QUICK, TINY
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig, create_backbone
-from vitrail.objectives.distillation import Distillation
+from vitrail.objectives.supervised import Distillation
 
 TWO_TOKENS = ViTConfig(
     image_size=32, classes=7, patch_size=8, width=16, depth=2, heads=2, mlp_width=24, prefix=("cls", "dist")

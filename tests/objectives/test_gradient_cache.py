@@ -9,8 +9,7 @@ import torch
 
 from tests.models.conftest import shaken
 from vitrail.models import ViTConfig, create_backbone
-from vitrail.objectives.contrastive import MoCo, SimCLR
-from vitrail.objectives.gradient_cache import cached_backward
+from vitrail.objectives.contrastive import MoCo, SimCLR, cached_backward
 
 SMALL = {"image_size": 8, "patch_size": 4, "in_channels": 1, "classes": 0, "width": 8, "heads": 2, "mlp_width": 16}
 SMALL["pool"] = "gap"  # mean of what differs from image to image: batch norm blows up the rounding of what hardly does

@@ -26,7 +26,7 @@ from tests.objectives.masked import (
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
 from vitrail.objectives import MaskedPatch
-from vitrail.objectives.masked_patch import TARGETS, dequantise_colours, quantise_colours
+from vitrail.objectives.masking import TARGETS, dequantise_colours, quantise_colours
 
 PAPERS = (224, 224)
 

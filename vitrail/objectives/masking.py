@@ -1,25 +1,33 @@
-"""The base of the masked objectives: random masks, the mask embedding, and a prediction for each patch.
+"""Learning by predicting hidden patches, from the mask embedding in their place: colours, or the codes of a tokenizer.
+
+`MaskedPatch` is masked patch prediction (Dosovitskiy et al. 2021, section 4.6 and appendix B.1.2), `MaskedCodes` masked image
+modelling (Bao et al. 2022, "BEiT: BERT Pre-Training of Image Transformers").
 
 Cells are hidden as a whole. A cell is the area of one output token of the encoder: a patch, or in a pyramid r x s patches, as
 in SimMIM (Xie et al. 2022), where the cells of Swin are 32 pixels wide.
 
-B images, M cells of r x s patches, N = M r s patches of P x Q pixels, D width, K outputs per patch.
+B images, C channels, M cells of r x s patches, N = M r s patches of P x Q pixels, n corrupted or hidden patches of the batch,
+D width, S colours per patch, K outputs per patch.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.data.rng import uniforms
-from vitrail.errors import ConfigError
-from vitrail.models import Backbone, Tokens
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.rng import integers, uniforms
+from vitrail.errors import ConfigError, nearest
+from vitrail.models import Backbone, Config, Tokens
+from vitrail.models.config import is_whole
 from vitrail.models.initialise import fill_truncated, fills
 from vitrail.models.layers import Dense, LayerNorm
 from vitrail.objectives.objective import Objective
@@ -204,3 +212,216 @@ def join_patches(patches: Tensor, size: Grid) -> Tensor:
     p, q = patches.shape[3:]
     x = patches.unflatten(1, (size[0] // p, size[1] // q))  # (B, h, w, C, P, Q)
     return x.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+
+
+SIDES = {"mean": 1, "downsized": 4}  # of the square of colours to which a patch is averaged
+TARGETS = (*SIDES, "pixels")
+LEVELS = 8  # of each channel of a colour, 3 bits
+MOST_CHANNELS = 5  # 8^5 colours are 32,768 classes
+SWAPPED = KEPT = 0.1  # fractions of the corrupted patches; the others are hidden
+GREY = 0.5
+
+
+class MaskedPatch(Masked):
+    """80 % of the corrupted patches become the mask embedding, 10 % another patch, 10 % stay; only they have a loss.
+
+    The paper does not say which other patch; here it is a random different patch of the same image. In a pyramid whole cells
+    are corrupted, and each of their patches is predicted.
+
+    Args:
+        encoder: a backbone.
+        preprocessing: how the images were normalised; the targets are colours in [0, 1].
+        target: ``mean``, the mean colour of a patch with 8 levels per channel, as one of 8^C classes; ``downsized``, the same
+            for the patch averaged to 4 x 4 colours, 16 predictions; or ``pixels``, the mean squared error of all values in
+            [0, 1].
+        share: fraction of the cells that is corrupted; one half in the paper.
+
+    Raises:
+        ConfigError: as in `Masked`; an unknown target, a colour target with more than five channels, or preprocessing for a
+            different number of channels.
+    """
+
+    about = (
+        "Half of the patches are corrupted, and their mean colour, in 512 steps, is predicted from the others "
+        "(Dosovitskiy et al. 2021, appendix B.1.2)."
+    )
+
+    def __init__(
+        self,
+        encoder: Backbone,
+        preprocessing: Preprocessing,
+        target: Literal["mean", "downsized", "pixels"] = "mean",
+        *,
+        share: float = 0.5,
+    ) -> None:
+        super().__init__(encoder, count_outputs(encoder.config, target), share)
+        channels = encoder.config.in_channels
+        if preprocessing.channels != channels:
+            what = f"preprocessing of {preprocessing.channels} channels for an encoder of {channels}"
+            raise ConfigError(what, "give one mean and std per channel of the encoder")
+        self.preprocessing = preprocessing
+        self.target = target
+
+    def draw(self, ids: NDArray[np.int64], size: Grid, seed: int) -> tuple[Tensor, Tensor]:
+        """Draws ``corrupted`` and ``source`` of `forward`; all images have the same number of patches of each kind."""
+        grid, repeats = self._cell_grid(size), patches_per_cell(self.encoder)
+        cells, count = math.prod(grid), self._count_hidden(grid)
+        swapped, kept = round(SWAPPED * count), round(KEPT * count)
+        ranks = random_ranks(ids, cells, seed, "corrupted")  # (B, M)
+        own = np.arange(cells)
+        other = integers(seed, "swapped", *ids.T, count=cells, below=max(cells - 1, 1))
+        other += other >= own  # any other cell
+        source = np.where(ranks < swapped, other, own)
+        source = np.where((ranks >= swapped + kept) & (ranks < count), -1, source)
+        corrupted = expand_cells(ranks < count, grid, repeats)  # (B, N)
+        return torch.from_numpy(corrupted), torch.from_numpy(expand_sources(source, grid, repeats))
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the mean loss of the corrupted patches in fp32, and detached measurements.
+
+        Args:
+            images: normalised (B, C, H, W).
+            corrupted: (B, N) bool, the patches to predict; `draw` chooses the same number for each image.
+            source: (B, N), the patch whose embedding is used at each position: its own index, another one, or -1 for the
+                mask embedding.
+
+        Returns:
+            The loss, and ``accuracy``, the fraction of correct colours; for ``pixels`` ``rmse``, on the scale of [0, 1].
+        """
+        images, corrupted, source = inputs
+        chosen = self._chosen_patches(images, corrupted)
+        predicted = self._predict(images, source < 0, chosen, source)  # (n, K)
+        patches = cut_patches(self.preprocessing.denormalise(images), self.encoder.config.patch_size)  # (B, N, C, P, Q)
+        patches = patches.flatten(0, 1).index_select(0, chosen)  # (n, C, P, Q)
+        if self.target == "pixels":
+            loss = F.mse_loss(predicted, patches.flatten(1))
+            return loss, {"rmse": loss.detach().sqrt()}
+        averaged = F.adaptive_avg_pool2d(patches, SIDES[self.target])  # (n, C, side, side)
+        labels = quantise_colours(averaged.flatten(2).mT)  # (n, S)
+        logits = predicted.unflatten(1, (labels.shape[1], -1))  # (n, S, 8^C)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return loss, {"accuracy": (logits.detach().argmax(2) == labels).float().mean()}
+
+    @torch.no_grad()
+    def show(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """Returns ``masked``: the images with the corrupted patches in grey; ``predicted``: with the predicted colours."""
+        images, corrupted, source = inputs
+        patches = cut_patches(self.preprocessing.denormalise(images), self.encoder.config.patch_size)  # (B, N, C, P, Q)
+        masked, predicted = patches.clone(), patches.clone()
+        masked[corrupted] = GREY
+        answers = self._predict(images, source < 0, self._chosen_patches(images, corrupted), source)  # (n, K)
+        predicted[corrupted] = self._colours(answers)
+        size = (images.shape[2], images.shape[3])
+        named = {"masked": masked, "predicted": predicted}
+        return {name: self.preprocessing.normalise(join_patches(values, size)) for name, values in named.items()}
+
+    def _colours(self, predicted: Tensor) -> Tensor:
+        """Returns the colours of predictions (n, K), in [0, 1]: (n, C, P, Q)."""
+        config = self.encoder.config
+        if self.target == "pixels":
+            return predicted.unflatten(1, (config.in_channels, *config.patch_size)).clamp(0, 1)
+        side = SIDES[self.target]
+        best = predicted.unflatten(1, (side**2, -1)).argmax(2)  # (n, S)
+        colours = dequantise_colours(best, config.in_channels).mT.unflatten(2, (side, side))  # (n, C, side, side)
+        return F.interpolate(colours, config.patch_size)
+
+
+def count_outputs(config: Config, target: str) -> int:
+    """Returns the number of outputs per patch. Raises `ConfigError` for an unknown target."""
+    if target not in TARGETS:
+        raise ConfigError(f"unknown target {target!r}", nearest(target, TARGETS))
+    channels = config.in_channels
+    if target == "pixels":
+        return channels * math.prod(config.patch_size)
+    if channels > MOST_CHANNELS:
+        what = f"colours of {channels} channels with {LEVELS} levels each are {LEVELS**channels:,} classes"
+        raise ConfigError(what, "set target='pixels'")
+    return SIDES[target] ** 2 * LEVELS**channels
+
+
+def quantise_colours(colours: Tensor) -> Tensor:
+    """Converts colours (..., C) in [0, 1] to classes (...): 3 bits per channel, the first channel in the highest bits."""
+    levels = (colours * LEVELS).floor().clamp(max=LEVELS - 1).long()  # 1.0 is in the highest level
+    return (levels * _weights(colours.shape[-1], colours)).sum(-1)
+
+
+def dequantise_colours(classes: Tensor, channels: int) -> Tensor:
+    """Returns the colour in the middle of each class (...): (..., C)."""
+    return (classes[..., None] // _weights(channels, classes) % LEVELS + 0.5) / LEVELS
+
+
+def _weights(channels: int, like: Tensor) -> Tensor:
+    return LEVELS ** torch.arange(channels - 1, -1, -1, device=like.device)  # (C,)
+
+
+def expand_sources(source: NDArray[np.int64], grid: Grid, repeats: Grid) -> NDArray[np.int64]:
+    """Indices of cells (B, M), or -1, to indices of patches (B, N): the patch at the same position in that cell, or -1."""
+    (rows, columns), (r, s) = grid, repeats
+    cell = expand_cells(source, grid, repeats).reshape(-1, rows * r, columns * s)
+    row = cell // columns * r + (np.arange(rows * r) % r)[:, None]
+    column = cell % columns * s + np.arange(columns * s) % s
+    return np.where(cell < 0, -1, row * columns * s + column).reshape(len(source), -1)
+
+
+Drawn = Callable[[Tensor, Grid], Tensor]
+
+
+class MaskedCodes(Masked):
+    """Rectangles of patches are replaced by the mask embedding; the loss is the cross-entropy of the codes of these patches.
+
+    Args:
+        encoder: a backbone.
+        vocabulary: number of codes of the tokenizer; the paper's has 8192.
+        share: fraction of the cells that is hidden. The authors' code hides 75 of 196, "40 %" in the paper.
+        drawn: decodes codes (B, N) for a size of the images to (B, C, H, W), normalised for the encoder; for the report.
+
+    Raises:
+        ConfigError: as in `Masked`, or an invalid vocabulary.
+    """
+
+    about = "Blocks of patches are hidden, and the codes that a visual tokenizer gives them are predicted (Bao et al. 2022)."
+
+    def __init__(
+        self, encoder: Backbone, vocabulary: int = 8192, *, share: float = 75 / 196, drawn: Drawn | None = None
+    ) -> None:
+        if not is_whole(vocabulary, 2):
+            raise ConfigError(f"vocabulary is {vocabulary!r}", "vocabulary = the number of codes, from 2")
+        super().__init__(encoder, vocabulary, share)
+        self.drawn = drawn
+
+    def draw(self, ids: NDArray[np.int64], size: Grid, seed: int) -> tuple[Tensor]:
+        """Draws ``hidden`` of `forward`, with the same number of patches per image; see `block_mask`."""
+        grid = self._cell_grid(size)
+        hidden = block_mask(ids, grid, self._count_hidden(grid), seed)
+        return (torch.from_numpy(expand_cells(hidden, grid, patches_per_cell(self.encoder))),)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the mean loss of the hidden patches in fp32, and detached measurements.
+
+        Args:
+            images: normalised (B, C, H, W).
+            hidden: (B, N) bool, the patches to hide and predict; `draw` chooses the same number for each image.
+            codes: (B, N) of the patches, in [0, K).
+
+        Returns:
+            The loss, and ``accuracy``: the fraction of the hidden patches whose code is predicted correctly.
+        """
+        images, hidden, codes = inputs
+        assert codes.shape == hidden.shape, (codes.shape, hidden.shape)
+        chosen = self._chosen_patches(images, hidden)
+        logits, labels = self._predict(images, hidden, chosen), codes.flatten()[chosen]  # (n, K), (n,)
+        return F.cross_entropy(logits, labels), {"accuracy": (logits.detach().argmax(1) == labels).float().mean()}
+
+    @torch.no_grad()
+    def show(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """``masked``: the images with the hidden patches grey. If codes can be decoded, also ``codes``: the decoded codes, and
+        ``predicted``: the same with the predicted codes of the hidden patches."""
+        images, hidden, codes = inputs
+        size = (images.shape[2], images.shape[3])
+        patches = cut_patches(images, self.encoder.config.patch_size)  # (B, N, C, P, Q)
+        shown = {"masked": join_patches(patches.masked_fill(hidden[..., None, None, None], 0.0), size)}
+        if self.drawn is None:
+            return shown
+        chosen = self._chosen_patches(images, hidden)
+        answers = codes.flatten().scatter(0, chosen, self._predict(images, hidden, chosen).argmax(1)).view_as(codes)
+        return {**shown, "codes": self.drawn(codes, size), "predicted": self.drawn(answers, size)}

@@ -1,13 +1,21 @@
-"""Supervised learning.
+"""Supervised learning of a task, and distillation: learning from labels and from the outputs of a teacher (Touvron et al. 2021a,
+DeiT).
 
-B images, C channels, H x W image size.
+B images, C channels, H x W image size, K classes.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.errors import ConfigError, nearest
+from vitrail.models import Backbone
 from vitrail.objectives.objective import Objective
+from vitrail.tasks.classification.classifier import label_loss, top1
 from vitrail.tasks.task import Task
 
 
@@ -39,3 +47,78 @@ class Supervised(Objective):
         (task,) = self._task
         outputs, given = task(images), targets[0] if len(targets) == 1 else targets
         return task.loss(outputs, given, **self.options), task.measure(outputs.detach(), given)
+
+
+KINDS = ("hard", "soft")
+# of the teacher's loss (DeiT, section 4; the soft loss is from Hinton et al. 2015)
+WEIGHTS = {"hard": 0.5, "soft": 0.1}
+
+
+class Distillation(Objective):
+    """(1 - w) times the loss on the labels plus w times the loss on the teacher's outputs (DeiT, equations 2 and 3).
+
+    With a distillation token, that token learns only from the teacher and the class token only from the labels; with one
+    head, that head learns from both.
+
+    Args:
+        encoder: a backbone with a head.
+        kind: ``hard``, the cross-entropy with the teacher's top class; or ``soft``, tau^2 KL(teacher || student), both at the
+            temperature tau.
+        weight: w; by default 0.5 for hard and 0.1 for soft.
+        temperature: tau of ``soft``.
+        loss, binarise: of the labels, as for `vitrail.tasks.classification.classifier.label_loss`.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    def __init__(
+        self,
+        encoder: Backbone,
+        kind: Literal["hard", "soft"] = "hard",
+        *,
+        weight: float | None = None,
+        temperature: float = 3.0,
+        loss: Literal["softmax", "sigmoid"] = "softmax",
+        binarise: bool = False,
+    ) -> None:
+        super().__init__(encoder)
+        if kind not in KINDS:
+            raise ConfigError(f"unknown kind of distillation {kind!r}", nearest(kind, KINDS))
+        weight = WEIGHTS[kind] if weight is None else weight
+        if not 0 <= weight <= 1:
+            raise ConfigError(f"the weight of the teacher is {weight}", "give a number from 0 to 1")
+        if temperature <= 0:
+            raise ConfigError(f"the temperature is {temperature}", "give a number above 0, such as 3.0")
+        self.kind = kind
+        self.weight = weight
+        self.temperature = temperature
+        self.on_labels = label_loss(loss, binarise=binarise)
+
+    def forward(self, images: Tensor, targets: Tensor, answers: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the mean loss of the batch in fp32, and detached measurements.
+
+        Args:
+            images: normalised (B, C, H, W).
+            targets: (B,) indices of classes, or (B, K) values in [0, 1].
+            answers: the teacher's logits (B, K).
+
+        Returns:
+            The loss; ``top1`` as in `Supervised`, of the head that learns from the labels; and ``agreement``, the fraction of
+            the images for which the head that learns from the teacher predicts the teacher's top class.
+        """
+        heads = self.encoder.heads(self.encoder.features(images))
+        taught = heads.pop("dist", None)  # (B, K)
+        (labelled,) = heads.values()  # (B, K)
+        taught = labelled if taught is None else taught
+        loss = torch.lerp(self.on_labels(labelled, targets), self.from_teacher(taught, answers), self.weight)
+        agreement = top1(taught.detach(), answers.argmax(1))
+        return loss, {"top1": top1(labelled.detach(), targets), "agreement": agreement}
+
+    def from_teacher(self, logits: Tensor, answers: Tensor) -> Tensor:
+        """Returns the loss on the teacher's outputs, from logits and answers (B, K)."""
+        logits, answers = logits.float(), answers.float()
+        if self.kind == "hard":
+            return F.cross_entropy(logits, answers.argmax(1))
+        student, teacher = ((scores / self.temperature).log_softmax(1) for scores in (logits, answers))
+        return self.temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.models.cost import step_operations
-from vitrail.objectives.gradient_cache import ContrastiveObjective, cached_backward
+from vitrail.objectives.contrastive import ContrastiveObjective, cached_backward
 from vitrail.runtime.distributed import SINGLE
 from vitrail.runtime.process import keep_generators
 from vitrail.training.optimizer import find_head_names

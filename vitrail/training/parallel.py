@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from vitrail.config.schema import ComputeSettings
-from vitrail.objectives.gradient_cache import ContrastiveObjective
+from vitrail.objectives.contrastive import ContrastiveObjective
 from vitrail.objectives.objective import Objective
 from vitrail.runtime.distributed import Ranks
 from vitrail.torch_private import replicate

@@ -16,7 +16,7 @@ from vitrail.config.units import largest_divisor
 from vitrail.data.loader import Batch
 from vitrail.errors import ConfigError, DivergedError, is_out_of_memory
 from vitrail.files import dump_json, replace_file
-from vitrail.objectives.gradient_cache import ContrastiveObjective, cached_backward
+from vitrail.objectives.contrastive import ContrastiveObjective, cached_backward
 from vitrail.runtime.distributed import collect_gradients
 from vitrail.torch_private import multiply_
 from vitrail.training.schedule import learning_rate

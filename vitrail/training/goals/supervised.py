@@ -14,9 +14,8 @@ from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.evaluation.result import EvaluationResult
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
-from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.objective import Objective, configure_objective
-from vitrail.objectives.supervised import Supervised
+from vitrail.objectives.supervised import Distillation, Supervised
 from vitrail.reports.facts import JudgedRun
 from vitrail.reports.judged_run import write_documents
 from vitrail.runs.folder import RunFolder
