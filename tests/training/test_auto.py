@@ -19,7 +19,6 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime import tuning
 from vitrail.runtime.progress import say_nothing
 from vitrail.runtime.tuning import Choice, ExecutionPlan
-from vitrail.training import auto
 from vitrail.training.prepare import prepare
 
 PRECISIONS = [ExecutionPlan("fp32", 1), ExecutionPlan("bf16", 1)]
@@ -38,8 +37,8 @@ def measured(monkeypatch, tmp_path) -> list[Sequence[ExecutionPlan]]:
         return Choice(plans[1], {plan: 1.0 + number for number, plan in enumerate(plans)}, 0.5)
 
     monkeypatch.setattr(tuning, "choose_plan", choose)
-    monkeypatch.setattr(auto, "NARROW", 1)
-    monkeypatch.setattr(auto, "cores", lambda: 1)
+    monkeypatch.setattr("vitrail.training.prepare.NARROW", 1)
+    monkeypatch.setattr("vitrail.training.prepare.cores", lambda: 1)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     return asked
 
@@ -95,7 +94,7 @@ def test_what_is_given_is_not_measured(measured, monkeypatch, tmp_path):
     )
     for number, (settings, cores, plans) in enumerate(rows):
         measured.clear()
-        monkeypatch.setattr(auto, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr("vitrail.training.prepare.cores", lambda cores=cores: cores)
         compute = plan(tmp_path / f"run-{number}", *settings)
         assert measured == ([] if plans is None else [plans]), settings
         taken = ExecutionPlan("fp32", cores) if plans is None else plans[1]

@@ -20,8 +20,8 @@ from vitrail.runs.checkpoint import list_checkpoints
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests
-from vitrail.training import loop, time_budget
-from vitrail.training.goals.goal import GOALS
+from vitrail.training import cost, loop
+from vitrail.training.goals import GOALS
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
 
@@ -122,7 +122,7 @@ def test_the_head_learns_first_and_then_everything(folder, monkeypatch, setting)
 
 
 def test_a_length_in_time_is_measured_before_the_training_is_built(folder, monkeypatch):
-    monkeypatch.setattr(time_budget, "measure_cost", lambda training: time_budget.Cost(step=0.5, evaluation=1.0))
+    monkeypatch.setattr(cost, "measure_cost", lambda training: cost.Cost(step=0.5, evaluation=1.0))
     found = training(folder, "save.evaluations=4", time=100)
     assert found.steps == found.run.schedule.steps == int((100 * 0.97 - 4) / 0.5)
     assert found.evaluate_every == -(-found.steps // 4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitrail.training.muon import Muon, orthogonalise
+from vitrail.training.optimizer import Muon, orthogonalise
 
 SHAPES = [(32, 32), (96, 32), (32, 128), (128, 32), (32, 96), (96, 32)]
 

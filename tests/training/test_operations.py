@@ -23,8 +23,8 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime.progress import say_nothing
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.text import large
+from vitrail.training.cost import run_operations
 from vitrail.training.dry_run import dry_run
-from vitrail.training.operations import run_operations
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
 from vitrail.weights.native import save_model

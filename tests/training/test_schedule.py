@@ -13,8 +13,8 @@ from vitrail.config.recipes import RECIPES, find_recipe
 from vitrail.config.schema import ScheduleSettings
 from vitrail.errors import ConfigError
 from vitrail.runs.folder import RunFolder
+from vitrail.training.optimizer import check_warmup, learning_rate, warmup_steps
 from vitrail.training.prepare import prepare
-from vitrail.training.schedule import check_warmup, learning_rate, warmup_steps
 
 
 def test_warm_up_then_cosine_by_hand() -> None:

@@ -18,8 +18,7 @@ from vitrail.objectives.mae import MAE
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.training.prepare import prepare
-from vitrail.training.resume import restore, snapshot
-from vitrail.training.state import Training
+from vitrail.training.state import Training, restore, snapshot
 from vitrail.training.step import backward, take_step
 
 SMALL = "model.changes={width: 32, depth: 2, heads: 2, mlp_width: 64, patch_size: [2, 2], pool: cls, prefix: [cls]}"

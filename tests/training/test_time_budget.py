@@ -10,9 +10,9 @@ from PIL import Image
 import vitrail
 from vitrail.config.compose import request
 from vitrail.runs.folder import RunFolder
-from vitrail.training import time_budget
+from vitrail.training.cost import measure_cost
+from vitrail.training.monitors import read_options
 from vitrail.training.prepare import prepare
-from vitrail.training.time_budget import measure_cost
 
 TINY = ["model.changes={width: 32, depth: 1, heads: 2, mlp_width: 32, patch_size: [4, 4]}", "model.name=vit-ti16"]
 
@@ -39,7 +39,7 @@ class SlowMonitor:
         return self.images
 
     def __call__(self, run, stopped, ranks):
-        batch = time_budget.read_options(run).batch
+        batch = read_options(run).batch
         for _ in range(0, self.images, batch):
             self.clock.spend(0.1 * batch)
             self.read += batch
@@ -64,11 +64,11 @@ def test_a_long_step_and_evaluation_are_scaled_from_a_part(tmp_path, monkeypatch
         measured.append(len(inputs[0]))
         clock.spend(image * len(inputs[0]))
 
-    monkeypatch.setattr(time_budget, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(time_budget, "backward", backward)
+    monkeypatch.setattr("vitrail.training.cost.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("vitrail.training.cost.backward", backward)
     monkeypatch.setattr(training.optimiser, "step", lambda: clock.spend(update))
     monkeypatch.setattr(
-        time_budget, "take_step", lambda training, batch: clock.spend(image * len(batch) + update) or 0.0
+        "vitrail.training.cost.take_step", lambda training, batch: clock.spend(image * len(batch) + update) or 0.0
     )
     cost = measure_cost(training)
     folder.close()

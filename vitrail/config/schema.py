@@ -1,6 +1,6 @@
 """The settings of a training run, as frozen dataclasses: name, type, meaning and default of each stand at its field.
 
-``None`` in a field means *automatic*: `training.auto` decides it once, before the first step, and writes the decision to
+``None`` in a field means *automatic*: `training.prepare` decides it once, before the first step, and writes the decision to
 ``config.yaml``, from where a resumed run reads it back. This module does not import torch, so errors are reported fast.
 """
 

@@ -24,9 +24,8 @@ from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import Say, say_nothing
 from vitrail.studies.design import SAMPLE
 from vitrail.studies.plan import PoolFacts, Trial, settings_of
-from vitrail.training.operations import run_operations
+from vitrail.training.cost import measure_cost, run_operations
 from vitrail.training.prepare import prepare
-from vitrail.training.time_budget import measure_cost
 
 STARTING = 0.5  # seconds of a trial before its first step and after its last
 # what does not change the time of a step

@@ -20,11 +20,10 @@ from vitrail.runtime.machine import describe, peak_memory
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import Say, duration
 from vitrail.text import large
+from vitrail.training.cost import measure_cost, run_operations
 from vitrail.training.network import BuiltModel
-from vitrail.training.operations import run_operations
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
-from vitrail.training.time_budget import measure_cost
 
 SAMPLE = 512  # small images that are decoded, in place of all of them
 LARGEST_BATCH = 1 << 16  # where the search for the largest micro-batch ends

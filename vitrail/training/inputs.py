@@ -1,24 +1,164 @@
-"""The inputs of an objective: from a batch as it was read to the tensors of its forward pass, batch axis first.
+"""The inputs of an objective: from a batch as it was read to the tensors of its forward pass, batch axis first, and the networks
+that are not trained and give a part of them: the teacher of a distillation, the tokenizer of BEiT.
 
-B images, V views of each, K classes, C channels, h x w pixels as the network takes them.
+B images, V views of each, K classes, C channels, h x w pixels as the network takes them, N patches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from vitrail.data.augment.apply import augment
 from vitrail.data.augment.placement import Placement, place
 from vitrail.data.augment.policy import Augment
+from vitrail.data.imagenet import index_classes
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.to_device import to_device
+from vitrail.errors import ConfigError
+from vitrail.models import device_of
+from vitrail.models.cost import count_operations, on_meta
+from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.objective import Objective
+from vitrail.runtime.precision import in_precision
 from vitrail.tasks.task import Task
-from vitrail.training.frozen import FrozenNetwork, apply_in_chunks
+from vitrail.weights.tokenizers import SavedTokenizer
+
+CHUNK = 128  # images that a frozen network sees at once, whatever the batch: it has no micro-steps to save memory by
+
+
+class FrozenNetwork(Protocol):
+    """A network that is not trained, and whose outputs for the images of a batch an objective takes."""
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+
+    def operations(self, size: tuple[int, int]) -> int:
+        """Floating-point operations for one image of ``size`` (height, width)."""
+        ...
+
+
+class Teacher:
+    """A frozen classifier that gives its logits for the student's classes, in their order.
+
+    The images were cropped for the student; they are scaled to the size that the teacher takes and normalised for it,
+    in the precision of the training.
+
+    Args:
+        model: any architecture, on the student's device.
+        classes: of the student.
+        preprocessing: of the student.
+        precision: in which it computes.
+
+    Raises:
+        ConfigError: the teacher has no head, does not know a class, gives several labels an image, or takes other channels.
+    """
+
+    def __init__(
+        self, model: Task, classes: Sequence[str], preprocessing: Preprocessing, precision: str = "fp32"
+    ) -> None:
+        remedy = "train it on these data first: vitrail train DATA --init TEACHER"
+        if not model.classes:
+            raise ConfigError("the teacher has no head, so it knows no classes", remedy)
+        number = index_classes(model.classes)
+        missing = [name for name in classes if name not in number]
+        if missing:
+            shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            knows = f"it knows {len(model.classes)} classes: {', '.join(model.classes[:5])}, ..."
+            raise ConfigError(
+                f"the teacher does not know {len(missing)} of the {len(classes)} classes: {shown}",
+                remedy,
+                value=knows,
+            )
+        if model.multi_label:
+            raise ConfigError("the teacher gives every image several labels", "take one that chooses among the classes")
+        if model.preprocessing.channels != preprocessing.channels:
+            raise ConfigError(
+                f"the teacher takes {model.preprocessing.channels} channels, the student {preprocessing.channels}",
+                "give them images of as many, with data.channels",
+            )
+        self.model = model.eval().requires_grad_(False)
+        self.preprocessing = preprocessing
+        device = device_of(model)
+        self.columns = torch.tensor([number[name] for name in classes], device=device)
+        self.precision = precision
+
+    @torch.no_grad()
+    def operations(self, size: tuple[int, int]) -> int:
+        """Of one image of any size: it is scaled to the teacher's."""
+        own = self.model.preprocessing
+        network, image = on_meta(self.model).eval(), torch.empty(1, own.channels, *own.size, device="meta")
+        return count_operations(lambda: network(image))
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, h, w) as the student takes them to logits (B, K)."""
+        own = self.model.preprocessing
+        seen = renormalise(images, self.preprocessing, own, own.size)
+        with in_precision(self.precision, images.device):
+            logits = self.model(seen)
+        return logits.float()[:, self.columns]
+
+
+class TokenizerCodes:
+    """The codes of images that were normalised for an encoder, one code for each of the encoder's patches.
+
+    Raises:
+        ConfigError: the tokenizer takes other channels than the images have.
+    """
+
+    def __init__(
+        self, saved: SavedTokenizer, preprocessing: Preprocessing, patch_size: tuple[int, int], device: torch.device
+    ) -> None:
+        if saved.preprocessing.channels != preprocessing.channels:
+            raise ConfigError(
+                f"the tokenizer takes {saved.preprocessing.channels} channels, the encoder {preprocessing.channels}",
+                "train a tokenizer on these images",
+            )
+        self.tokenizer: Tokenizer = saved.tokenizer.to(device).eval().requires_grad_(False)
+        self.own, self.preprocessing, self.patch_size = saved.preprocessing, preprocessing, patch_size
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) to codes (B, N), of the images scaled so that each patch of the encoder is one of the tokenizer's."""
+        size = self._size(images.shape[2:])
+        return self.tokenizer.encode(renormalise(images, self.preprocessing, self.own, size)).flatten(1)
+
+    @torch.no_grad()
+    def operations(self, size: tuple[int, int]) -> int:
+        """Of the codes of one image of ``size`` (height, width)."""
+        tokenizer = on_meta(self.tokenizer).eval()
+        image = torch.empty(1, self.own.channels, *self._size(size), device="meta")
+        return count_operations(lambda: tokenizer.encode(image))
+
+    def _size(self, size: Sequence[int]) -> tuple[int, int]:
+        """Returns the size at which the tokenizer sees images of ``size``."""
+        grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
+        rows, columns = self.tokenizer.config.patch_size
+        return grid[0] * rows, grid[1] * columns
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Decodes codes (B, N) to images of ``size`` (height, width): (B, C, H, W), normalised for the encoder."""
+        grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
+        return renormalise(self.tokenizer.decode(codes.unflatten(1, grid)), self.own, self.preprocessing, size)
+
+
+def renormalise(images: Tensor, source: Preprocessing, target: Preprocessing, size: tuple[int, int]) -> Tensor:
+    """Converts images (B, C, H, W) that were normalised for ``source``: scaled to ``size`` and normalised for ``target``."""
+    pictures = source.denormalise(images)
+    if pictures.shape[2:] != size:
+        pictures = nn.functional.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
+    return target.normalise(pictures)
+
+
+def apply_in_chunks(network: FrozenNetwork, images: Tensor) -> Tensor:
+    """Returns the outputs of ``network`` for images (B, ...), computed `CHUNK` images at a time."""
+    return torch.cat([network(chunk) for chunk in images.split(CHUNK)])
 
 
 class Inputs(Protocol):

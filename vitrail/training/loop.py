@@ -10,9 +10,8 @@ from vitrail.data.loader import Batch
 from vitrail.errors import DataError
 from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests, stopped_by
-from vitrail.training.resume import collect_state, collect_tensors
-from vitrail.training.schedule import learning_rate
-from vitrail.training.state import Training, use_average
+from vitrail.training.optimizer import learning_rate
+from vitrail.training.state import Training, collect_state, collect_tensors, use_average
 from vitrail.training.step import read_steps, take_step
 
 

@@ -1,18 +1,163 @@
-"""The update: parameter groups, the learning rate as a function of the step, gradient clipping, averaging of weights."""
+"""The update: the learning rate of a step, Muon, parameter groups, gradient clipping, averaging of weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.config.schema import OptimSettings
+from vitrail.config.schema import OptimSettings, ScheduleSettings
+from vitrail.errors import ConfigError
 from vitrail.runtime.distributed import SINGLE, Ranks, gather_full, is_spread, spread_like
-from vitrail.torch_private import lerp_, multiply_
-from vitrail.training.muon import Muon
+from vitrail.runtime.progress import Say
+from vitrail.torch_private import lerp, lerp_, multiply_
+
+
+def learning_rate(schedule: ScheduleSettings, base: float, step: int, steps: int) -> float:
+    """Returns the rate of update ``step`` (from 0) of ``steps``: a linear warm-up multiplied onto the decay.
+
+    The decay runs from the end of the warm-up to the end of the run, ``step == steps``, where the rate is ``schedule.end``
+    (ViT, appendix B.1; ``rsqrt`` as in Zhai et al. 2022).
+    """
+    warmup = min(warmup_steps(schedule, steps), steps)
+    progress = min(max((step - warmup) / max(steps - warmup, 1), 0.0), 1.0)
+    if schedule.kind == "cosine":
+        rate = schedule.end + (base - schedule.end) * (1 + math.cos(math.pi * progress)) / 2
+    elif schedule.kind == "linear":
+        rate = schedule.end + (base - schedule.end) * (1 - progress)
+    elif schedule.kind == "rsqrt":
+        rate = base * math.sqrt(max(warmup, 1) / max(step + 1, warmup, 1))
+    else:
+        rate = base
+    return rate * min(1.0, (step + 1) / warmup) if warmup else rate
+
+
+def warmup_steps(schedule: ScheduleSettings, steps: int) -> int:
+    """Returns the number of warm-up updates of a run of ``steps``."""
+    if schedule.warmup_steps is None:
+        return round(schedule.warmup * steps)
+    if schedule.recipe_steps is None:
+        return schedule.warmup_steps
+    return round(schedule.warmup_steps * min(1.0, steps / schedule.recipe_steps))
+
+
+def check_warmup(schedule: ScheduleSettings, steps: int, say: Say, *, begun: bool) -> None:
+    """Says by how much the warm-up of a recipe is shortened, and refuses one that leaves nothing for the decay.
+
+    A run that has ``begun``, with an earlier version, keeps such a warm-up, and a warning says so.
+
+    Raises `ConfigError`.
+    """
+    warmup = warmup_steps(schedule, steps)
+    if warmup >= steps:
+        what = f"the warm-up of {warmup:,} steps takes the whole run of {steps:,}"
+        if not begun:
+            raise ConfigError(what, "train for longer, or give a shorter warm-up, e.g. --set schedule.warmup=0.05")
+        say(f"warning  {what}: its learning rate only rises; it goes on as it began")
+    elif schedule.warmup_steps is not None and warmup < schedule.warmup_steps:
+        own = f"{schedule.warmup_steps:,} of {schedule.recipe_steps:,}"
+        say(f"warm-up  {warmup:,} of {steps:,} steps: the recipe's {own}, scaled to the length of this run")
+
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: steepest at zero, and bounded after
+ITERATIONS = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose singular values are all brought near one, for the matrices of hidden layers.
+
+    Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon), with the scale of Liu et al. 2025 ("Muon is scalable for
+    LLM training", equation 4), which makes one learning rate and decay serve Muon and AdamW. The same update as torch's own
+    Muon; matrices of one shape are worked on together, which takes half the time for a small ViT on two cores
+    (docs/decisions.md). The state for each parameter is ``momentum_buffer``.
+
+    A matrix is (m, n), a stack of equally large ones (S, m, n). The kernel of a convolution, (D, C, P, Q), is the matrix
+    (D, C P Q).
+
+    Args:
+        params: matrices and kernels of convolutions, or groups of them.
+        momentum: of the running mean of gradients; the update looks ahead by one more step (Nesterov).
+        weight_decay: decoupled, multiplied by the learning rate.
+        kind: in which the iteration multiplies; fp32 where that is faster.
+        ranks: processes with the same parameters, or with shards of them, which share the work.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        kind: torch.dtype = torch.bfloat16,
+        ranks: Ranks = SINGLE,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.kind, self.ranks = kind, ranks
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Makes one update from the gradients."""
+        assert closure is None, "the loop computes the gradients"
+        for group in self.param_groups:
+            pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
+            if pairs:
+                self._update(pairs, group["lr"], group["momentum"], group["weight_decay"])
+
+    def _update(self, pairs: list[tuple[Tensor, Tensor]], rate: float, momentum: float, decay: float) -> None:
+        parameters, gradients = ([pair[side] for pair in pairs] for side in (0, 1))
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states):
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+        means = [state["momentum_buffer"] for state in states]
+        lerp_(means, gradients, 1 - momentum)
+        ahead = lerp(gradients, means, momentum)
+        multiply_(parameters, 1 - rate * decay)
+        for parameter, direction in zip(parameters, orthogonalise(ahead, self.kind, self.ranks), strict=True):
+            side = max(len(parameter), parameter.numel() // len(parameter))
+            parameter.add_(spread_like(direction, parameter), alpha=-rate * 0.2 * side**0.5)
+
+
+def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ranks: Ranks = SINGLE) -> list[Tensor]:
+    """Returns each matrix, or kernel of a convolution, with its singular vectors and with singular values of about 0.7 to 1.2.
+
+    The iteration was designed for bf16; fp32 is for processors where that is slow, up to 40 times for small matrices. Of several
+    ranks, whose matrices may be spread over them, each computes every W-th matrix of a shape, and all get the whole of all
+    results.
+    """
+    flat = [matrix.flatten(1) for matrix in matrices]
+    wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in flat]  # m <= n
+    alike: dict[torch.Size, list[int]] = defaultdict(list)
+    for place, matrix in enumerate(wide):
+        alike[matrix.shape].append(place)
+    for places in alike.values():
+        whole = [gather_full(wide[place]) for place in places]
+        shares = [places[rank :: ranks.world] for rank in range(ranks.world)]
+        own = torch.stack(whole)[ranks.rank :: ranks.world]  # no matrix, where there are too few
+        results = _iterate(own, kind)
+        for share, part in zip(shares, ranks.gather_rows(results, [len(share) for share in shares])):
+            for place, result in zip(share, part, strict=True):
+                wide[place] = result
+    return [
+        (result if len(result) == len(matrix) else result.mT).reshape(matrix.shape)
+        for result, matrix in zip(wide, matrices, strict=True)
+    ]
+
+
+def _iterate(stack: Tensor, kind: torch.dtype) -> Tensor:
+    """Runs Newton and Schulz's iteration on each of (S, m, n), with a polynomial of the fifth degree in place of the third."""
+    a, b, c = COEFFICIENTS
+    x = stack.to(kind)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT  # (S, m, m)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
 
 
 def select_trainable(model: nn.Module, *, head_only: bool) -> dict[str, nn.Parameter]:

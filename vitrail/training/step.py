@@ -19,7 +19,7 @@ from vitrail.files import dump_json, replace_file
 from vitrail.objectives.contrastive import ContrastiveObjective, cached_backward
 from vitrail.runtime.distributed import collect_gradients
 from vitrail.torch_private import multiply_
-from vitrail.training.schedule import learning_rate
+from vitrail.training.optimizer import learning_rate
 from vitrail.training.state import Reading, Training
 
 

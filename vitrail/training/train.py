@@ -26,14 +26,13 @@ from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
 from vitrail.runtime.signals import StopRequests
 from vitrail.text import large
 from vitrail.training.binding import bind_run, check_finished
+from vitrail.training.cost import run_operations
 from vitrail.training.data import Transform
-from vitrail.training.goals.goal import GOALS
+from vitrail.training.goals import GOALS
 from vitrail.training.loop import fit
-from vitrail.training.operations import run_operations
 from vitrail.training.prepare import Prepared, prepare
 from vitrail.training.provenance import Ending, Outcome
-from vitrail.training.resume import resume
-from vitrail.training.state import use_average
+from vitrail.training.state import resume, use_average
 from vitrail.weights.resolve import resolve_model
 
 End = Callable[[Prepared], Mapping[str, float]]

@@ -1,38 +1,49 @@
-"""Learning without labels: an encoder, judged by its features, or a visual tokenizer for BEiT, judged by its codes."""
+"""A goal is the kind of a run: it determines the data, the model that is trained, its objective, and the files it writes.
+
+`SupervisedGoal` is any task, learned from images with targets and evaluated on those that were held out; `EncoderGoal` learns
+without labels and is evaluated by its features, `TokenizerGoal` is a visual tokenizer for BEiT, evaluated by its codes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from vitrail import weights
 from vitrail.config.schema import Run
 from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.source import drop_annotations
+from vitrail.data.sources.source import Source, choose_split, drop_annotations, list_splits
 from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.evaluation.feature_health import Health, diagnose
+from vitrail.evaluation.result import EvaluationResult
+from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
 from vitrail.models.cost import saved_bytes
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
-from vitrail.objectives import OBJECTIVES, ContrastiveObjective, MaskedCodes, MaskedPatch, Objective, Reconstruction
-from vitrail.objectives.objective import configure_objective
+from vitrail.objectives import OBJECTIVES, ContrastiveObjective, MaskedCodes, MaskedPatch, Reconstruction
+from vitrail.objectives.objective import Objective, configure_objective
+from vitrail.objectives.supervised import Distillation, Supervised
 from vitrail.reports.cards import pretraining_card, write_card
+from vitrail.reports.facts import JudgedRun
+from vitrail.reports.judged_run import write_documents
 from vitrail.reports.pretraining import Panel, PretrainingFacts, write_pretrain_report
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import SINGLE
-from vitrail.runtime.progress import Say
-from vitrail.tasks import Task
-from vitrail.training.data import RunData, Transform, open_run_data
-from vitrail.training.frozen import TokenizerCodes
-from vitrail.training.inputs import Augmented, Inputs, ViewInputs
-from vitrail.training.monitors import CodeMonitor, FeatureMonitor
+from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.tasks import Task, find_task
+from vitrail.training.data import RunData, Transform, choose_arguments, open_run_data
+from vitrail.training.inputs import Augmented, Inputs, TaskInputs, Teacher, TokenizerCodes, ViewInputs
+from vitrail.training.monitors import CodeMonitor, FeatureMonitor, Monitor, ValidationMonitor
 from vitrail.training.network import (
     BuiltModel,
     NetworkPlan,
@@ -45,6 +56,129 @@ from vitrail.training.provenance import Ending, Outcome, provenance, run_facts
 from vitrail.training.state import Training
 from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
+
+
+class Goal(Protocol):
+    """The steps that differ between kinds of runs, in the order in which a run needs them.
+
+    A goal has no state. ``run`` is the requested run until `plan` is called, and resolved from `build` on.
+    """
+
+    evaluate_first: bool  # also before the first step, to compare with the untrained model
+
+    def check(self, run: Run) -> None:
+        """Raises `ConfigError` for settings that are invalid for any data."""
+        ...
+
+    def open(
+        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, channels: int | None = None
+    ) -> RunData:
+        """Opens the images, with as many training images as this goal needs, and chooses the arguments of the task.
+
+        ``channels`` are those of the weights to start from. Raises `DataError`.
+        """
+        ...
+
+    def plan(self, run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
+        """Chooses the network for these images."""
+        ...
+
+    def build(self, run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
+        """Builds the model that is trained and saved, on the CPU."""
+        ...
+
+    def objective(self, run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
+        """Creates the objective, and the function that makes its inputs from a batch."""
+        ...
+
+    def monitor(self, run: Run, built: BuiltModel, data: RunData) -> Monitor:
+        """Creates the function that gives the figures of an evaluation between steps."""
+        ...
+
+    def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
+        """Evaluates the model and writes ``model/``, ``report.html`` and ``card.md``; every rank evaluates, the first writes."""
+        ...
+
+
+class SupervisedGoal:
+    """See `Goal`."""
+
+    evaluate_first = False
+
+    def check(self, run: Run) -> None:
+        find_task(run.task).targets.check_policy(run.augment, run.task)
+        check_model(run)
+
+    def open(
+        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, channels: int | None = None
+    ) -> RunData:
+        run_data = open_run_data(run, data, folder, transform, channels=channels, labels=True)
+        return replace(run_data, arguments=choose_arguments(run_data.splits, run.task, run.model.head))
+
+    def plan(self, run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
+        return plan_network(run, data, start, say)
+
+    def build(self, run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
+        return build_network(run, data, plan, start, say)
+
+    def objective(self, run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
+        """Returns the loss on the targets alone, or also on a teacher's outputs, and its inputs.
+
+        Raises `ConfigError` for arguments that the objective does not have, or a teacher that cannot teach this.
+        """
+        settings, model = run.objective, built.model
+        augmented = Augmented(
+            policy=run.augment, preprocessing=built.preprocessing, seed=run.seed, cropped=data.cropped
+        )
+        arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
+        if settings.teacher is None:
+            return configure_objective(Supervised, model, arguments), TaskInputs(augmented, model)
+        teacher = load_teacher(settings.teacher, model, run.compute.precision or "fp32", say)
+        arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
+        return configure_objective(Distillation, model.backbone, arguments), TaskInputs(augmented, model, teacher)
+
+    def monitor(self, run: Run, built: BuiltModel, data: RunData) -> ValidationMonitor:
+        return ValidationMonitor.of(built.model, data.splits, run, data.bad)
+
+    def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
+        run, folder, model = training.run, training.folder, built.model
+        split, source = choose_split(data.splits)
+        options = InferenceOptions(workers=run.data.workers or 0, max_pixels=run.data.max_pixels)
+
+        def evaluate_on(split: str, source: Source) -> EvaluationResult:
+            with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
+                how = {"bad": data.bad, "progress": progress, "ranks": training.ranks}
+                return evaluate_model(model, source, options, split=split, seed=run.seed, **how)
+
+        result = evaluate_on(split, source)
+        val = data.splits.val
+        if model.tuned and model.tuned not in run.model.head and val is not None:
+            validated = result if split == "val" else evaluate_on("val", val)
+            best = validated.figures.get(model.tuned, math.nan)
+            if math.isfinite(best):  # a model that finds nothing keeps its own
+                setattr(model, model.tuned, best)
+        figures, origin = result.figures, provenance(run, training.steps, data.splits, ending)
+        if not training.ranks.first:
+            return Outcome(folder.report, figures, "")
+        save_model(folder.model, model, metrics=figures, provenance=origin)
+        fault_injection.hit("run.after_model")
+        facts = run_facts(run, training.steps, folder, built, data, ending)
+        judged = JudgedRun(facts=facts, model=model, splits=list_splits(data.splits), source=source, judgement=result)
+        report = write_documents(folder.path, judged)
+        name, value = next(iter(figures.items()))
+        return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(result.keys):,} images)")
+
+
+def load_teacher(path: str, model: Task, precision: str, say: Say) -> Teacher:
+    """Loads the model at ``path`` as a teacher of ``model``, on its device."""
+    if not model.learns_from_teacher:
+        what = "the images have several labels each, and a teacher gives one" if model.multi_label else ""
+        raise ConfigError(what or f"the task {model.name} has no use for a teacher", "train without --teacher")
+    teacher = weights.load(path, log=say).to(device_of(model))
+    size = "{} x {}".format(*teacher.preprocessing.size)
+    say(f"teacher  {teacher.config.about}, {len(teacher.classes)} classes, images of {size}: {path}")
+    return Teacher(teacher, model.classes, model.preprocessing, precision)
+
 
 TOO_SMALL_TO_BLUR = 64  # pixels; the blurs of the papers are for images of 224
 SHOWN = 8  # images
@@ -88,7 +222,7 @@ class EncoderGoal:
         before, after = (read_health(facts["records"], built.model.width, last=last) for last in (False, True))
         diagnosis = diagnose(after, before) if after is not None else None
         facts |= {"before": before, "after": after, "diagnosis": diagnosis}
-        return write_documents(training, built, data, facts, figures)
+        return write_pretraining_documents(training, built, data, facts, figures)
 
 
 class TokenizerGoal:
@@ -148,7 +282,9 @@ class TokenizerGoal:
         facts = run_facts(run, training.steps, folder, built, data, ending)
         origin = provenance(run, training.steps, data.splits, ending)
         save_tokenizer(folder.model, built.model, built.preprocessing, origin)
-        return write_documents(training, built, data, facts, collect_figures(facts["records"], CodeMonitor.FIGURES))
+        return write_pretraining_documents(
+            training, built, data, facts, collect_figures(facts["records"], CodeMonitor.FIGURES)
+        )
 
 
 def check_pretraining(run: Run) -> None:
@@ -237,7 +373,7 @@ def read_health(records: Sequence[dict], width: int, *, last: bool) -> Health | 
     return Health(rank=record["effective_rank"], spread=record["spread"], width=width)
 
 
-def write_documents(
+def write_pretraining_documents(
     training: Training, built: BuiltModel, data: RunData, facts: dict[str, Any], figures: dict[str, float]
 ) -> Outcome:
     """Writes the report and the card of a run whose model is saved."""
@@ -289,4 +425,16 @@ OWN_CAPTIONS = {
         "predicted": "the same, with the predicted codes of the hidden patches",
     },
     "tokenizer": {"reconstructed": "the image decoded from its codes"},
+}
+
+
+# by the name of the objective
+GOALS: dict[str, Goal] = {
+    "supervised": SupervisedGoal(),
+    "masked-patch": EncoderGoal(),
+    "mae": EncoderGoal(),
+    "beit": EncoderGoal(),
+    "moco": EncoderGoal(),
+    "simclr": EncoderGoal(),
+    "tokenizer": TokenizerGoal(),
 }
