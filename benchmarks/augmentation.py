@@ -24,10 +24,9 @@ from PIL import ImageFilter
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from vitrail.data.augment.apply import augment
+from vitrail.data.augment.apply import augment, draw_flips, draw_layers
 from vitrail.data.augment.crops import crop_boxes
 from vitrail.data.augment.policy import OPERATIONS, POLICIES, Augment
-from vitrail.data.augment.sample import draw_flips, draw_layers
 
 SEED = 0
 SHARED = tuple(name for name in OPERATIONS if name not in ("solarise_add", "cutout"))  # those that torchvision has

@@ -13,7 +13,7 @@ import pytest
 from tests.each_row import each_row
 from tests.hostile_data import BOMBS, PATHS, Make, parts, said
 from vitrail.errors import VitrailError
-from vitrail.shards import roots
+from vitrail.shards import index
 from vitrail.shards.index import find_index
 
 MOST_BYTES = 50e6  # of memory, beside what is there before
@@ -92,17 +92,17 @@ def test_an_index_is_read_from_the_urls_that_the_user_named(tmp_path, monkeypatc
         ("https://example.org/image", False),
         ("https://example.or", False),
     ):
-        monkeypatch.setenv(roots.NAMED, value)
+        monkeypatch.setenv(index.NAMED, value)
         assert is_read() is expected, value
-    monkeypatch.delenv(roots.NAMED)
-    roots.remember_root("https://example.org/images/set")
+    monkeypatch.delenv(index.NAMED)
+    index.remember_root("https://example.org/images/set")
     assert is_read()
 
 
 @pytest.mark.parametrize("root", ["https://example.org/images/../secret", "https://example.org/images/.."])
 def test_a_url_that_leaves_the_one_that_was_named_is_another(tmp_path, monkeypatch, root):
     monkeypatch.setenv("VITRAIL_SHARDS", str(tmp_path / "cache"))
-    monkeypatch.setenv(roots.NAMED, "https://example.org/images")
+    monkeypatch.setenv(index.NAMED, "https://example.org/images")
     said(root=root)(tmp_path)
     with pytest.raises(VitrailError, match="only what you name is fetched"):
         find_index(str(tmp_path / "shards"))
@@ -110,4 +110,4 @@ def test_a_url_that_leaves_the_one_that_was_named_is_another(tmp_path, monkeypat
 
 def test_an_index_at_a_url_names_no_folder_of_this_machine():
     with pytest.raises(VitrailError, match="only what you name is fetched"):
-        roots.check_root("/etc", "https://example.org/index", "https://example.org")
+        index.check_root("/etc", "https://example.org/index", "https://example.org")

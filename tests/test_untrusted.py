@@ -33,7 +33,7 @@ DIRECT = {
         "json.loads": "the argument from the process that started it",
         "zipfile.ZipFile": "the directory, in a process with limited memory and time",
     },
-    "data/sources/label_texts.py": {"csv.reader": "one cell of a table, whose line is limited"},
+    "data/sources/labels.py": {"csv.reader": "one cell of a table, whose line is limited"},
     "runs/checkpoint.py": {"json.loads": "a file whose SHA-256 is in the sealed manifest"},
     "training/binding.py": {"np.load": "a file whose SHA-256 is compared before"},
     "data/decoded_cache.py": {"np.load": "a file of the cache, mapped; its size was compared"},

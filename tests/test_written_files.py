@@ -60,8 +60,8 @@ KNOWN = {
         workflows/explain_masks.py:_write workflows/inspect.py:inspect workflows/inspect_cost.py:compare_costs
         workflows/inspect_pair.py:inspect_pair inference/answers.py:prepare_drawing verbs/predict.py:write_answers
         verbs/predict.py:write_rows studies/worker.py:start""",
-    PRESENT: "shards/roots.py:remember_root",
-    PASSING: """data/shared_memory.py:create_memory data/workers.py:serve
+    PRESENT: "shards/index.py:remember_root",
+    PASSING: """data/workers.py:create_memory data/workers.py:serve
         runs/folder.py:open work/claims.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock
         weights/pickle_sandbox.py:rewrite weights/pickle_sandbox.py:main""",
 }

@@ -14,10 +14,10 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import eval_batches, train_batches
 from vitrail.data.pictures import crop_beyond
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import LabelMaps, Objects
 from vitrail.data.sources.contents import Arrays, Files, Strings
-from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.source import Source
+from vitrail.images.masks import IGNORED
 from vitrail.images.pixel_format import crop_map
 
 SIZE = (48, 64)

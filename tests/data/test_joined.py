@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from vitrail.data.sources.contents import Arrays, Files, Strings
-from vitrail.data.sources.joined import Joined, join_sources
-from vitrail.data.sources.source import Source
+from vitrail.data.sources.source import Joined, Source, join_sources
 from vitrail.errors import DataError
 
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from vitrail.data.shared_memory import HEAD, Reader, Writer, create_memory
+from vitrail.data.workers import HEAD, Reader, Writer, create_memory
 
 
 @pytest.fixture

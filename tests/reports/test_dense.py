@@ -13,9 +13,8 @@ from PIL import Image
 
 from tests.reports.reading import PAYLOAD, Page
 from tests.tasks.dense_models import create
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import LabelMaps, Objects
 from vitrail.data.sources.contents import Arrays, Strings
-from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.inference.options import InferenceOptions

@@ -12,10 +12,10 @@ from tests.tasks.dense_models import create
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import Batch, train_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import LabelMaps, Objects
 from vitrail.data.sources.contents import Files, Strings
-from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.source import Source
+from vitrail.images.masks import IGNORED
 from vitrail.training.inputs import Augmented, TaskInputs
 
 PICTURE, SIZE = (96, 120), (64, 80)

@@ -17,9 +17,8 @@ from tests.data.sources.layouts import write_masks, write_voc
 from vitrail.config.compose import request
 from vitrail.config.schema import DataSettings
 from vitrail.data.sources.contents import Arrays, Strings
-from vitrail.data.sources.holdout import choose_part
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source, Splits, choose_part
 from vitrail.errors import ConfigError, DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.training.data import limit_training

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import PIL
 
+from vitrail.data.sources.annotations import PixelMaps
 from vitrail.data.sources.contents import Arrays, UserDataset, choose_evenly
 from vitrail.data.sources.deep_files import DeepFiles
-from vitrail.data.sources.pixel_maps import PixelMaps
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 from vitrail.files import disk_errors, read_sealed, stage_file, write_sealed

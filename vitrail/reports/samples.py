@@ -19,8 +19,8 @@ from vitrail.analysis.palette import DARK, parse_colour
 from vitrail.analysis.pictures import to_rgb, to_uint8
 from vitrail.data.augment.placement import Frames
 from vitrail.data.sources.contents import choose_evenly
-from vitrail.data.sources.label_maps import IGNORED
 from vitrail.data.sources.source import Item, Source
+from vitrail.images.masks import IGNORED
 from vitrail.markup import image_uri
 from vitrail.models.backbone import at_rest
 from vitrail.reports.facts import JudgedRun

@@ -12,9 +12,8 @@ import numpy as np
 from vitrail.checksums import hash_file
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.sources.contents import Arrays, Strings
-from vitrail.data.sources.holdout import choose_held_out
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits, list_splits
+from vitrail.data.sources.source import Source, Splits, choose_held_out, list_splits
 from vitrail.errors import DataError, VitrailError
 from vitrail.files import disk_errors, read_sealed, replace_file, stage_file, write_sealed
 from vitrail.studies.design import Pool

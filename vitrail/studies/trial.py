@@ -12,8 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.holdout import take_part
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source, Splits, take_part
 from vitrail.errors import DivergedError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe, peak_memory

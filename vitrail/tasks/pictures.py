@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.mask_pairs import list_images
+from vitrail.data.sources.mask_folders import list_images
 from vitrail.data.sources.scan import Scan
 from vitrail.data.windows import Windows
 from vitrail.errors import DataError

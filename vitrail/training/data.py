@@ -16,9 +16,8 @@ from vitrail.data.sample_order import measure_mixing
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.deep_files import open_deep
-from vitrail.data.sources.holdout import take_part
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits, list_splits
+from vitrail.data.sources.source import Source, Splits, list_splits, take_part
 from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE, Ranks

@@ -16,8 +16,7 @@ from torch import nn
 from vitrail.config.schema import Run
 from vitrail.data.loader import Bad, eval_batches
 from vitrail.data.rng import permutation
-from vitrail.data.sources.holdout import take_part
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source, Splits, take_part
 from vitrail.evaluation.evaluate import compute_metric
 from vitrail.evaluation.feature_health import measure as measure_health
 from vitrail.evaluation.probes import knn

@@ -12,12 +12,10 @@ import torch
 from PIL import Image
 
 from tests.data.augment.operate import operate
-from vitrail.data.augment.apply import augment
+from vitrail.data.augment.apply import augment, draw_erasing, draw_flips, draw_layers, draw_shifts
 from vitrail.data.augment.crops import crop_box
-from vitrail.data.augment.erasing import NOISE_DEVIATION, NOISE_MEAN, normal
-from vitrail.data.augment.operations import CHUNK, GEOMETRY, cut_boxes
+from vitrail.data.augment.operations import CHUNK, GEOMETRY, NOISE_DEVIATION, NOISE_MEAN, cut_boxes, normal
 from vitrail.data.augment.policy import POLICIES, Augment
-from vitrail.data.augment.sample import draw_erasing, draw_flips, draw_layers, draw_shifts
 from vitrail.data.rng import keys, words
 
 COUNT, SIZE = 40, (48, 60)

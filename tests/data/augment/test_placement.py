@@ -17,8 +17,8 @@ from vitrail.data.augment.placement import Frames, Placement, place
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.annotations import LabelMaps
 from vitrail.data.sources.contents import Arrays, Files, Strings
-from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.images.pixel_format import PixelFormat, crop_map
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import scipy
 
+from vitrail.data.augment.apply import draw_erasing, draw_flips, draw_layers, draw_shifts
 from vitrail.data.augment.policy import OPERATIONS, POLICIES, Augment
-from vitrail.data.augment.sample import draw_erasing, draw_flips, draw_layers, draw_shifts
 
 IDS = np.stack([np.zeros(3200), np.arange(3200), np.zeros(3200)], 1).astype(np.int64)
 NONE = Augment(crop="none", flip=0.0)

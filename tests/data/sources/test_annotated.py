@@ -28,11 +28,11 @@ from tests.data.sources.layouts import (
     write_yolo,
     write_yolo_polygons,
 )
-from vitrail.data.sources.annotations import Objects
-from vitrail.data.sources.label_maps import IGNORED, LabelMaps
+from vitrail.data.sources.annotations import LabelMaps, Objects
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
+from vitrail.images.masks import IGNORED
 from vitrail.verbs.data.findings import check
 
 LAYOUTS = (

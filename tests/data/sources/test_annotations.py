@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import LabelMaps, Objects
 from vitrail.data.sources.contents import Arrays, Files, Strings
-from vitrail.data.sources.holdout import choose_held_out
-from vitrail.data.sources.label_maps import IGNORED, LabelMaps
-from vitrail.data.sources.source import Source
+from vitrail.data.sources.source import Source, choose_held_out
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
-from vitrail.images.masks import decode_mask
+from vitrail.images.masks import IGNORED, decode_mask
 
 
 def draw_objects(images: int, seed: int = 0) -> list[Objects]:

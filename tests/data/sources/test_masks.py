@@ -15,10 +15,10 @@ from PIL import Image, ImageFilter
 from tests.each_row import each_row
 from vitrail.data.sources import mask_values
 from vitrail.data.sources import open as open_module
-from vitrail.data.sources.label_maps import IGNORED
 from vitrail.data.sources.open import find_data, open_data
 from vitrail.data.sources.source import list_splits
 from vitrail.errors import DataError
+from vitrail.images.masks import IGNORED
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.results import describe_inputs
 

@@ -31,11 +31,11 @@ from tests.data.sources.foreign_objects import (
 from tests.each_row import each_row
 from tests.slow import few_or_nightly
 from vitrail.data.sources.annotations import Objects
-from vitrail.data.sources.label_maps import IGNORED
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import list_splits
 from vitrail.errors import DataError
+from vitrail.images.masks import IGNORED
 
 NAMES = ("a.png", "b.png", "c.png")
 WRONG = ("x", "", [], {}, None, True)  # values of another type

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from vitrail.data.sources.contents import Arrays, Strings
-from vitrail.data.sources.holdout import choose_held_out
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source, Splits, choose_held_out
 from vitrail.errors import ConfigError, DataError
 from vitrail.images.decode import BadImage
 

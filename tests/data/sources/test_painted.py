@@ -24,8 +24,8 @@ from tests.data.sources.layouts import (
 )
 from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.contents import Strings
+from vitrail.data.sources.mask_folders import PaintedMaps
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.painted import PaintedMaps
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vitrail.data.sources.shapes import enclose_ellipse, enclose_patch, enclose_polygon, enclose_rectangle
+from vitrail.data.sources.objects import enclose_ellipse, enclose_patch, enclose_polygon, enclose_rectangle
 from vitrail.images.rle import Rle
 
 SIZE = (60, 80)  # height, width

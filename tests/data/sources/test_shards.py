@@ -12,8 +12,8 @@ from PIL import Image
 
 from vitrail.data.augment.policy import POLICIES
 from vitrail.data.loader import train_batches
-from vitrail.data.sources.joined import join_sources
 from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import join_sources
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 from vitrail.verbs.data import shard_data

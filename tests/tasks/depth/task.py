@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
+from vitrail.data.sources.annotations import PixelMaps
 from vitrail.data.sources.contents import Contents
-from vitrail.data.sources.pixel_maps import PixelMaps
 from vitrail.images.pixel_format import PixelFormat
 from vitrail.models.dense import LinearHead, fit, to_strides, upsample
 from vitrail.tasks import Metric

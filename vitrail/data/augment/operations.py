@@ -1,12 +1,12 @@
-"""The operations on images, each for a whole batch with one value per image, and each equal to Pillow's.
+"""The operations on images, each for a whole batch with one value per image, and each equal to Pillow's; and random erasing.
 
 Three kinds: geometric operations are matrices (geometry.py); tone operations are tables of 256 levels per image and
 channel, which compose exactly; the rest are passes over the pixels. Grey means ITU-R 601 luma for three channels, and the
 mean of the channels for any other number.
 
-Axes: B images, C channels, H, W; V = 256 levels. Images are uint8, or floats with levels 0 to 255 (a table uses the
-nearest level). Values have Pillow's units: ImageEnhance's factor, ImageOps's bits or threshold, degrees, a standard
-deviation in pixels; translations and cut-outs are relative to the side, hue shifts to the colour circle.
+Axes: B images, C channels, H, W; V = 256 levels; M erased images, P pixels in all their boxes. Images are uint8, or floats with
+levels 0 to 255 (a table uses the nearest level). Values have Pillow's units: ImageEnhance's factor, ImageOps's bits or threshold,
+degrees, a standard deviation in pixels; translations and cut-outs are relative to the side, hue shifts to the colour circle.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from vitrail.data.augment.geometry import Numbers, affine, rotation, store_like
 from vitrail.data.augment.policy import Augment
+from vitrail.data.rng import FIRST, GOLDEN, SECOND
 from vitrail.data.to_device import to_device
 
 Strength = Callable[[Numbers, Numbers], Numbers]
@@ -283,3 +284,49 @@ def split_rows(images: Tensor, rows: Tensor, *arguments: Tensor) -> Iterator[tup
             yield chunk, images.narrow(0, int(chunk), 1), *rest
         else:
             yield chunk, images.index_select(0, chunk), *rest
+
+
+# becomes unit noise after the usual normalisation of photographs
+NOISE_MEAN, NOISE_DEVIATION = 0.45 * 255, 0.225 * 255
+
+
+def noise_boxes(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], states: NDArray[np.uint64]) -> None:
+    """Write normal noise, independent for each pixel and channel, into the boxes (M, 4) of ``images[rows]``.
+
+    Args:
+        images: (B, C, H, W), levels; changed in place.
+        states: (M,) from `rng.keys`: the noise of a box is made from the first words of that generator.
+    """
+    areas = boxes[:, 2] * boxes[:, 3]
+    total = int(areas.sum())
+    table = np.column_stack([boxes[:, :3], np.cumsum(areas) - areas, states.view(np.int64)])
+    owner = torch.repeat_interleave(to_device(areas, images.device), output_size=total)  # (P,)
+    left, top, wide, before, state = to_device(table, images.device)[owner].unbind(1)  # each (P,)
+    pixel = torch.arange(total, device=images.device) - before
+    channels = torch.arange(images.shape[1], device=images.device)
+    noise = normal(state[:, None], pixel[:, None] * len(channels) + channels)  # (P, C)
+    values = store_like(NOISE_MEAN + NOISE_DEVIATION * noise, images)
+    images[rows[owner], :, top + pixel // wide, left + pixel % wide] = values
+
+
+def normal(states: Tensor, positions: Tensor) -> Tensor:
+    """Standard normal numbers from the words of `rng.words`: the halves of a word are the two uniforms of Box and Muller.
+
+    Args:
+        states, positions: int64, broadcast; a state has the bits of the unsigned state.
+    """
+    word = _finalise(states + (positions + 1) * _signed(GOLDEN))
+    high, low = (word >> 32) & 0xFFFFFFFF, word & 0xFFFFFFFF
+    radius = torch.sqrt(-2 * torch.log((high.float() + 0.5) * 2.0**-32))
+    return radius * torch.cos(low.float() * (2 * torch.pi * 2.0**-32))
+
+
+def _finalise(word: Tensor) -> Tensor:
+    """`rng._finalise` on signed words: overflow is the same, and only right shifts need the sign bits masked."""
+    for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
+        word = (word ^ ((word >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)
+    return word
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word

@@ -1,21 +1,23 @@
-"""Targets that are more than a label; here the objects of an image as boxes, for values of pixels see pixel_maps.py. No torch.
+"""Targets that are more than a label: the objects of an image as boxes, or a value or a class for every pixel. No torch.
 
-n images, M objects, K classes. Boxes are (left, top, right, bottom) in pixels of the upright picture, measured from its upper
-left corner, so that a whole picture of H x W pixels is the box (0, 0, W, H).
-"""
+n images, M objects, V values of masks, K classes, H and W of the upright picture. Boxes are (left, top, right, bottom) in pixels
+of the upright picture, measured from its upper left corner, so that a whole picture of H x W pixels is the box (0, 0, W, H)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.sources.contents import Contents, choose_evenly
 from vitrail.images.decode import BadImage
+from vitrail.images.masks import IGNORED, encode_colours, open_mask, read_colours, read_numbers
 from vitrail.images.pixel_format import PixelFormat
 from vitrail.stamps import Stamped, hash_each
 
@@ -23,7 +25,7 @@ DRAWN_BOX = b"#"  # as the outline of an object: it was drawn as an upright rect
 
 
 class Annotations(ABC):
-    """One target for each of n images; see `Objects`, and `PixelMaps` in pixel_maps.py. Immutable."""
+    """One target for each of n images; see `Objects` and `PixelMaps`. Immutable."""
 
     task: ClassVar[str]  # that learns from them, as in `vitrail.tasks.TASKS`
     counted: ClassVar[str]  # what `count_classes` counts
@@ -211,3 +213,115 @@ def check_annotated_size(annotated: tuple[int, ...], size: tuple[int, int], what
     if annotated == size[::-1]:
         fact += ": it was annotated before it was turned upright by its EXIF orientation"
     raise BadImage(fact)
+
+
+class PixelMaps(Annotations):
+    """A value for every pixel of n images, read when it is needed. A subclass is a dataclass with ``contents``."""
+
+    counted = "pixels"
+    pixel_format: ClassVar[PixelFormat]
+    contents: Contents
+
+    def __len__(self) -> int:
+        return len(self.contents.keys)
+
+    def __getitem__(self, rows: NDArray[np.integer]) -> Self:
+        return replace(self, contents=self.contents.take(np.asarray(rows, np.int64)))  # type: ignore[bad-argument-type]
+
+    def of(self, row: int) -> NDArray[Any]:
+        """Returns the values of one image, (H, W). Raises `BadImage` if they cannot be used."""
+        content = self.contents[row]
+        assert isinstance(content, np.ndarray), "a subclass decodes files"
+        return content[..., 0].astype(self.pixel_format.dtype, copy=False)
+
+    def read_map(self, row: int, size: tuple[int, int]) -> NDArray[Any]:
+        levels = self.of(row)
+        check_annotated_size(levels.shape, size, "mask")
+        return levels
+
+    def digest(self, row: int) -> bytes:
+        try:
+            return self.of(row).tobytes()
+        except BadImage:
+            return b""
+
+    def count_classes(self, classes: int) -> NDArray[np.int64]:
+        return np.zeros(classes, np.int64)
+
+    def renumber(self, indices: NDArray[np.int64]) -> Self:
+        return self
+
+
+COUNTED = 1000  # maps that are read to count classes; of more, as many evenly spaced ones
+
+
+@dataclass(frozen=True, eq=False)
+class LabelMaps(PixelMaps):
+    """A class for every pixel of n images, read when they are needed.
+
+    Args:
+        contents: of the mask files, or arrays (H, W, 1).
+        values: what the masks contain: (V,) numbers of palette or grey masks, or (V, 3) colours.
+        indices: (V,) uint8 the class of each value, or `IGNORED`.
+    """
+
+    task = "segmentation"
+    pixel_format = PixelFormat(np.uint8, IGNORED, "nearest")
+    contents: Contents  # type: ignore[bad-override]
+    values: NDArray[np.uint8]
+    indices: NDArray[np.uint8]
+
+    def of(self, row: int) -> NDArray[np.uint8]:
+        """(H, W) uint8 indices of classes, or `IGNORED`. Raises `BadImage` for a mask that cannot be used."""
+        content = self.contents[row]
+        colours = self.values.ndim == 2
+        if isinstance(content, bytes):
+            image = open_mask(content)
+            levels = read_colours(image) if colours else read_numbers(image)
+        else:
+            levels = content[..., 0]
+        found = self._index_colours(levels) if colours else self._index_numbers[levels]
+        if (unknown := found < 0).any():
+            examples = np.unique(levels[unknown], axis=0)[:5].tolist()
+            raise BadImage(f"the mask contains {', '.join(map(str, examples))}, which stands for no class")
+        return found.astype(np.uint8)
+
+    @cached_property
+    def _index_numbers(self) -> NDArray[np.int16]:
+        """(256,) the class of each number, -1 for one that stands for none."""
+        table = np.full(256, -1, np.int16)
+        table[self.values] = self.indices
+        return table
+
+    def _index_colours(self, levels: NDArray[np.uint8]) -> NDArray[np.int16]:
+        """(H, W) the class of each pixel of (H, W, 3) colours, -1 for one that stands for none."""
+        codes, found = encode_colours(self.values), encode_colours(levels)  # (V,), (H, W)
+        order = np.argsort(codes)
+        places = order[np.searchsorted(codes, found, sorter=order).clip(max=len(codes) - 1)]
+        return np.where(codes[places] == found, self.indices[places], np.int16(-1))
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """(n,) all equal: the meaning of the values of masks. The masks themselves are compared as files; see `stamp`."""
+        return np.repeat(hash_each([self.values.tobytes() + self.indices.tobytes()]), len(self))
+
+    def stamp(self, keys: Sequence[str]) -> Stamped | None:
+        return self.contents.stamp()
+
+    @cached_property
+    def pixels(self) -> NDArray[np.int64]:
+        """(256,) pixels of each class in at most `COUNTED` masks, without those that cannot be read."""
+        total = np.zeros(256, np.int64)
+        for row in choose_evenly(len(self), COUNTED).tolist():
+            try:
+                total += np.bincount(self.of(row).reshape(-1), minlength=256)
+            except BadImage:
+                continue
+        return total
+
+    def count_classes(self, classes: int) -> NDArray[np.int64]:
+        """(K,) pixels of each class; see `pixels`."""
+        return self.pixels[:classes]
+
+    def renumber(self, indices: NDArray[np.int64]) -> LabelMaps:
+        table = np.append(indices, np.full(256 - len(indices), IGNORED)).astype(np.uint8)
+        return replace(self, indices=table[self.indices])

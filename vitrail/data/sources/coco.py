@@ -12,23 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.annotation_files import has_keys, read_json
 from vitrail.data.sources.contents import choose_evenly, make_key
 from vitrail.data.sources.labels import RawSplit, format_label
-from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.object_lists import (
+from vitrail.data.sources.objects import (
     LARGEST,
+    Box,
     ObjectList,
     ObjectSplits,
     Read,
+    Size,
+    enclose_rectangle,
+    has_keys,
+    read_json,
     read_name,
     read_numbers,
     read_size,
 )
-from vitrail.data.sources.scan import list_files, list_files_at, list_folders
-from vitrail.data.sources.shapes import Box, Size, enclose_rectangle
-from vitrail.data.sources.split_lists import find_split
-from vitrail.data.sources.split_names import SPLITS
+from vitrail.data.sources.scan import NamedFiles, list_files, list_files_at, list_folders
+from vitrail.data.sources.splits import SPLITS, find_split
 from vitrail.errors import DataError, nearest
 from vitrail.images.rle import Rle
 from vitrail.untrusted.numbers import to_real, to_whole

@@ -10,13 +10,24 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.annotation_files import read_xml
 from vitrail.data.sources.contents import make_key, read_head
 from vitrail.data.sources.labels import RawSplit
-from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read, read_name, read_size
-from vitrail.data.sources.shapes import Box, Corners, Size, enclose_ellipse, enclose_polygon, enclose_rectangle
-from vitrail.data.sources.split_lists import WHOLE, find_split
+from vitrail.data.sources.objects import (
+    Box,
+    Corners,
+    ObjectList,
+    ObjectSplits,
+    Read,
+    Size,
+    enclose_ellipse,
+    enclose_polygon,
+    enclose_rectangle,
+    read_name,
+    read_size,
+    read_xml,
+)
+from vitrail.data.sources.scan import NamedFiles
+from vitrail.data.sources.splits import WHOLE, find_split
 from vitrail.errors import DataError
 from vitrail.images.rle import Rle
 from vitrail.untrusted.numbers import to_real, to_whole

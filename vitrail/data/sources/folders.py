@@ -12,7 +12,7 @@ import numpy as np
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.labels import Labels, RawSplit, sort_names
 from vitrail.data.sources.scan import Scan, is_system_name, list_folders
-from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
+from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
 

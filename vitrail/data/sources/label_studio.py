@@ -17,21 +17,27 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.annotation_files import has_keys, read_json
 from vitrail.data.sources.contents import read_head
 from vitrail.data.sources.labels import RawSplit
-from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read, read_name, read_points, read_size
-from vitrail.data.sources.scan import Scan, list_files_at
-from vitrail.data.sources.shapes import (
+from vitrail.data.sources.objects import (
     Box,
+    ObjectList,
+    ObjectSplits,
+    Read,
     Size,
     enclose_ellipse,
     enclose_patch,
     enclose_polygon,
     enclose_rectangle,
+    has_keys,
+    read_json,
+    read_name,
+    read_points,
+    read_size,
     turn,
 )
-from vitrail.data.sources.split_lists import find_folder_split
+from vitrail.data.sources.scan import Scan, list_files_at
+from vitrail.data.sources.splits import find_folder_split
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
 from vitrail.untrusted.limits import PIXELS

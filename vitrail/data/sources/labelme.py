@@ -9,23 +9,26 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vitrail.data.sources.annotation_files import has_keys
 from vitrail.data.sources.contents import make_key, read_file
 from vitrail.data.sources.labels import RawSplit
-from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read, read_name, read_points, read_size
-from vitrail.data.sources.scan import Scan, list_files, list_files_below, list_folders
-from vitrail.data.sources.shapes import (
+from vitrail.data.sources.objects import (
     Box,
+    ObjectList,
+    ObjectSplits,
     Point,
+    Read,
     Size,
     enclose_ellipse,
     enclose_patch,
     enclose_polygon,
     enclose_rectangle,
+    has_keys,
+    read_name,
+    read_points,
+    read_size,
 )
-from vitrail.data.sources.split_lists import find_folder_split
-from vitrail.data.sources.split_names import SPLITS
+from vitrail.data.sources.scan import NamedFiles, Scan, list_files, list_files_below, list_folders
+from vitrail.data.sources.splits import SPLITS, find_folder_split
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import decode_mask
 from vitrail.images.rle import unite

@@ -10,9 +10,9 @@ import numpy as np
 
 from vitrail.data.sources.annotations import Annotations, Objects
 from vitrail.data.sources.contents import choose_evenly
-from vitrail.data.sources.label_texts import find_combined_labels
+from vitrail.data.sources.labels import find_combined_labels
 from vitrail.data.sources.source import Source, Splits, list_splits
-from vitrail.data.sources.split_names import SPLITS
+from vitrail.data.sources.splits import SPLITS
 
 SAMPLED = 2_000  # keys, spread evenly, that decide whether class folders are nested
 LONG_NAME = 64  # characters

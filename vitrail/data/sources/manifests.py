@@ -1,4 +1,7 @@
-"""Manifests: tables with one image per row, in CSV, TSV or JSON lines. Every error message names the line."""
+"""Manifests: tables with one image per row, in CSV, TSV or JSON lines. Every error message names the line.
+
+Their paths may be within a folder beside the table, or without an extension.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,73 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from vitrail.data.sources.contents import Files, Strings, normalise_path, read_head
-from vitrail.data.sources.label_texts import join_columns, unify_labels
-from vitrail.data.sources.labels import BETWEEN, Labels, RawSplit, format_label, from_texts
-from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
-from vitrail.data.sources.table_paths import locate_files
+from vitrail.data.sources.contents import Files, Strings, choose_evenly, normalise_path, read_head
+from vitrail.data.sources.labels import BETWEEN, Labels, RawSplit, format_label, from_texts, join_columns, unify_labels
+from vitrail.data.sources.scan import NamedFiles, list_folders
+from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import LINE_CHARACTERS as LINE_LIMIT
 from vitrail.untrusted.text_files import detect_encoding
+
+PROBES = 16  # paths, spread evenly, that are looked up: a wrong folder is then one error, not one per image
+MOST_FOLDERS = 64  # beside a table, in which its files are looked for
+
+
+def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[str], str]:
+    """Returns the paths of a table's files relative to ``root``, its folder, and a description of how they were found.
+
+    The paths are taken as they stand if files are there. Otherwise a folder beside the table is put in front of them, one with
+    the table's name first, and an extension of images behind names without one. Paths with backslashes or in another Unicode
+    form than the files become those of the files.
+
+    Raises:
+        DataError: no file is found, or files of these names are in several folders.
+    """
+    probes = [paths[row] for row in choose_evenly(len(paths), PROBES).tolist()]
+    named = NamedFiles(root)
+
+    def count(before: str, after: str) -> int:
+        return sum(named.find(f"{before}{path}{after}") is not None for path in probes)
+
+    before = after = ""
+    if not count("", ""):
+        found = {place: hits for place in _list_places(probes, root, Path(source).stem) if (hits := count(*place))}
+        if not found:
+            fact = f"none of the files in {source} exists; looked for {os.path.join(root, probes[0])}"
+            raise DataError(fact, f"give paths relative to {root.absolute()} (inside it), or absolute paths")
+        best = [place for place in found if found[place] == max(found.values())]
+        before, after = best[0]
+        if len(best) > 1 and Path(before).name not in _likely_folders(Path(source).stem):
+            folders = " and ".join(sorted({place for place, _ in best}))
+            raise DataError(f"the files in {source} are found in {folders}", "write the folder into the paths")
+    how = [f"files in {before}"] if before else []
+    how += [f"{after} added to the names"] if after else []
+    # only such names may differ from those that the file system has
+    located = (f"{before}{path}{after}" for path in paths)
+    return [path if path.isascii() and "\\" not in path else named.find(path) or path for path in located], ", ".join(
+        how
+    )
+
+
+def _likely_folders(stem: str) -> list[str]:
+    """The folders that a table of this name is likely to describe, e.g. ``train`` and ``train_images`` for ``train_labels``."""
+    word = stem.partition("_")[0]
+    return [stem, word, *(f"{word}{mark}images" for mark in "_-"), "images"]
+
+
+def _list_places(probes: Sequence[str], root: Path, stem: str) -> Iterator[tuple[str, str]]:
+    """(folder, extension) pairs to try, the likely ones first; both may be empty."""
+    inside = [path.name for path in list_folders(root)]
+    folders = dict.fromkeys((*(name for name in _likely_folders(stem) if name in inside), *inside))
+    endings: list[str] = []
+    if not any(Path(path).suffix[1:].lower() in EXTENSIONS for path in probes):
+        endings = sorted({Path(path).suffix for path in probes if path} | {f".{word}" for word in EXTENSIONS})
+    for folder in ("", *(f"{name}/" for name in list(folders)[:MOST_FOLDERS])):
+        for ending in ("", *endings):
+            yield folder, ending
+
 
 PATHS = (
     *("path", "file_path", "filepath", "file_name", "filename", "file", "fname"),
@@ -332,3 +392,6 @@ def _read_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 fact = f"{path}, line {number}: not an object but {line.strip()[:40]!r}"
                 raise DataError(fact, 'give one object per line: {"path": "a.jpg", "label": "cat"}')
             yield number, row
+
+
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")

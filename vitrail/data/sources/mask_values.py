@@ -1,6 +1,9 @@
-"""The values that masks have, measured in all of them and kept for the next time.
+"""The values of masks, and the class of each.
 
-H and W of a mask.
+The values are measured in all masks and kept for the next time. Masks whose values are ambiguous or were interpolated are
+refused.
+
+H and W of a mask, V values.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.data.sources.contents import Files, Strings
+from vitrail.data.sources.labels import Faulty
+from vitrail.data.sources.mask_names import VOID, ClassTable, Entry
 from vitrail.errors import DataError, DiskError
 from vitrail.files import cache_folder, disk_errors, read_sealed, write_sealed
 from vitrail.images.decode import BadImage
@@ -211,3 +216,242 @@ def _count_inner(levels: NDArray[np.integer], wanted: Iterable[int]) -> list[int
 
 def _encode_colour(colour: Sequence[int]) -> int:
     return colour[0] + 256 * colour[1] + 65_536 * colour[2]
+
+
+BINARY = (Entry(0, "background"), Entry(IGNORED, "foreground"))
+WIDE_GAP = 16  # between all values: these are grey levels chosen for display, not numbers of classes
+THIN, MOST_THIN = 0.1, 0.5  # share of inner pixels of a level along edges, and of all pixels that have such levels
+MANY = 16  # levels along edges, where small objects leave one level that fills an area
+RARE_IN = 20  # masks, from which on a value that one of them has is named
+NAME_ALL = "name all of them in a palette.csv with the columns index,name"
+DECIDE_255 = "if 255 is no class, write a palette.csv with the columns index,name and the row 255,void"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The classes of the values of masks.
+
+    Args:
+        values: (V,) numbers or (V, 3) colours.
+        indices: (V,) the class of each value, or `IGNORED`.
+        names: of the classes.
+        notes: what was assumed.
+        faulty: the masks that cannot be read.
+    """
+
+    values: NDArray[np.uint8]
+    indices: NDArray[np.uint8]
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    faulty: Faulty = Faulty()
+
+
+def find_meaning(root: Path, found: MaskValues, table: ClassTable | None) -> Meaning:
+    """Finds the class of each value of masks.
+
+    Args:
+        root: folder of the data, for messages.
+        found: the values of all masks.
+        table: names of values or colours, where there are any.
+
+    Raises:
+        DataError: no mask can be used; masks that were resized or smoothed; values that the table does not name; masks of several
+            modes that do not go together; or a 255 that may be a class or none.
+    """
+    if not found.kinds:
+        reason, count = next(iter(found.unusable.items()))
+        raise DataError(f"the mask {count.example} cannot be used: {reason}", "save masks as PNG files of 8 bits")
+    by_colour = _is_by_colour(root, found, table)
+    meaning = _match_colours(root, found, table) if by_colour else _match_numbers(root, found, table)
+    notes = [f"masks that cannot be used: {_name(count)}: {reason}" for reason, count in found.unusable.items()]
+    if table is not None:
+        void = [entry.name for entry in table.entries if entry.ignored and entry.value != IGNORED]
+        notes += [f"{name!r} in {table.path.name} is taken as no class: its pixels are ignored" for name in void]
+    return replace(meaning, notes=(*meaning.notes, *notes), faulty=_count_faulty(found))
+
+
+def _count_faulty(found: MaskValues) -> Faulty:
+    if not found.unusable:
+        return Faulty()
+    count = sum(each.masks for each in found.unusable.values())
+    reason, first = next(iter(found.unusable.items()))
+    return Faulty(count, count + found.total, f"{first.example}: {reason}", "masks")
+
+
+def _is_by_colour(root: Path, found: MaskValues, table: ClassTable | None) -> bool:
+    """Whether colours decide the class: where there are any, and where numbers do not fit a table with colours."""
+    if COLOURS in found.kinds:
+        return True
+    named = table.colours if table else {}
+    palettes = [level for level in found.levels if level.kind == PALETTE]
+    same_colour = len({level.colour for level in palettes}) < len(palettes)
+    same_number = len({level.number for level in palettes}) < len(palettes)
+    fits_colours = bool(named) and all(level.colour in named for level in found.levels)
+    if same_colour and same_number and not fits_colours:
+        example = next(level for level in palettes if level.number != palettes[0].number)
+        what = f"masks below {root} have palettes with different orders of colours, e.g. {palettes[0].example}, {example.example}"
+        raise DataError(what, "save all masks with one palette, or give a palette.csv with index,name,red,green,blue")
+    if table is None or not named:
+        return False
+    fits_numbers = all(level.number in table.values or level.number == IGNORED for level in found.levels)
+    if found.kinds.keys() == {GREY_COLOURS}:
+        return fits_colours or not fits_numbers
+    if not fits_colours or (same_colour and not same_number):
+        return False
+    if fits_numbers and table.numbered and not same_number:
+        _refuse_contradiction(palettes, table)
+    return same_number or not table.numbered or not fits_numbers
+
+
+def _refuse_contradiction(palettes: Iterable[Level], table: ClassTable) -> None:
+    for level in palettes:
+        if level.number != IGNORED and (entry := table.colours[level.colour]).value != level.number:
+            what = f"the palette of masks, e.g. {level.example}, has at {level.number} the colour of {entry.name!r}"
+            remedy = f"correct the index or the colour in {table.path}"
+            raise DataError(what, remedy, value=f"{table.path.name} has that colour at {entry.value}")
+
+
+def _match_colours(root: Path, found: MaskValues, table: ClassTable | None) -> Meaning:
+    """Masks of colours: those of the table, or without one a class for each colour."""
+    named = table.colours if table else {}
+    main = COLOURS if COLOURS in found.kinds else GREY_COLOURS
+    known = {*named, *(level.colour for level in found.levels if level.kind == main)}
+    if strange := [level for level in found.levels if level.colour not in known]:
+        kinds = {kind: found.kinds[kind] for kind in (main, strange[0].kind)}
+        what = f"some masks below {root} have colours, others numbers: {_list(kinds)}"
+        raise DataError(what, "save all masks in one mode")
+    unnamed = [level for level in found.levels if level.colour not in named]
+    _refuse_smoothed(root, found.levels, unnamed)
+    if table is None or not named:
+        colours = sorted({level.colour for level in found.levels})
+        names = tuple("#{:02x}{:02x}{:02x}".format(*colour) for colour in colours)
+        what = "masks have colours without names: classes are named after them; give a palette.csv with index,name,red,green,blue"
+        note = what if table is None else f"{what}: {table.path.name} has names without colours"
+        return Meaning(np.array(colours, np.uint8), np.arange(len(colours), dtype=np.uint8), names, (note,))
+    if unnamed:
+        shown = ", ".join(f"{level.colour} ({_name(Count(level.masks, level.example))})" for level in unnamed[:5])
+        what = f"masks below {root} have the colours {shown}, which {table.path.name} does not name"
+        raise DataError(what, "add them to the table")
+    classes = [entry.name for entry in table.classes]
+    indices = [IGNORED if entry.ignored else classes.index(entry.name) for entry in named.values()]
+    return Meaning(np.array(list(named), np.uint8), np.array(indices, np.uint8), tuple(classes))
+
+
+def _match_numbers(root: Path, found: MaskValues, table: ClassTable | None) -> Meaning:
+    numbers = {level.number for level in found.levels if level.kind != BITS}
+    if numbers <= {0, IGNORED} and (binary := _find_binary(root, numbers, found, table)):
+        values, indices = [0, 1, IGNORED], [0, 1, 1]
+        note = "masks have only the values 0 and 255: 255 is taken as the second class, not as ignored"
+        notes = (note,) if numbers and table is None else ()
+        names = tuple(entry.name for entry in sorted(binary, key=lambda entry: entry.value))
+        return Meaning(np.array(values, np.uint8), np.array(indices, np.uint8), names, (*notes, *_note_bits(found)))
+    every = numbers | {level.number for level in found.levels}
+    named = table.values if table else {}
+    unnamed = [level for level in found.levels if level.number not in named and level.number != IGNORED]
+    _refuse_smoothed(root, found.levels, unnamed)
+    _refuse_unclear_255(root, found, table)
+    if BITS in found.kinds and 1 not in numbers:
+        raise DataError(f"masks below {root} have several modes: {_list(found.kinds)}", "save all masks with 8 bits")
+    if table is None:
+        entries = tuple(Entry(value, str(value)) for value in sorted(every - {IGNORED}))
+        return number_entries(entries, (*_note_bits(found), *_note_rare(found)))
+    if unnamed:
+        shown = ", ".join(f"{level.number} ({_name(Count(level.masks, level.example))})" for level in unnamed[:8])
+        what = f"masks below {root} have the values {shown}, and {table.path.name} names {len(table.classes)}"
+        remedy = f"add their names to {table.path.name}, or give them the value 255; the first line is the value 0"
+        raise DataError(what, remedy)
+    return number_entries(table.entries, (*_note_bits(found), *_note_unused(table, every)))
+
+
+def number_entries(entries: Iterable[Entry], notes: Sequence[str] = ()) -> Meaning:
+    """Returns the classes of numbers that are named; 255 is ignored."""
+    by_value = {entry.value: entry for entry in entries}
+    classes = [entry for entry in by_value.values() if not entry.ignored]
+    place = {entry.value: index for index, entry in enumerate(classes)}
+    values = [*by_value, *({IGNORED} - by_value.keys())]
+    indices = [place.get(value, IGNORED) for value in values]
+    names = tuple(entry.name for entry in classes)
+    return Meaning(np.array(values, np.uint8), np.array(indices, np.uint8), names, tuple(notes))
+
+
+def _find_binary(root: Path, numbers: set[int], found: MaskValues, table: ClassTable | None) -> Sequence[Entry]:
+    """The two classes of masks with the values 0 and 255, or of 1 bit; empty where 255 is said to be no class."""
+    if table is None:
+        return BINARY
+    last = table.values.get(IGNORED)
+    if last and last.name.lower() not in VOID and len(table.entries) == 2:
+        return table.entries
+    if last or (IGNORED not in numbers and BITS not in found.kinds):
+        return ()
+    if len(table.classes) != 2:
+        names = "1 class" if len(table.classes) == 1 else f"{len(table.classes)} classes"
+        what = f"masks below {root} have only the values 0 and {'255' if numbers else '1'}, and {table.path.name} names {names}"
+        raise DataError(what, f"name the background and the foreground; {DECIDE_255}")
+    return table.classes
+
+
+def _refuse_smoothed(root: Path, levels: Sequence[Level], unnamed: Sequence[Level]) -> None:
+    """Refuse masks that were resized with interpolation: most levels lie along edges, between few that fill areas."""
+    areas = [level.number for level in levels if level.inner >= THIN * level.pixels]
+    thin = [level for level in levels if level.inner < THIN * level.pixels]
+    if len(areas) > 1 and min(areas) >= 0:
+        thin = [level for level in thin if min(areas) < level.number < max(areas)]
+    many = len(thin) >= max(3, len(areas) + 1) if len(areas) > 1 else len(thin) >= MANY
+    few_pixels = sum(level.pixels for level in thin) < MOST_THIN * sum(level.pixels for level in levels)
+    if len(unnamed) < 3 or not many or not few_pixels:
+        return
+    shown = ", ".join(str(level.colour if level.number < 0 else level.number) for level in thin[:4])
+    edges = f"{len(thin)} values occur only along edges, e.g. {shown} in {thin[0].example}"
+    remedy = "resize masks without interpolation (nearest neighbour), or set a threshold"
+    raise DataError(
+        f"masks below {root} look resized or smoothed: {edges}", f"{remedy}; if these are classes, {NAME_ALL}"
+    )
+
+
+def _refuse_unclear_255(root: Path, found: MaskValues, table: ClassTable | None) -> None:
+    """Refuse masks in which 255 is as likely a class as none, unless the table has it."""
+    if table and IGNORED in table.values:
+        return
+    alone, without = found.void.get(ALONE), found.void.get(WITHOUT)
+    if alone and without and AMONG not in found.void:
+        some = f"some masks have only 0 and 255 ({_name(alone)}), and others have no 255 ({_name(without)})"
+        raise DataError(f"below {root} {some}", f"use the same values in all masks; {DECIDE_255}")
+    numbers = sorted({level.number for level in found.levels})
+    if table is None and IGNORED in numbers and len(numbers) > 2 and np.diff(numbers).min() >= WIDE_GAP:
+        what = f"masks below {root} have the grey levels {', '.join(map(str, numbers))}: 255 may be a class or none"
+        raise DataError(what, f"number the classes from 0; {DECIDE_255}")
+
+
+def _note_bits(found: MaskValues) -> tuple[str, ...]:
+    if BITS not in found.kinds or len(found.kinds) == 1:
+        return ()
+    return (
+        f"masks of 1 bit among others: {_name(found.kinds[BITS])}; their foreground is taken as the class of the value 1",
+    )
+
+
+def _note_unused(table: ClassTable, numbers: set[int]) -> tuple[str, ...]:
+    """Names without a value in a file whose lines are counted: a line too many gives the ones after it other values."""
+    unused = [entry.name for entry in table.classes if entry.value not in numbers]
+    if table.numbered or table.colours or not unused:
+        return ()
+    return (
+        f"names in {table.path.name} whose value no mask has: {len(unused)} of {len(table.classes)} ({', '.join(unused[:3])})",
+    )
+
+
+def _note_rare(found: MaskValues) -> tuple[str, ...]:
+    """Values without a name that a single mask has."""
+    rare = [level for level in found.levels if level.masks == 1 and level.number != IGNORED]
+    if not rare or found.total < RARE_IN:
+        return ()
+    shown = ", ".join(f"{level.number} ({level.example}, {level.pixels:,} pixels)" for level in rare[:3])
+    return (f"values that a single mask has, taken as classes: {shown}",)
+
+
+def _name(count: Count) -> str:
+    return f"{count.masks:,} mask{'s' if count.masks > 1 else ''}, e.g. {count.example}"
+
+
+def _list(kinds: Mapping[str, Count]) -> str:
+    return "; ".join(f"{kind} in {_name(count)}" for kind, count in kinds.items())

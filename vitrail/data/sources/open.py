@@ -1,12 +1,15 @@
-"""`open_data`: detects the layout of a data set and opens it as sources."""
+"""`open_data`: detects the layout of a data set and opens it as sources. Its first tables list the formats of annotations."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from glob import has_magic
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,12 @@ from vitrail.data.sources.arrays import (
     read_npz,
 )
 from vitrail.data.sources.bad_images import MOST_BAD
-from vitrail.data.sources.contents import Files, Strings
+from vitrail.data.sources.coco import find_coco
+from vitrail.data.sources.contents import Files, Strings, read_head
+from vitrail.data.sources.cvat import find_cvat
 from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder
-from vitrail.data.sources.formats import AnnotatedData, find_format
-from vitrail.data.sources.holdout import choose_held_out
+from vitrail.data.sources.label_studio import find_label_studio
+from vitrail.data.sources.labelme import find_labelme
 from vitrail.data.sources.labels import (
     Labels,
     RawSplit,
@@ -36,16 +41,123 @@ from vitrail.data.sources.labels import (
     join_labels,
 )
 from vitrail.data.sources.manifests import read_manifest
-from vitrail.data.sources.painted import paint_splits
+from vitrail.data.sources.mask_folders import MaskFolder, find_masks, paint_splits, read_masks
+from vitrail.data.sources.objects import Read
 from vitrail.data.sources.parquet import read_parquet
+from vitrail.data.sources.scan import is_system_name
 from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
-from vitrail.data.sources.source import Source, Splits, list_splits
-from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
+from vitrail.data.sources.source import Source, Splits, choose_held_out, list_splits
+from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.data.sources.tables_beside import read_tables_beside
-from vitrail.data.sources.unused_annotations import describe_unused
+from vitrail.data.sources.voc import find_voc
+from vitrail.data.sources.yolo import find_yolo, find_yolo_texts
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.images.decode import EXTENSIONS
 from vitrail.shards.cache import is_remote
+
+# each looks for its files at a path, and returns the function that reads them; the first that finds any is taken
+FORMATS_OF_FILES = (find_coco, find_label_studio, find_yolo)
+FORMATS_OF_FOLDERS = (find_yolo, find_coco, find_label_studio, find_voc, find_cvat, find_labelme, find_yolo_texts)
+BESIDE = "; the boxes and outlines beside them are not used"
+
+
+@dataclass(frozen=True)
+class AnnotatedData:
+    """A folder, or a file of annotations, that has objects, masks or both.
+
+    Args:
+        root: the folder.
+        objects: reads the objects, and returns a description of the layout, and the splits; None where there are none.
+    """
+
+    root: Path
+    objects: Read | None
+
+    @cached_property
+    def masks(self) -> list[MaskFolder]:
+        """The folders of images and masks; of a file of annotations none."""
+        return find_masks(self.root) if self.root.is_dir() else []
+
+    @property
+    def task(self) -> str:
+        """The task that data are annotated for; of both objects and masks, that of objects."""
+        return "detection" if self.objects else "segmentation"
+
+    def read(self, *, masks_first: bool = False) -> tuple[str, dict[str, RawSplit]]:
+        """Returns a description of the layout, and the splits.
+
+        Args:
+            masks_first: whether masks are read where there are both; of objects alone, the outlines are read then.
+        """
+        if self.objects is not None and not (masks_first and self.masks):
+            return self.objects(outlines=masks_first)
+        layout, splits = read_masks(self.root, self.masks)
+        return layout + (BESIDE if self.objects else ""), splits
+
+
+def find_format(path: Path) -> AnnotatedData | None:
+    """Finds the annotations of a folder, or those in a file; None for any other path.
+
+    Of a folder with nothing but a folder, as archives are unpacked, the inner one is searched, too.
+
+    Raises:
+        DataError: several files for one split.
+    """
+    if path.is_dir():
+        for root in filter(None, (path, _find_only_folder(path))):
+            found = AnnotatedData(root, next(filter(None, (find(root) for find in FORMATS_OF_FOLDERS)), None))
+            if found.objects or found.masks:
+                return found
+        return None
+    objects = next(filter(None, (find(path) for find in FORMATS_OF_FILES)), None)
+    return AnnotatedData(path, objects) if objects else None
+
+
+def _find_only_folder(root: Path) -> Path | None:
+    with os.scandir(root) as entries:
+        inside = list(islice((entry.name for entry in entries if not is_system_name(entry.name)), 2))
+    return folder if len(inside) == 1 and (folder := root / inside[0]).is_dir() else None
+
+
+HEAD = 2**12  # bytes that are looked at
+KINDS = (".xml", ".json", ".yaml", ".yml", ".txt")
+MOST = 200_000  # files that are looked for
+ELEMENT = re.compile(r"<\s*([A-Za-z_][\w.-]*)")
+
+
+def describe_unused(root: Path) -> str:
+    """Returns a clause for the description of a layout: files by kind, an example, and what they lack; "" without such files."""
+    found: dict[str, list[Path]] = {}
+    seen = 0
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not is_system_name(name))
+        for name in sorted(names):
+            if (kind := os.path.splitext(name)[1].lower()) in KINDS and not is_system_name(name):
+                found.setdefault(kind, []).append(Path(folder) / name)
+        seen += len(names)
+        if seen > MOST:
+            break
+    parts = [_describe(kind, paths, root) for kind, paths in sorted(found.items())]
+    return f"; annotation files seen and not used: {'; '.join(parts)}" if parts else ""
+
+
+def _describe(kind: str, paths: list[Path], root: Path) -> str:
+    example = paths[0]
+    text = read_head(example, HEAD).replace(b"\0", b"").decode("utf-8", "replace")
+    if kind == ".xml":
+        element = ELEMENT.search(re.sub(r"<[?!][^>]*>", "", text))
+        shown = f"<{element[1]:.40}>" if element else "nothing"
+        why = f"it begins with {shown}, VOC's with <annotation> and CVAT's with <annotations>"
+        if element and element[1] == "annotation":
+            why = "VOC's files are read in the folder itself, in Annotations/ or beside the images of train/, val/ and test/"
+    elif kind == ".json":
+        why = "COCO's have images, annotations and categories, labelme's have shapes and imagePath and lie beside the images"
+    elif kind == ".txt":
+        why = "YOLO's have a class and four numbers a line, and lie in labels/ beside images/ or beside the images"
+    else:
+        why = "YOLO's have names, and train or val"
+    return f"{len(paths):,} {kind} ({example.relative_to(root)}: {why})"
+
 
 READ = (
     "a folder with one folder of images per class (optionally inside train, val and test folders), a manifest "

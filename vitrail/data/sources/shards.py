@@ -27,7 +27,7 @@ import numpy as np
 from vitrail.checksums import sha256_of
 from vitrail.data.sources.contents import Contents, StoredUnits, Strings
 from vitrail.data.sources.labels import Labels, RawSplit
-from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
+from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError, DiskError
 from vitrail.images.decode import BadImage
 from vitrail.shards.cache import cache_limit, is_remote

@@ -12,7 +12,7 @@ from vitrail.data.sources.labels import RawSplit
 from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.parquet import read_parquet
 from vitrail.data.sources.scan import Scan, list_files, list_folders
-from vitrail.data.sources.split_names import SPLITS
+from vitrail.data.sources.splits import SPLITS
 from vitrail.errors import DataError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")

@@ -10,14 +10,22 @@ from pathlib import Path, PurePosixPath
 from unicodedata import normalize
 from xml.etree import ElementTree
 
-from vitrail.data.sources.annotation_files import read_xml
 from vitrail.data.sources.contents import read_head
 from vitrail.data.sources.labels import RawSplit
-from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read, read_name, read_size
+from vitrail.data.sources.objects import (
+    Box,
+    ObjectList,
+    ObjectSplits,
+    Read,
+    Size,
+    enclose_polygon,
+    enclose_rectangle,
+    read_name,
+    read_size,
+    read_xml,
+)
 from vitrail.data.sources.scan import Scan, list_files, list_folders
-from vitrail.data.sources.shapes import Box, Size, enclose_polygon, enclose_rectangle
-from vitrail.data.sources.split_lists import divide_by_folder, divide_images
-from vitrail.data.sources.split_names import SPLITS
+from vitrail.data.sources.splits import SPLITS, divide_by_folder, divide_images
 from vitrail.errors import DataError
 from vitrail.untrusted.numbers import to_real
 

@@ -1,21 +1,302 @@
-"""YOLO's text files of objects: a line for each box, polygon, or box with keypoints."""
+"""YOLO's text files of objects: a line for each box, polygon, or box with keypoints.
+
+First where the files lie: what a YAML file names, or folders and lists of images beside text files without one. Paths in these
+files are often those of another machine, or relative to a folder above, as in the exports of Roboflow and CVAT.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from vitrail.data.sources.contents import Files, Strings, read_lines, read_upright_size
-from vitrail.data.sources.labels import RawSplit
-from vitrail.data.sources.named_files import NamedFiles
-from vitrail.data.sources.object_lists import ObjectList, ObjectSplits, Read
-from vitrail.data.sources.shapes import Box, Size, enclose_polygon
-from vitrail.data.sources.yolo_layouts import YoloLayout, describe_folder, describe_yaml, find_labels, find_yaml
-from vitrail.errors import DataError
+from vitrail.data.sources.contents import Files, Strings, choose_evenly, read_file, read_lines, read_upright_size
+from vitrail.data.sources.labels import RawSplit, name_some
+from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size, enclose_polygon
+from vitrail.data.sources.scan import NamedFiles, Scan, list_files, list_files_at, list_folders
+from vitrail.data.sources.splits import SPLITS, divide_by_folder, divide_images
+from vitrail.errors import DataError, find_fault
+from vitrail.images.decode import BadImage
 from vitrail.untrusted.numbers import to_real, to_whole
+from vitrail.untrusted.yaml_documents import parse_yaml
+
+IMAGES, LABELS = ("images", "imgs", "image", "img", "jpegimages"), ("labels", "label")  # folders, in any letter case
+KEYS = re.compile(rb"(?m)(?:^|[{,])[ \t\"']*([A-Za-z]+)[\"']?[ \t]*:")
+KNOWN = frozenset(
+    {*SPLITS, "path", "names", "nc", "kpt_shape", "flip_idx", "kpt_names", "skeleton", "download", "roboflow"}
+    | {"license", "version", "author", "description", "minival", "train_label_dir", "date", "url", "task", "channels"}
+)
+NOTHING = ("", "~", "null", "none")  # values of a split that does not exist
+NAMES = ("classes.txt", "obj.names", "predefined_classes.txt", "classes.names", "labels.txt", "_darknet.labels")
+SAMPLED = 50  # images whose text files are looked at, evenly spaced
+LINE = re.compile(r"\d+(\.0+)?(\s+[-+]?[\d.]+(e[-+]?\d+)?){4,}", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class YoloLayout:
+    """The images of data in YOLO's format.
+
+    Args:
+        path: the YAML file, or the folder, that messages name.
+        base: the folder that keys of images are relative to.
+        images: paths of the images of each split.
+        names: of the classes by number; None if no file has any.
+        keypoints: numbers that may stand in a line after a box.
+        notes: on what is not used.
+    """
+
+    path: Path
+    base: Path
+    images: Mapping[str, list[Path]]
+    names: Mapping[int, str] | None
+    keypoints: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def find_labels(image: Path) -> Path:
+    """Returns the path of the text file of an image: in the folder ``labels`` beside ``images``, in any letter case, or beside
+    the image.
+    """
+    parts = list(image.parts)
+    for place in range(len(parts) - 2, -1, -1):
+        if parts[place].lower() in IMAGES:
+            above = Path(*parts[:place])
+            if (above / "labels").is_dir():
+                parts[place] = "labels"
+            elif other := next((path.name for path in _list_inside(above) if path.name.lower() in LABELS), None):
+                parts[place] = other
+            elif parts[place] == "images":
+                parts[place] = "labels"
+            break
+    return Path(*parts).with_suffix(".txt")
+
+
+def _list_inside(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def find_yaml(place: Path) -> Path | None:
+    """Finds the YAML file of a folder that describes objects in YOLO's format. Raises `DataError` for several."""
+    files = [path for path in list_files_at(place, ".yaml", ".yml") if _is_yolo(path)]
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        raise DataError(f"{place} has several descriptions of objects: {names}", "give the file that is meant")
+    return files[0] if files else None
+
+
+def _is_yolo(path: Path) -> bool:
+    """Whether a YAML file names classes and the images of a split. One that cannot be parsed counts as well."""
+    try:
+        keys = {key.decode() for key in KEYS.findall(read_file(path))}
+    except BadImage:
+        return False
+    if keys.isdisjoint(("names", "nc")) or keys.isdisjoint(SPLITS):
+        return False
+    try:
+        plain = _parse(path)
+    except DataError:
+        return True
+    return any(isinstance(plain.get(split), (str, list)) for split in SPLITS)
+
+
+def describe_yaml(path: Path) -> YoloLayout:
+    """Reads a YAML file. Its paths are relative to its folder or to its ``path``; of others an end exists below the folder.
+
+    Raises:
+        DataError: a path without images, or invalid names or paths.
+    """
+    plain = _parse(path)
+    names = _read_names(plain, path)
+    base = _find_base(plain, path)
+    images = {
+        split: list(chain.from_iterable(_list_images(place, path, base) for place in places))
+        for split, places in _find_places(plain, path, base).items()
+    }
+    notes = [f"{path.name}: the key {key!r:.40} is not used" for key in sorted(plain.keys() - KNOWN)]
+    if (count := plain.get("nc")) is not None and str(count).strip() != str(len(names)):
+        notes.append(f"{path.name}: nc is {count!s:.20}, and there are {len(names)} names")
+    notes += name_some("images with a text file in no split, not used", _list_unused(images, base))
+    return YoloLayout(
+        path=path, base=base, images=images, names=names, keypoints=_read_keypoints(plain, path), notes=tuple(notes)
+    )
+
+
+def _find_base(plain: Mapping[str, Any], path: Path) -> Path:
+    """The folder that paths are relative to: ``path``, where it exists, or that of the file."""
+    places = _read_places(plain.get("path") or ".", path) or ["."]
+    if len(places) > 1:
+        raise DataError(f"{path} has several folders under 'path'", "give one")
+    inside = path.parent / places[0]
+    return (inside if os.path.isdir(inside) else path.parent).resolve()
+
+
+def _find_places(plain: Mapping[str, Any], path: Path, base: Path) -> dict[str, list[Path]]:
+    """The folders, or lists, of images of each split."""
+    finder = _Finder(base)
+    places: dict[str, list[Path]] = {}
+    for word, split in SPLITS.items():
+        given = [] if plain.get(word) is None else _read_places(plain[word], path)
+        if given and split in places:
+            raise DataError(f"{path} has several keys for the split {split}, e.g. {word!r}", "keep one of them")
+        if given:
+            places[split] = [finder.find(place, path) for place in given]
+    if not places:
+        raise DataError(f"{path} names no images", "give a folder of images as 'train', and perhaps 'val' and 'test'")
+    same = [split for split, found in places.items() if found == places.get("train")]
+    if finder.moved and len(same) > 1:
+        what = f"the paths of {path} do not exist, and the only folder of that name is {places['train'][0]}"
+        raise DataError(f"{what}, for {' and '.join(same)}", "give paths relative to the file")
+    return places
+
+
+def _list_unused(images: Mapping[str, list[Path]], base: Path) -> list[str]:
+    """The images below ``base`` that have a text file and are in no split."""
+    used = {os.path.normpath(image) for split in images.values() for image in split}
+    rest = [base / key for key in Scan().list_images(str(base), "") if os.path.normpath(base / key) not in used]
+    return [image.relative_to(base).as_posix() for image in rest if find_labels(image).is_file()]
+
+
+def _read_keypoints(plain: Mapping[str, Any], path: Path) -> int:
+    """How many numbers of keypoints follow a box."""
+    shape = plain.get("kpt_shape")
+    if shape is None:
+        return 0
+    try:
+        count, numbers = (to_whole(part, "kpt_shape", most=1000) for part in shape)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path} has kpt_shape: {shape!s:.60}", "give [number of keypoints, 2 or 3]") from error
+    return count * numbers
+
+
+def describe_folder(root: Path) -> YoloLayout | None:
+    """Finds images beside text files of boxes, without a YAML file; None where no text file looks like one of boxes.
+
+    Images are in the splits that lists as ``train.txt``, or folders, say.
+    """
+    folders = list_folders(root)
+    near = [
+        root,
+        *(path for path in folders if path.name.lower() in (*SPLITS, *IMAGES) or path.name.startswith("obj_")),
+    ]
+    inside = any(path.name.lower() in LABELS for folder in near for path in list_folders(folder))
+    if not inside and not any(list_files(folder, ".txt") for folder in near):
+        return None
+    keys = Scan().list_images(str(root), "")
+    by_split, _, notes = divide_images(root, keys, "") or (divide_by_folder(keys), "", [])
+    images = {split: [root / key for key in inside] for split, inside in by_split.items()}
+    every = [image for split in images.values() for image in split]
+    sample = [every[row] for row in choose_evenly(len(every), SAMPLED).tolist()]
+    if not any(_has_boxes(path) for image in sample for path in {find_labels(image), image.with_suffix(".txt")}):
+        return None
+    return YoloLayout(path=root, base=root, images=images, names=_find_names(root), notes=tuple(notes))
+
+
+def _has_boxes(path: Path) -> bool:
+    try:
+        lines = read_lines(path, "")
+    except DataError:
+        return False
+    return bool(lines) and all(map(LINE.fullmatch, lines[:10]))
+
+
+def _find_names(root: Path) -> dict[int, str] | None:
+    """The lines of a file of names, in the folder or in that of the text files."""
+    for folder in (root, *(path for path in list_folders(root) if path.name.lower() in (*LABELS, *SPLITS))):
+        for name in NAMES:
+            if (folder / name).is_file():
+                return dict(enumerate(read_lines(folder / name, "give one name a line")))
+    return None
+
+
+class _Finder:
+    """Finds the paths of a description; of one that does not exist, the longest end that exists below the folder."""
+
+    def __init__(self, base: Path) -> None:
+        self.base, self.files, self.moved = base, NamedFiles(base), False
+
+    def find(self, given: str, named_in: Path) -> Path:
+        """Raises `DataError` for a path of which no end exists."""
+        if found := self.locate(given):
+            return found
+        what = f"{named_in} names {self.base / given}, which does not exist"
+        raise DataError(what, "give paths relative to the file, or to its 'path'")
+
+    def locate(self, given: str) -> Path | None:
+        if found := self.files.find(given):
+            return self.base / found
+        parts = [part for part in given.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        for first in range(len(parts)):
+            if found := self.files.find("/".join(parts[first:])):
+                self.moved = True
+                return self.base / found
+        return None
+
+
+def _list_images(place: Path, path: Path, base: Path) -> list[Path]:
+    """The images of a folder at any depth, or those that a text file lists."""
+    if place.is_dir():
+        if path.parent.resolve() != (folder := place.resolve()) and path.parent.resolve().is_relative_to(folder):
+            raise DataError(f"{path} names the folder {place}, which {path.parent} is in", "name a folder of images")
+        if images := Scan().list_images(str(place), ""):
+            return [place / image for image in images]
+        raise DataError(f"{path} names the folder {place}, which has no images", "put the images there")
+    if place.suffix.lower() == ".txt" and place.is_file():
+        remedy = "give the path of an image in each line"
+        if not (lines := read_lines(place, remedy)):
+            raise DataError(f"{place} lists no images", remedy)
+        if unnamed := [line for line in lines if not Path(line).name]:
+            raise DataError(f"{place} has the line {unnamed[0]!r}, which names no image", remedy)
+        finders = [_Finder(folder) for folder in dict.fromkeys((place.parent, base))]
+        return [next(filter(None, (finder.locate(line) for finder in finders)), place.parent / line) for line in lines]
+    raise DataError(
+        f"{path} names {place}, which is neither a folder nor a list", "give folders, or .txt files of paths"
+    )
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        plain = parse_yaml(read_file(path), as_text=True)
+    except (BadImage, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "give a YAML file with train, val and names") from error
+    return plain if isinstance(plain, dict) else {}
+
+
+def _read_places(value: Any, path: Path) -> list[str]:
+    """The paths under a key: one, or a list of them; none for a key without a value."""
+    places = [value] if isinstance(value, str) else value
+    if not isinstance(places, list) or not all(isinstance(place, str) and not find_fault(place) for place in places):
+        raise DataError(f"{path} has {str(value)!r:.80} where paths should be", "give a path, or a list of paths")
+    return [place for place in places if place.strip().lower() not in NOTHING]
+
+
+def _read_names(plain: Mapping[str, Any], path: Path) -> dict[int, str]:
+    names = plain.get("names")
+    try:
+        if isinstance(names, list):
+            return {number: _read_name(name) for number, name in enumerate(names)}
+        if isinstance(names, dict):
+            numbered = {to_whole(number, "the number of a class"): _read_name(name) for number, name in names.items()}
+            return dict(sorted(numbered.items()))
+        if names is None and "nc" in plain:
+            return {number: str(number) for number in range(to_whole(plain["nc"], "nc", most=100_000))}
+    except ValueError as error:
+        raise DataError(f"the names of {path} cannot be read: {error}", "give a list of names") from error
+    raise DataError(
+        f"the names of {path} are {names!r:.80}", "give a list of names, or a mapping from numbers to names"
+    )
+
+
+def _read_name(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"a name is {value!s:.80}")
+    return value.strip()
+
 
 BEYOND = 1e-3  # how far a coordinate may lie outside of 0 to 1 by rounding
 UNNAMED = "the classes have no names and are named after their numbers: put the names into classes.txt, one a line"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitrail.data.augment.geometry import resample_maps
 from vitrail.data.augment.placement import Frames, Placement
-from vitrail.data.sources.pixel_maps import PixelMaps
+from vitrail.data.sources.annotations import PixelMaps
 from vitrail.data.to_device import to_device
 from vitrail.errors import DataError
 from vitrail.images.pixel_format import PixelFormat

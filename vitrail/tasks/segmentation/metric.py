@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
-from vitrail.data.sources.label_maps import IGNORED, LabelMaps
+from vitrail.data.sources.annotations import LabelMaps
 from vitrail.errors import DataError
+from vitrail.images.masks import IGNORED
 from vitrail.tasks.dense.pixels import compare_pixels, sample_pixels
 from vitrail.tasks.metric import Figures, Metric, confusion, divide, write_percent
 

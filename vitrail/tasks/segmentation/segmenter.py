@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.label_maps import IGNORED, LabelMaps
+from vitrail.data.sources.annotations import LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.images.masks import IGNORED
 from vitrail.models import Backbone
 from vitrail.models.dense import FusedHead, LinearHead, ScaledMaps, StageNorms, fit, to_strides, upsample
 from vitrail.tasks.answer import AnswerFiles

@@ -28,7 +28,7 @@ from vitrail.data.sources.labels import ROWS_SHOWN
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import find_data, open_data
 from vitrail.data.sources.source import Source, Splits
-from vitrail.data.sources.split_names import SPLIT_ORDER
+from vitrail.data.sources.splits import SPLIT_ORDER
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage, decode, size_of
 from vitrail.rows import Rows

@@ -29,15 +29,14 @@ from vitrail.data.sources.labels import Labels, format_label, from_numbers, from
 from vitrail.data.sources.manifests import LABELS
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split, list_splits
-from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
+from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import disk_errors, replace_folder, stage_folder
 from vitrail.images.decode import EXTENSIONS, FORMATS, BadImage
 from vitrail.rows import Records
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.shards.cache import is_remote, list_archives, open_archive
-from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, write_index
-from vitrail.shards.roots import remember_root
+from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, remember_root, write_index
 from vitrail.shards.tar import BLOCK, MOST_BYTES, Member, pad, read_members, write_archive
 from vitrail.text import plural
 from vitrail.untrusted.json_documents import parse_json

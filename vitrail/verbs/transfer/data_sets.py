@@ -20,9 +20,8 @@ from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.data.rng import permutation
 from vitrail.data.sources.arrays import BUILT_IN
-from vitrail.data.sources.joined import join_sources
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source, Splits, join_sources
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
 from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.evaluation.vtab import TASKS, TRAIN, VALIDATION, VtabTask

@@ -1,4 +1,4 @@
-"""Divides images into splits: by the lists of a data set, such as ``ImageSets/Segmentation/train.txt``, or by their folders."""
+"""The names of splits, and which images belong to each: by lists such as ``ImageSets/Segmentation/train.txt``, or by folders."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ from pathlib import Path
 
 from vitrail.data.sources.contents import read_lines
 from vitrail.data.sources.labels import name_some
-from vitrail.data.sources.split_names import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
+
+# a name -> the split
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+SPLIT_ORDER = ("train", "val", "test")
+
 
 BOTH = "trainval"  # training and validation images in one list
 WHOLE = (BOTH, "default")  # lists whose images are for training where no other list says so

@@ -1,30 +1,240 @@
 """The frame that all formats of objects share: a format parses its files into `Box`es, and everything else stands here.
 
-That is: splits, class names and their order, sizes of pictures, boxes that are checked and cut, counts of what was left out. A
-format is a file with a function that finds it at a path and returns its reader; formats.py lists these.
+In this order: reading of JSON and XML, the shapes that annotation tools draw with their exact boxes, signs that boxes are not
+what their format says, and `ObjectSplits`: splits, class names and their order, sizes of pictures, boxes that are checked and
+cut, counts of what was left out. A format is a file with a function that finds it at a path and returns its reader; open.py
+lists these.
 
-Boxes are (left, top, right, bottom) in pixels of the upright picture; see annotations.py.
+Boxes are (left, top, right, bottom) in pixels of the upright picture; see annotations.py. ``outlined`` is the (height, width) of
+a picture whose outlines are traced, None where boxes alone are read.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os.path import basename
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitrail.data.sources.annotations import DRAWN_BOX, Objects
-from vitrail.data.sources.contents import Files, Strings, read_upright_size
+from vitrail.data.sources.contents import (
+    Files,
+    Strings,
+    choose_evenly,
+    open_file,
+    read_file,
+    read_head,
+    read_upright_size,
+)
 from vitrail.data.sources.labels import EXAMPLES, Faulty, Labels, RawSplit, format_label, name_some, sort_names
-from vitrail.data.sources.object_checks import Convention, find_turned
-from vitrail.data.sources.shapes import Box, Size
-from vitrail.untrusted.limits import PIXELS
+from vitrail.errors import DataError
+from vitrail.images.decode import BadImage, read_orientation
+from vitrail.images.rle import Rle
+from vitrail.untrusted.json_documents import parse_json
+from vitrail.untrusted.limits import FARTHEST, PIXELS
 from vitrail.untrusted.numbers import to_real, to_whole
+from vitrail.untrusted.xml_documents import parse_xml
+
+REMEDY = "export the annotations again"
+
+
+def has_keys(path: Path, keys: Iterable[str]) -> bool:
+    """Whether all these keys stand in a JSON file, which is not parsed; False for a file that cannot be read."""
+    try:
+        content = read_file(path)
+    except BadImage:
+        return False
+    return all(f'"{key}"'.encode() in content for key in keys)
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file. Raises `DataError` for one that cannot be read or parsed."""
+    try:
+        return parse_json(read_file(path))
+    except BadImage as error:
+        raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
+    except ValueError as error:
+        raise DataError(f"{path} is no valid JSON: {error}", REMEDY) from error
+
+
+def read_xml(path: Path) -> ElementTree.Element:
+    """Reads the root element of an XML file. Raises `DataError` for one that cannot be read, or that `parse_xml` refuses."""
+    try:
+        return parse_xml(read_file(path))
+    except BadImage as error:
+        raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
+    except ValueError as error:
+        raise DataError(f"{path} cannot be read: {error}", REMEDY) from error
+
+
+Point = tuple[float, float]
+Corners = tuple[float, float, float, float]  # left, top, right, bottom
+Size = tuple[int, int]  # (height, width)
+
+
+@dataclass
+class Box:
+    """One object: its class, its box, and what else the annotation says of it.
+
+    ``given`` are the four numbers of the box as they stand in the file; see `Convention`. ``outline`` is known where a reader
+    was asked for it and the format has it; of an object that was drawn as an upright rectangle ``filled`` is set instead.
+    """
+
+    name: str
+    box: Corners
+    crowd: bool = False
+    area: float | None = None
+    given: Corners | None = None
+    outline: Rle | None = None
+    filled: bool = False
+
+
+def enclose_polygon(name: str, points: Sequence[Point], outlined: Size | None = None) -> Box:
+    """Returns the object of a polygon. Raises `ValueError` for fewer than three points, or as `Rle.of_polygons`."""
+    if len(points) < 3:
+        raise ValueError(f"a polygon of {len(points)} points; at least three are required")
+    xs, ys = zip(*points)
+    outline = None if outlined is None else Rle.of_polygons([[value for point in points for value in point]], outlined)
+    return Box(name, (min(xs), min(ys), max(xs), max(ys)), outline=outline)
+
+
+def enclose_rectangle(name: str, box: Corners, degrees: float = 0.0, outlined: Size | None = None) -> Box:
+    """Returns the object of a rectangle, turned clockwise about its centre."""
+    if not degrees:
+        return Box(name, box, filled=True)
+    left, top, right, bottom = box
+    centre = (left + right) / 2, (top + bottom) / 2
+    corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
+    return enclose_polygon(name, [turn(corner, centre, degrees) for corner in corners], outlined)
+
+
+def enclose_ellipse(name: str, centre: Point, radii: Point, degrees: float = 0.0, outlined: Size | None = None) -> Box:
+    """Returns the object of an ellipse, turned clockwise: the pixels whose middle lies in it.
+
+    Raises `ValueError` for one that reaches farther than `FARTHEST` from the origin.
+    """
+    (x, y), (across, down) = centre, map(abs, radii)
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    wide, tall = math.hypot(across * cosine, down * sine), math.hypot(across * sine, down * cosine)
+    box = x - wide, y - tall, x + wide, y + tall
+    if not all(abs(edge) <= FARTHEST for edge in box):  # false for NaN as well
+        raise ValueError(f"an ellipse in the box {box}")
+    if outlined is None or not across or not down:
+        return Box(name, box)
+    height, width = outlined
+    left, top = (max(math.floor(low), 0) for low in box[:2])
+    right, bottom = min(math.ceil(box[2]), width), min(math.ceil(box[3]), height)
+    columns, rows = np.arange(left, right) + 0.5 - x, np.arange(top, bottom)[:, None] + 0.5 - y
+    along, beside = (columns * cosine + rows * sine) / across, (rows * cosine - columns * sine) / down
+    return Box(name, box, outline=Rle.of_patch(along**2 + beside**2 <= 1, (left, top), outlined))
+
+
+def enclose_patch(name: str, patch: NDArray[Any], corner: tuple[int, int], outlined: Size | None = None) -> Box:
+    """Returns the object of a mask (h, w) whose upper left pixel is ``corner``, (x, y); its box encloses the pixels that are set.
+
+    Raises `ValueError` for a mask without pixels.
+    """
+    rows, columns = np.flatnonzero(patch.any(1)).tolist(), np.flatnonzero(patch.any(0)).tolist()
+    if not rows:
+        raise ValueError("a mask without pixels")
+    left, top = corner
+    box = left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1
+    return Box(name, box, outline=None if outlined is None else Rle.of_patch(patch, corner, outlined))
+
+
+def turn(point: Point, about: Point, degrees: float) -> Point:
+    """Returns a point after a clockwise turn, as y points down. Raises `ValueError` for an angle that is not finite."""
+    if not math.isfinite(degrees):
+        raise ValueError(f"a shape that is turned by {degrees} degrees")
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    x, y = point[0] - about[0], point[1] - about[1]
+    return about[0] + x * cosine - y * sine, about[1] + x * sine + y * cosine
+
+
+FEWEST, LARGEST_SHARE = 3, 0.3  # boxes that reach out of their image, above which they are taken to be corners
+ROUNDING = 1.0  # pixels
+HEAD = 2**12  # bytes in which a file says that it has EXIF
+LOOKED = 50_000  # pictures whose headers are read, evenly spaced
+MIRRORED_OR_180, QUARTER = (2, 3, 4), (5, 6, 7, 8)  # values of EXIF's orientation
+TIFF = (b"II", b"MM")
+
+
+@dataclass
+class Convention:
+    """Compares the boxes of a split with their images, one after the other."""
+
+    boxes: int = 0
+    reach_out: int = 0
+    could_be_corners: bool = True
+    could_be_fractions: bool = True
+
+    def add(self, given: Corners, box: Corners, size: Size) -> None:
+        """Adds a box of an image of ``size`` (height, width), which is not counted if that is (0, 0).
+
+        Args:
+            given: its numbers as they stand in the file, in pixels unless the format says so.
+            box: left, top, right, bottom as the format has it, in pixels.
+        """
+        height, width = size
+        if not height or not width:
+            return
+        self.boxes += 1
+        self.could_be_fractions &= min(given) >= 0 and max(given) <= 1 and min(size) > 2
+        left, top, right, bottom = given
+        inside = right <= width + ROUNDING and bottom <= height + ROUNDING
+        self.could_be_corners &= inside and right > left and bottom > top
+        begins, ends = min(box[:2]) >= -ROUNDING, box[2] <= width + ROUNDING and box[3] <= height + ROUNDING
+        self.reach_out += not (begins and ends)
+
+    def check(self, where: object) -> None:
+        """Raises `DataError`, which names the file ``where``, if the boxes cannot be what the format says.
+
+        That is if all numbers lie in 0 to 1, or if many boxes reach out of their image as the format has it and none does
+        with its numbers as left, top, right, bottom.
+        """
+        if self.boxes and self.could_be_fractions:
+            what = f"all boxes of {where} lie between 0 and 1: they are fractions of their image"
+            raise DataError(what, "multiply them by the image's width and height")
+        if self.could_be_corners and self.reach_out >= max(FEWEST, LARGEST_SHARE * self.boxes):
+            what = f"{self.reach_out:,} of {self.boxes:,} boxes of {where} reach out of their image"
+            remedy = "give left, top, width, height in COCO's format, and centre x, centre y, width, height in YOLO's"
+            raise DataError(f"{what}: their numbers are left, top, right, bottom", remedy)
+
+
+def find_turned(root: str, pictures: Sequence[tuple[str, Size]]) -> list[str]:
+    """Returns the keys of pictures that EXIF turns without a change of the size that their annotation states.
+
+    Args:
+        pictures: the key of each, and the (height, width) that its annotation states, or (0, 0).
+    """
+
+    def is_turned(picture: tuple[str, Size]) -> bool:
+        key, (height, width) = picture
+        path = os.path.join(root, key)
+        head = read_head(path, HEAD)
+        # WebP has EXIF at its end, and says so with a bit of its header
+        if not (b"Exif" in head or b"eXIf" in head or head.startswith(TIFF) or head[12:16] == b"VP8X"):
+            return False
+        try:
+            with open_file(path) as file:
+                orientation = read_orientation(file)
+        except BadImage:
+            return False
+        return orientation in MIRRORED_OR_180 or (orientation in QUARTER and height == width)
+
+    looked = [pictures[row] for row in choose_evenly(len(pictures), LOOKED).tolist()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return [key for (key, _), turned in zip(looked, pool.map(is_turned, looked, chunksize=64)) if turned]
+
 
 Read = Callable[
     ..., tuple[str, dict[str, RawSplit]]
