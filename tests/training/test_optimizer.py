@@ -1,16 +1,178 @@
-"""Groups of parameters, averages, and the state that travels."""
+"""The learning rate by hand, Muon against torch's, groups of parameters, averages, and the state that travels."""
 
 from __future__ import annotations
 
+import itertools
+import math
+
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.models.tiny import TINY
-from vitrail.config.recipes import find_recipe
-from vitrail.config.schema import OptimSettings
+from vitrail.config.compose import request
+from vitrail.config.recipes import RECIPES, find_recipe
+from vitrail.config.schema import OptimSettings, ScheduleSettings
+from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
-from vitrail.training.optimizer import Average, Optimiser, group_parameters
+from vitrail.runs.folder import RunFolder
+from vitrail.training.optimizer import (
+    Average,
+    Muon,
+    Optimiser,
+    check_warmup,
+    group_parameters,
+    learning_rate,
+    orthogonalise,
+    warmup_steps,
+)
+from vitrail.training.prepare import prepare
+
+
+def test_warm_up_then_cosine_by_hand() -> None:
+    schedule = ScheduleSettings(steps=110, warmup_steps=10, kind="cosine", end=0.1)
+    rates = {step: learning_rate(schedule, 1.0, step, 110) for step in (0, 4, 9, 10, 60, 109)}
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[4] == pytest.approx(0.5)
+    assert rates[9] == pytest.approx(1.0)
+    assert rates[10] == pytest.approx(1.0)
+    assert rates[60] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.5)) / 2)
+    assert rates[109] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.99)) / 2)
+
+
+def test_linear_rsqrt_and_constant_by_hand() -> None:
+    linear = ScheduleSettings(steps=100, warmup=0.0, kind="linear", end=0.2)
+    assert learning_rate(linear, 1.0, 75, 100) == pytest.approx(0.2 + 0.8 * 0.25)
+    rsqrt = ScheduleSettings(steps=1000, warmup_steps=100, kind="rsqrt")
+    assert learning_rate(rsqrt, 1.0, 399, 1000) == pytest.approx(math.sqrt(100 / 400))
+    constant = ScheduleSettings(steps=10, warmup=0.0, kind="constant")
+    assert learning_rate(constant, 0.3, 9, 10) == 0.3
+
+
+def test_the_warm_up_of_a_recipe_shrinks_with_the_run_and_never_grows() -> None:
+    schedule = ScheduleSettings(steps=10_000, warmup_steps=500, recipe_steps=10_000)
+    assert [warmup_steps(schedule, steps) for steps in (1, 500, 5_000, 10_000, 20_000)] == [0, 25, 250, 500, 500]
+    said: list[str] = []
+    check_warmup(schedule, 500, said.append, begun=False)
+    check_warmup(schedule, 20_000, said.append, begun=False)
+    assert said == ["warm-up  25 of 500 steps: the recipe's 500 of 10,000, scaled to the length of this run"]
+
+
+def test_every_recipe_reaches_its_peak_and_ends_at_its_final_rate() -> None:
+    names = [*RECIPES, *(f"{name}/{row}" for name, each in RECIPES.items() for row in each.rows)]
+    for name, length in itertools.product(names, (10, 500, None)):
+        run = find_recipe(name).run
+        schedule, peak = run.schedule, run.optim.lr
+        own = schedule.recipe_steps or schedule.steps or round((schedule.epochs or 0) * 1_281_167 / run.data.batch)
+        steps, row = length or own, f"{name} in {length or own} steps"
+        check_warmup(schedule, steps, lambda line: None, begun=False)
+        assert learning_rate(schedule, peak, warmup_steps(schedule, steps), steps) == pytest.approx(peak), row
+        assert learning_rate(schedule, peak, steps, steps) == pytest.approx(schedule.end, abs=1e-12), row
+        # the last update is one step before the end
+        last = learning_rate(schedule, peak, steps - 1, steps)
+        assert last < schedule.end + peak * (0.15 if steps == 10 else 0.003), row
+
+
+def test_a_warm_up_that_leaves_no_step_for_the_decay_is_refused_or_was_begun() -> None:
+    for schedule in (ScheduleSettings(steps=500, warmup_steps=500), ScheduleSettings(steps=500, warmup=0.9999)):
+        said: list[str] = []
+        with pytest.raises(ConfigError, match=r"500 steps takes the whole run.*\n.*schedule.warmup"):
+            check_warmup(schedule, 500, said.append, begun=False)
+        check_warmup(schedule, 500, said.append, begun=True)
+        assert "warning" in said[0]
+
+
+def test_a_training_scales_the_warm_up_of_its_recipe_and_refuses_one_of_the_user_that_is_too_long(tmp_path) -> None:
+    tiny = "model.changes={width: 32, depth: 1, heads: 2, mlp_width: 32, patch_size: [4, 4]}"
+    flags = {"data": {"source": "made"}, "model": {"name": "vit-ti16", "size": 8}, "schedule": {"steps": 40}}
+    arrays = np.zeros((60, 8, 8, 1), np.uint8), np.arange(60) % 3
+
+    def prepared(folder: str, *settings: str) -> list[str]:
+        said: list[str] = []
+        run, _ = request(recipe="paper-finetune", flags=flags, settings=[tiny, "compute.threads=1", *settings])
+        prepare(run, RunFolder(tmp_path / folder), data=arrays, say=said.append)
+        return said
+
+    assert "warm-up  2 of 40 steps: the recipe's 500 of 10,000, scaled to the length of this run" in prepared("scaled")
+    with pytest.raises(ConfigError, match="warm-up of 40 steps takes the whole run of 40"):
+        prepared("refused", "schedule.warmup_steps=40")
+
+
+SHAPES = [(32, 32), (96, 32), (32, 128), (128, 32), (32, 96), (96, 32)]
+
+
+def matrices() -> list[Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=draw) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_singular_vectors_stay_and_singular_values_come_near_one(kind):
+    for matrix, found in zip(matrices(), orthogonalise(matrices(), kind), strict=True):
+        assert found.dtype == kind
+        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+        inside = left.mT @ found.float() @ right.mT  # diagonal, if the vectors are the same
+        values = inside.diagonal()
+        assert 0.6 < values.min()
+        assert values.max() < 1.3
+        assert (inside - values.diag()).abs().max() < 0.03
+
+
+def test_ten_steps_equal_those_of_torch():
+    ours, theirs = ([nn.Parameter(matrix) for matrix in matrices()] for _ in range(2))
+    groups = {"lr": 0.02, "weight_decay": 0.1}
+    mine = Muon([{"params": ours[:4], **groups}, {"params": ours[4:], **groups, "lr": 0.01}])
+    peer = torch.optim.Muon(
+        [{"params": theirs[:4], **groups}, {"params": theirs[4:], **groups, "lr": 0.01}],
+        momentum=0.95,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(10):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=draw)
+            other.grad = one.grad.clone()
+        mine.step()
+        peer.step()
+    for one, other, start in zip(ours, theirs, matrices(), strict=True):
+        moved = (other - start).norm()
+        assert (one - other).norm() < 0.01 * moved  # bf16 rounds stacked products otherwise
+        buffers = (mine.state[one]["momentum_buffer"], peer.state[other]["momentum_buffer"])
+        torch.testing.assert_close(*buffers)
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 3, 3), (64, 2, 1, 1)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_kernel_moves_as_the_matrix_of_its_outputs(shape, layout):
+    draw = torch.Generator().manual_seed(0)
+    start, gradient = (torch.randn(shape, generator=draw) for _ in range(2))
+    kernel = nn.Parameter(start.clone(memory_format=layout))
+    matrix = nn.Parameter(start.flatten(1).clone())
+    kernel.grad, matrix.grad = gradient.clone(memory_format=layout), gradient.flatten(1).clone()
+    Muon([kernel], lr=0.1, kind=torch.float32).step()
+    Muon([matrix], lr=0.1, kind=torch.float32).step()
+    torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach(), rtol=1e-6, atol=1e-6)
+    assert not torch.equal(kernel.detach(), start)
+
+
+def test_a_matrix_without_a_gradient_stays():
+    first, second = (nn.Parameter(matrix) for matrix in matrices()[:2])
+    first.grad = torch.ones_like(first)
+    Muon([first, second], lr=0.1).step()
+    assert torch.equal(second, matrices()[1])
+    assert not torch.equal(first, matrices()[0])
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_length_of_the_gradient_does_not_count(scale):
+    wanted = orthogonalise(matrices())
+    for found, one in zip(orthogonalise([scale * matrix for matrix in matrices()]), wanted, strict=True):
+        assert (found.float() - one.float()).abs().max() < 0.02
+
+
+def test_a_gradient_of_zeros_moves_nothing():
+    assert not orthogonalise([torch.zeros(4, 8)])[0].any()
 
 
 class TwoLayers(nn.Module):
