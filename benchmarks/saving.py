@@ -21,7 +21,7 @@ from tests.training.ranks import start_pool
 from vitrail.config.schema import ComputeSettings
 from vitrail.models import MODELS
 from vitrail.objectives.supervised import Supervised
-from vitrail.runs.background import BackgroundSaver
+from vitrail.runs.checkpoint import BackgroundSaver
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.parallel import spread

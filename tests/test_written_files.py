@@ -32,7 +32,7 @@ KNOWN = {
         runs/folder.py:_write_sizes runs/folder.py:write_timing training/binding.py:bind_run training/binding.py:_write_stamps
         data/sources/bad_images.py:_write data/sources/bad_images.py:_continue_file runs/checkpoint.py:save
         runs/checkpoint.py:publish""",
-    "checkpoint of ranks": "runs/background.py:_write_parts runs/tensor_shards.py:write_shards",
+    "checkpoint of ranks": "runs/checkpoint.py:_write_parts runs/tensor_shards.py:write_shards",
     "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:recall_plan
         data/sources/mask_values.py:measure_masks
         reports/transfer.py:write_transfer""",

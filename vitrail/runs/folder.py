@@ -26,7 +26,6 @@ from vitrail.config.schema import Run
 from vitrail.data.sources.bad_images import count_damaged_rows
 from vitrail.errors import ConfigError, DiskError, InUseError, VitrailError
 from vitrail.files import disk_errors, is_gone, read_sealed, replace_file, settle_folder, write_sealed
-from vitrail.runs.tensorboard import Board
 from vitrail.runtime import fault_injection
 
 RECORDS = "records.json"
@@ -142,7 +141,8 @@ class RunFolder:
             self._metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")
             there = os.fstat(self._metrics.fileno()).st_size
             self._metrics.truncate(min(size, there))
-            if not _ends_with_line(self.path / "metrics.jsonl"):  # it was damaged
+            content = (self.path / "metrics.jsonl").read_bytes()
+            if content and not content.endswith(b"\n"):  # it was damaged
                 self._metrics.write("\n")
         self._lost = {**(self._lost or {}), "metrics.jsonl": _describe_lost("metrics.jsonl", size - there)}
         self._write_sizes()
@@ -242,11 +242,6 @@ def find_unfinished(run: Run) -> Path | None:
     return None
 
 
-def _ends_with_line(path: Path) -> bool:
-    content = path.read_bytes()
-    return not content or content.endswith(b"\n")
-
-
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The records of a JSON-lines file, and the number of lines that are left out because they are damaged or cut off."""
     records, damaged = [], 0
@@ -276,3 +271,76 @@ def why_stopped(error: BaseException) -> State:
     """The state that an error leaves a run in."""
     names: dict[int, State] = {75: "preempted", 130: "interrupted", 5: "diverged"}
     return names.get(error.code, "failed") if isinstance(error, VitrailError) else "failed"
+
+
+class FollowerFolder(RunFolder):
+    """The folder of a rank other than the first: it is read, and of all that is written there is only the rank's own log."""
+
+    bad_images = None
+
+    def __init__(self, path: Path, rank: int) -> None:
+        super().__init__(path)
+        self.rank = rank
+
+    def open(self) -> None:
+        """Makes sure that the first rank's folder is the one seen here. Raises `ConfigError`."""
+        if not self.checkpoints.is_dir():
+            what = f"rank {self.rank} does not see the run directory {self.path.resolve()}"
+            raise ConfigError(what, "all machines of a training need the same file system there: choose another --out")
+
+    def close(self) -> None: ...
+
+    def remove_if_unused(self) -> None: ...
+
+    def write_config(self, run: Run) -> None: ...
+
+    def write_status(self, state: State, **facts: Any) -> None: ...
+
+    def log(self, line: str) -> None:
+        self._append(f"rank-{self.rank}.log", line)
+
+    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> None: ...
+
+    def write_metrics(self, record: Mapping[str, Any]) -> int:
+        return 0
+
+    def write_timing(self, record: Mapping[str, Any]) -> None: ...
+
+
+def speed(folder: RunFolder) -> float | None:
+    """Images per second over the whole run, where any were counted."""
+    laps = [lap for lap in folder.timing() if "images_per_second" in lap]
+    busy = sum(lap["seconds"] for lap in laps)
+    return sum(lap["images_per_second"] * lap["seconds"] for lap in laps) / busy if busy else None
+
+
+def busy_seconds(folder: RunFolder) -> float:
+    """Seconds of all steps and evaluations that were timed."""
+    return sum(lap.get("seconds", 0.0) + lap.get("evaluation_seconds", 0.0) for lap in folder.timing())
+
+
+def join_records(folder: RunFolder) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` with what ``timing.jsonl`` says of the same step."""
+    clock = {lap["step"]: lap for lap in folder.timing() if "images_per_second" in lap}
+    return [{**clock.get(record["step"], {}), **record} if "loss" in record else record for record in folder.metrics()]
+
+
+class Board:
+    """Writes event files into ``folder``; the viewer is the user's own. Raises `ConfigError` where tensorboardX is missing."""
+
+    def __init__(self, folder: Path, *, start: int) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as missing:
+            raise ConfigError("save.tensorboard needs tensorboardX", "pip install 'vitrail[track]'") from missing
+        # what a killed run wrote beyond its checkpoint is hidden by the viewer
+        self._writer = SummaryWriter(str(folder), purge_step=start)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """One scalar for every number of a record, at its step."""
+        for name, value in record.items():
+            if name != "step" and isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._writer.close()

@@ -10,8 +10,7 @@ from typing import Any
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.data.sources.source import Splits, list_splits
-from vitrail.runs.folder import RunFolder
-from vitrail.runs.history import join_records, speed
+from vitrail.runs.folder import RunFolder, join_records, speed
 from vitrail.runtime.machine import describe, versions
 from vitrail.text import plural
 from vitrail.training.data import RunData

@@ -17,7 +17,7 @@ from vitrail.config.schema import Run, identify
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.objectives.objective import Objective
 from vitrail.runs import checkpoint
-from vitrail.runs.background import BackgroundSaver
+from vitrail.runs.checkpoint import BackgroundSaver
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE, Ranks, gather_full, is_spread, spread_like
 from vitrail.runtime.precision import in_precision

@@ -16,9 +16,7 @@ from vitrail.data.sources.open import FoundData
 from vitrail.errors import DataError, VitrailError
 from vitrail.rows import Scores
 from vitrail.runs import checkpoint
-from vitrail.runs.folder import RunFolder, default_folder, find_unfinished, why_stopped
-from vitrail.runs.follower import FollowerFolder
-from vitrail.runs.history import busy_seconds
+from vitrail.runs.folder import FollowerFolder, RunFolder, busy_seconds, default_folder, find_unfinished, why_stopped
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import keep_generators, use_threads
