@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vitrail.serving.batch_timing import BatchTiming
-from vitrail.serving.batcher import RECEIVING, Batcher, name_work
+from vitrail.serving.batcher import RECEIVING, Batcher, BatchTiming, name_work
 from vitrail.serving.refusals import Refused
 
 

@@ -14,9 +14,8 @@ import pytest
 from tests.serving.load import request
 from tests.serving.test_protocol import serving, until_free
 from vitrail.serving.admission import Admission
-from vitrail.serving.fast_reject import reject_fast
 from vitrail.serving.limits import ServerLimits
-from vitrail.serving.protocol import compute_age
+from vitrail.serving.protocol import compute_age, reject_fast
 from vitrail.serving.service import Service
 
 TOKEN = "a-token-of-some-length"

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from vitrail.analysis import pictures
 from vitrail.analysis.palette import ANCHORS, DARK, LIGHT
-from vitrail.serving.pages import load_files, pages_routes
+from vitrail.serving.app import load_files, pages_routes
 from vitrail.serving.refusals import Refused
 
 FOLDER = files("vitrail.serving") / "page"

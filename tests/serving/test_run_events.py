@@ -6,9 +6,8 @@ import asyncio
 import json
 
 from tests.serving.written_runs import client_of, train
-from vitrail.serving import run_files
-from vitrail.serving import run_routes as serving
-from vitrail.serving.run_routes import follow_run
+from vitrail.serving import runs as serving
+from vitrail.serving.runs import follow_run
 
 
 def test_the_events_of_a_finished_run_are_all_its_rows_and_its_state_and_end(tmp_path):
@@ -41,8 +40,7 @@ def test_events_go_on_from_a_place_in_the_file(tmp_path):
 
 def test_events_of_metrics_longer_than_one_read_are_complete(tmp_path, monkeypatch):
     train(tmp_path / "flowers")
-    for module in (run_files, serving):
-        monkeypatch.setattr(module, "MOST_BYTES", 200)
+    monkeypatch.setattr(serving, "MOST_BYTES", 200)
     client = client_of(tmp_path)
     path = tmp_path / "flowers" / "metrics.jsonl"
     rows = client.get("/v1/runs/flowers/metrics").json()["rows"]

@@ -20,10 +20,8 @@ from vitrail.config.schema import ModelSettings, ObjectiveSettings
 from vitrail.files import write_sealed
 from vitrail.reports.metric_names import curve_of
 from vitrail.runs.folder import RunFolder
-from vitrail.serving import run_files
-from vitrail.serving import run_routes as serving
-from vitrail.serving.run_files import find_runs, parse_rows
-from vitrail.serving.run_routes import thin_rows
+from vitrail.serving import runs as serving
+from vitrail.serving.runs import find_runs, parse_rows, thin_rows
 
 
 def test_settings_whose_aliases_expand_without_limit_are_not_read(tmp_path):
@@ -234,7 +232,7 @@ def test_pipes_and_folders_in_place_of_files_hold_nothing_up(place):
     os.mkfifo(place / "odd" / "metrics.jsonl")
     (place / "odd" / "status.json").mkdir()
     assert client_of(place).get("/v1/runs").json()["runs"][0]["state"] == "starting"
-    assert run_files.read(place / "odd" / "metrics.jsonl") == b""
+    assert serving.read(place / "odd" / "metrics.jsonl") == b""
 
 
 UNLISTED = [
@@ -270,15 +268,15 @@ def test_a_folder_that_is_gone_holds_no_runs(tmp_path):
 
 
 def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_anew(tmp_path, monkeypatch):
-    path, seen, real = tmp_path / "metrics.jsonl", [], run_files.read
+    path, seen, real = tmp_path / "metrics.jsonl", [], serving.read
 
     def told(*given):
         seen.append(given[1] if len(given) > 1 else 0)
         return real(*given)
 
-    monkeypatch.setattr(run_files, "read", told)
-    growing = run_files.RowCache(most=1)
-    look = lambda: growing.rows(run_files.stamp(path))  # noqa: E731
+    monkeypatch.setattr(serving, "read", told)
+    growing = serving.RowCache(most=1)
+    look = lambda: growing.rows(serving.stamp(path))  # noqa: E731
     path.write_bytes(b'{"step": 1}\n{"step": 2')
     assert look() == ([{"step": 1}], 12)
     with path.open("ab") as file:
@@ -293,27 +291,27 @@ def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_
 
 
 def test_long_metrics_are_read_in_parts_and_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_files, "MOST_BYTES", 200)
-    monkeypatch.setattr(run_files, "MOST_VALUES", 100)
-    path, cache = tmp_path / "metrics.jsonl", run_files.RowCache()
+    monkeypatch.setattr(serving, "MOST_BYTES", 200)
+    monkeypatch.setattr(serving, "MOST_VALUES", 100)
+    path, cache = tmp_path / "metrics.jsonl", serving.RowCache()
     lines = [f'{{"step": {step}, "lr": 1.0}}\n' for step in range(1, 400)]
     lines.insert(200, '{"step": 200, "val_top1": 0.5}\n')
     lines.insert(300, '{"step": 300, "words": ' + "1" * 1000 + "}\n")  # longer than what is read at a time
     path.write_text("".join(lines))
-    rows, at = cache.rows(run_files.stamp(path))
+    rows, at = cache.rows(serving.stamp(path))
     assert at == path.stat().st_size
-    assert run_files.size_of_rows(rows) <= 100 and rows[-1]["step"] == 399
+    assert serving.size_of_rows(rows) <= 100 and rows[-1]["step"] == 399
     assert [row for row in rows if "lr" not in row] == [{"step": 200, "val_top1": 0.5}]
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
 
 
 def test_all_metrics_together_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_files, "MOST_VALUES", 100)
-    cache = run_files.RowCache(most=2)
+    monkeypatch.setattr(serving, "MOST_VALUES", 100)
+    cache = serving.RowCache(most=2)
     for name in "abcdef":
         path = tmp_path / name
         path.write_text("".join(f'{{"step": {step}}}\n' for step in range(20)))
-        assert len(cache.rows(run_files.stamp(path))[0]) == 20
+        assert len(cache.rows(serving.stamp(path))[0]) == 20
     assert list(cache._known) == [str(tmp_path / name) for name in "ef"]
 
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from vitrail.config.schema import ModelSettings, Run, ScheduleSettings
 from vitrail.runs.folder import RunFolder
 from vitrail.serving.refusals import Refused
-from vitrail.serving.run_routes import runs_routes
+from vitrail.serving.runs import runs_routes
 
 
 def client_of(folder: Path, **more) -> TestClient:

@@ -1,11 +1,15 @@
-"""The ASGI application: its routes behind `admission.Admission`, its error replies, and the routes about the server itself."""
+"""The ASGI application: its routes behind `admission.Admission`, its error replies, the routes about the server itself, and
+the web page with its files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,15 +17,15 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
+from vitrail.analysis.palette import ANCHORS, DARK, FONTS, ICON, LIGHT
+from vitrail.checksums import sha256_of
 from vitrail.errors import ConfigError
 from vitrail.serving import image_routes, kserve, schemas
 from vitrail.serving.admission import Admission
-from vitrail.serving.pages import pages_routes
 from vitrail.serving.refusals import STATUS, Refused
-from vitrail.serving.run_routes import runs_routes
+from vitrail.serving.runs import runs_routes
 from vitrail.serving.schemas import MODEL_ERRORS, errors
 from vitrail.serving.service import CurrentService, Service
-from vitrail.tasks import Task
 from vitrail.tasks.dense.drawing import class_colours, to_hex
 from vitrail.weights.description import describe
 
@@ -100,6 +104,7 @@ def describe_model(service: Service) -> dict[str, Any]:
     served, limits = service.served, service.limits
     model = served.model
     description = describe(model)
+    colours = class_colours(model.classes) if model.draws_answers else {}
     return {
         "name": served.name,
         "version": served.version,
@@ -114,7 +119,7 @@ def describe_model(service: Service) -> dict[str, Any]:
         **{name: description[name] for name in ("classes", "preprocessing")},
         **{name: getattr(model, name) for name in ("multi_label", "temperature")},
         "threshold": getattr(model, "threshold", None),
-        "colours": list_colours(model),
+        "colours": [to_hex(colours[name]) for name in model.classes] if model.draws_answers else None,
         "provenance": strip_folders(description["provenance"]),
         "metrics": served.about.get("metrics", {}),
         "card": served.about.get("card"),
@@ -128,14 +133,6 @@ def describe_model(service: Service) -> dict[str, Any]:
             "deadline_seconds": limits.deadline,
         },
     }
-
-
-def list_colours(model: Task) -> list[str] | None:
-    """Returns the colour of each class in drawings; None for a model whose answers are not drawn."""
-    if not model.draws_answers:
-        return None
-    colours = class_colours(model.classes)
-    return [to_hex(colours[name]) for name in model.classes]
 
 
 def strip_folders(value: Any) -> Any:
@@ -186,3 +183,77 @@ async def ready(service: CurrentService) -> Response:
 )
 async def metrics(service: CurrentService) -> Response:
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+PALETTE, SIGN = "palette.css", "icon.svg"  # generated from the constants of the reports
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+class File(NamedTuple):
+    """A file to send: its content, media type and ETag."""
+
+    content: bytes
+    media: str
+    tag: str
+
+
+@cache
+def load_files() -> Mapping[str, File]:
+    """Returns all files of the page by name."""
+    folder = (files("vitrail.serving") / "page").iterdir()
+    contents = {file.name: file.read_bytes() for file in folder if _ending(file.name) in TYPES}
+    contents |= {PALETTE: palette().encode(), SIGN: ICON.encode()}
+    return {
+        name: File(content, TYPES[_ending(name)], f'"{sha256_of(content)[:16]}"') for name, content in contents.items()
+    }
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def palette() -> str:
+    """Returns the colours and fonts of the reports as CSS custom properties."""
+
+    def properties(values: Mapping[str, str]) -> str:
+        return ";".join(f"--{name}:{value}" for name, value in values.items())
+
+    always = properties({**FONTS, "lead": "#23262e", "scale": ANCHORS})
+    dark = f"@media(prefers-color-scheme:dark){{:root{{{properties(DARK)}}}}}"
+    return f":root{{color-scheme:light dark;{always};{properties(LIGHT)}}}\n{dark}\n"
+
+
+def pages_routes() -> APIRouter:
+    """Returns the routes ``/``, ``/docs`` and ``/page/NAME``."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.api_route("/", methods=["GET", "HEAD"])
+    def page(request: Request) -> Response:
+        return _send_file("index.html", request)
+
+    @router.api_route("/docs", methods=["GET", "HEAD"])
+    def docs(request: Request) -> Response:
+        return _send_file("docs.html", request)
+
+    @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
+    def file(name: str, request: Request) -> Response:
+        if name not in load_files():
+            raise Refused("not_found", "there is no such file", "open / for the page")
+        return _send_file(name, request)
+
+    return router
+
+
+def _send_file(name: str, request: Request) -> Response:
+    """Returns the file, or 304 if the browser has the current version."""
+    content, media, tag = load_files()[name]
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    known = [name.strip().removeprefix("W/") for name in request.headers.get("if-none-match", "").split(",")]
+    if tag in known or known == ["*"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=media, headers=headers)

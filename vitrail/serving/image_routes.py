@@ -256,31 +256,30 @@ async def _decode(
 
 
 def _encode_explanation(prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]) -> dict[str, Any]:
-    box = [round(edge, 2) for edge in prepared.box]
-    return {"method": wanted.options.method, "box": box, "maps": [_encode_map(layer_map) for layer_map in maps]}
-
-
-def _encode_map(maps: LayerMaps) -> dict[str, Any]:
-    _, rows, columns = maps.values.shape
-    values = [[float(f"{value:.{DIGITS}g}") for value in head.ravel()] for head in maps.values]
-    encoded = {"layer": maps.layer, "heads": maps.heads, "rows": rows, "columns": columns}
-    return {**encoded, "reach": list(maps.reach), "values": values, "note": maps.note}
-
-
-def _encode_picture(prepared: PreparedImage) -> dict[str, Any]:
-    height, width, _ = prepared.picture.shape
-    file = io.BytesIO()
-    Image.fromarray(prepared.picture).save(file, "JPEG", quality=88)
-    return {"width": width, "height": height, "jpeg": b64encode(file.getvalue()).decode()}
+    encoded = [
+        {
+            "layer": each.layer,
+            "heads": each.heads,
+            "rows": each.values.shape[1],
+            "columns": each.values.shape[2],
+            "reach": list(each.reach),
+            "values": [[float(f"{value:.{DIGITS}g}") for value in head.ravel()] for head in each.values],
+            "note": each.note,
+        }
+        for each in maps
+    ]
+    return {"method": wanted.options.method, "box": [round(edge, 2) for edge in prepared.box], "maps": encoded}
 
 
 def _encode_reply(
     reply: dict[str, Any], prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]
 ) -> bytes:
     """Returns the body of a reply with the picture. Encoding is slow and must not run in the event loop."""
-    return json.dumps(
-        {**reply, "picture": _encode_picture(prepared), **_encode_explanation(prepared, wanted, maps)}
-    ).encode()
+    height, width, _ = prepared.picture.shape
+    file = io.BytesIO()
+    Image.fromarray(prepared.picture).save(file, "JPEG", quality=88)
+    picture = {"width": width, "height": height, "jpeg": b64encode(file.getvalue()).decode()}
+    return json.dumps({**reply, "picture": picture, **_encode_explanation(prepared, wanted, maps)}).encode()
 
 
 def _draw_png(prepared: PreparedImage, wanted: ExplanationRequest, result: Explanation | list[LayerMaps]) -> bytes:

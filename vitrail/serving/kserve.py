@@ -51,17 +51,13 @@ class Inference(BaseModel):
 EXAMPLE = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [PIXEL]}]}
 
 
-def _inline_schema() -> dict[str, Any]:
-    """Returns the schema of `Inference` without references: they are relative to the document that it becomes a part of."""
-    schema = Inference.model_json_schema()
-    schema["properties"]["inputs"]["items"] = schema.pop("$defs")["Input"]
-    return schema
-
-
+# without references: they are relative to the document that the schema becomes a part of
+SCHEMA = Inference.model_json_schema()
+SCHEMA["properties"]["inputs"]["items"] = SCHEMA.pop("$defs")["Input"]
 BODY = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": _inline_schema(), "example": EXAMPLE}},
+        "content": {"application/json": {"schema": SCHEMA, "example": EXAMPLE}},
     }
 }
 
@@ -159,7 +155,12 @@ async def infer(request: Request, served: CurrentModel, service: CurrentService)
         work = served.answer_normalised if tensor.get("name") == "images" else served.answer
     with service.batcher.reserve(count, work, deadline, request.state.expected):
         answers = await _run_model(service, served, tensor, work, deadline)
-    outputs = _select_outputs(_encode_outputs(served, answers), inference)
+    arrays = served.encode(answers) if served.model.classes else {"features": np.stack(answers)}
+    outputs = [
+        {**_describe_array(name, array), "data": array if isinstance(array, list) else array.ravel().tolist()}
+        for name, array in arrays.items()
+    ]
+    outputs = _select_outputs(outputs, inference)
     named = {"id": inference["id"]} if isinstance(inference.get("id"), str) else {}
     return JSONResponse({"model_name": served.name, "model_version": served.version, **named, "outputs": outputs})
 
@@ -227,14 +228,6 @@ def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> l
         raise Refused("bad_request", "pixels must be integers from 0 to 255", INPUTS)
     pixels = np.ascontiguousarray(numbers.astype(np.uint8).transpose(0, 3, 1, 2))
     return [Picture(image) for image in pixels]
-
-
-def _encode_outputs(served: LoadedModel, answers: list[Any]) -> list[dict[str, Any]]:
-    arrays = served.encode(answers) if served.model.classes else {"features": np.stack(answers)}
-    return [
-        {**_describe_array(name, array), "data": array if isinstance(array, list) else array.ravel().tolist()}
-        for name, array in arrays.items()
-    ]
 
 
 def _select_outputs(outputs: list[dict[str, Any]], inference: dict[str, Any]) -> list[dict[str, Any]]:

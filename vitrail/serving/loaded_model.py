@@ -123,7 +123,9 @@ class LoadedModel:
     ) -> None:
         self.model, self.name, self.options = model, name, options
         self.about = dict(about or {})
-        self.version = compute_version(model)
+        # 12 digits of the SHA-256 of everything that determines outputs: weights, preprocessing, classes, temperature
+        determining = (digest_of(model), model.classes, *model.describe().values())
+        self.version = hashlib.sha256(repr(determining).encode()).hexdigest()[:12]
         self.attention = _describe_attention(model)
         self.methods = [
             method
@@ -330,12 +332,6 @@ def _describe_attention(model: Task) -> list[dict[str, Any]]:
         }
         for count, lift, share in zip(heads, lifts, shares, strict=True)
     ]
-
-
-def compute_version(model: Task) -> str:
-    """Returns 12 digits of the SHA-256 of everything that determines outputs: weights, preprocessing, classes, temperature."""
-    parts = (digest_of(model), model.classes, *model.describe().values())
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def load_model(

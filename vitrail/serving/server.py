@@ -25,10 +25,9 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.libtiff import redirect_libtiff
 from vitrail.runtime.process import cores, release_memory
 from vitrail.serving.app import create_app
-from vitrail.serving.fast_reject import reject_fast
 from vitrail.serving.limits import MOST_HEAD, ServerLimits
 from vitrail.serving.loaded_model import load_model
-from vitrail.serving.protocol import make_protocol
+from vitrail.serving.protocol import make_protocol, reject_fast
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import Service
 

@@ -86,7 +86,13 @@ def _parse_json_uploads(body: bytes) -> list[Upload]:
     images = content.get("images", [content["image"]] if "image" in content else [])
     if not isinstance(images, list):
         raise Refused("bad_request", "'images' is not a list", FORMS)
-    return [_parse_json_upload(image) for image in images]
+    uploads = []
+    for image in images:
+        name, data = (image.get("name"), image.get("data")) if isinstance(image, dict) else (None, image)
+        if not (name is None or isinstance(name, str)) or not isinstance(data, str):
+            raise Refused("bad_request", "an image in JSON is neither base64 nor {'name', 'data'}", FORMS)
+        uploads.append(Upload(name[:MOST_NAME] if name else None, decode_base64(data)))
+    return uploads
 
 
 def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
@@ -104,13 +110,6 @@ def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Refused("bad_request", "the body is not a JSON object", FORMS)
     return content
-
-
-def _parse_json_upload(image: Any) -> Upload:
-    name, data = (image.get("name"), image.get("data")) if isinstance(image, dict) else (None, image)
-    if not (name is None or isinstance(name, str)) or not isinstance(data, str):
-        raise Refused("bad_request", "an image in JSON is neither base64 nor {'name', 'data'}", FORMS)
-    return Upload(name[:MOST_NAME] if name else None, decode_base64(data))
 
 
 def decode_base64(text: str) -> bytes:
