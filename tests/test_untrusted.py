@@ -42,7 +42,7 @@ DIRECT = {
     # with limits of their own from `untrusted.limits`
     "shards/index.py": {"np.load": "a table whose SHA-256 is in the index, mapped and checked by `check_tables`"},
     "data/sources/arrays.py": {"zipfile.ZipFile": "members go through `untrusted.archives`"},
-    "weights/arrays.py": {"zipfile.ZipFile": "members go through `untrusted.archives`"},
+    "weights/google.py": {"zipfile.ZipFile": "members go through `untrusted.archives`"},
     "data/sources/parquet.py": {"parquet.ParquetFile": "rows and expansion are checked before columns are read"},
     "data/sources/manifests.py": {"csv.reader": "lines of limited length"},
     "data/sources/class_map.py": {"csv.reader": "a file of limited size"},

@@ -24,8 +24,8 @@ KNOWN = {
     "native": "weights/native.py:save_model weights/native.py:set_temperature",
     "tokenizer": "weights/tokenizers.py:save_tokenizer",
     "timm": "workflows/convert.py:convert",
-    "a.npz": "weights/arrays.py:to_npz",
-    "graph.onnx": "weights/onnx/digest.py:seal_onnx",
+    "a.npz": "weights/google.py:to_npz",
+    "graph.onnx": "weights/onnx/__init__.py:seal_onnx",
     "check graph.onnx": """exports/sidecar.py:write_sums exports/onnx.py:to_onnx exports/program.py:to_program
         workflows/export.py:export_model workflows/export.py:_write_graph workflows/export.py:_add_figures""",
     "run": """runs/folder.py:write_config runs/folder.py:write_status runs/folder.py:start_metrics

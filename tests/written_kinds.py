@@ -38,7 +38,7 @@ from vitrail.verbs.convert import convert
 from vitrail.verbs.export import export
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
-from vitrail.weights.onnx.digest import seal_onnx
+from vitrail.weights.onnx import seal_onnx
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
 from vitrail.work.attempts import Attempts
 

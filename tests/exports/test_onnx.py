@@ -14,7 +14,7 @@ from tests.exports.exported import CONFIGS, assert_same_answers, classifier_of
 from vitrail.errors import ConfigError
 from vitrail.exports.graph import dynamic_size
 from vitrail.exports.onnx import to_onnx
-from vitrail.weights.onnx.contents import read_contents
+from vitrail.weights.onnx import read_contents
 
 
 def session_of(path):

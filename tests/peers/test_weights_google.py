@@ -10,8 +10,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 
 from vitrail.models import create_backbone
-from vitrail.weights.arrays import read_npz
-from vitrail.weights.google import from_google, to_google
+from vitrail.weights.google import from_google, read_npz, to_google
 
 pytestmark = pytest.mark.peers
 KINDS = {

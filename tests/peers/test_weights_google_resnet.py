@@ -15,8 +15,7 @@ from timm.layers import StdConv2d
 from timm.models.resnetv2 import ResNetV2
 
 from vitrail.models import Backbone, create_backbone
-from vitrail.weights.arrays import read_npz
-from vitrail.weights.google import from_google, to_google
+from vitrail.weights.google import from_google, read_npz, to_google
 
 pytestmark = pytest.mark.peers
 

@@ -14,9 +14,8 @@ import pytest
 
 from tests.weights.kinds import a_model
 from vitrail.runtime.confined import list_import_paths
-from vitrail.weights import pickled
+from vitrail.weights import onnx, pickled
 from vitrail.weights.native import save_model
-from vitrail.weights.onnx import contents
 
 WARM = """
 import importlib, json, os, runpy, sys
@@ -84,11 +83,11 @@ def fast(warm_unpickler, monkeypatch) -> None:
 
 @pytest.fixture(scope="session")
 def warm_trial() -> Iterator[Run]:
-    with warm(contents.sandbox.__file__, "onnxruntime", "onnx") as run:
+    with warm(onnx.sandbox.__file__, "onnxruntime", "onnx") as run:
         yield run
 
 
 @pytest.fixture
 def fast_trial(warm_trial, monkeypatch) -> None:
     """Spares the second that each new process takes to import onnxruntime and onnx."""
-    monkeypatch.setattr(contents, "run_alone", warm_trial)
+    monkeypatch.setattr(onnx, "run_alone", warm_trial)

@@ -14,8 +14,7 @@ from tests.each_row import each_row
 from vitrail.errors import CheckpointError
 from vitrail.models import configure, create_backbone
 from vitrail.weights import load
-from vitrail.weights.arrays import read_npz
-from vitrail.weights.google import from_google, to_google
+from vitrail.weights.google import from_google, read_npz, to_google
 
 WHERE = Path("ViT-B_16.npz")
 WIDTH, HEADS, DEPTH, PATCH, SIDE, CLASSES, MLP = 24, 3, 2, 4, 3, 5, 40

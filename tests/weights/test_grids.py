@@ -17,7 +17,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Backbone, create_backbone
 from vitrail.weights import load
 from vitrail.weights.google import to_google
-from vitrail.weights.grids import factorise, most_likely
+from vitrail.weights.layout import factorise, most_likely
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import family_of
 

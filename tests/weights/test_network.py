@@ -12,7 +12,7 @@ from tests.each_row import each_row
 from tests.weights.hostile_pickles import WIDE
 from vitrail.errors import CheckpointError
 from vitrail.weights import load
-from vitrail.weights.network import find_network
+from vitrail.weights.read import find_network
 from vitrail.weights.timm import FIRST_LAYERS
 
 BODY = {name: tensor for name, tensor in WIDE.items() if not name.startswith("head.")}

@@ -20,8 +20,8 @@ from tests.weights.graphs import write_graph
 from tests.weights.hostile_graphs import TRIED, in_front, node
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.inference.features import digest_of
-from vitrail.weights.onnx import contents
-from vitrail.weights.onnx.digest import seal_onnx
+from vitrail.weights import onnx as own_onnx
+from vitrail.weights.onnx import seal_onnx
 from vitrail.weights.resolve import hash_model, resolve_model
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -123,12 +123,12 @@ def test_a_small_file_takes_no_more_memory_than_its_limit(tmp_path):
     for own, child, words in (line.split(maxsplit=2) for line in lines):
         assert "MB for one image" in words
         assert int(own) * 1024 < 100 * 2**20
-        assert int(child) * 1024 < contents.SPARE_BYTES + 2 * 10**8  # with onnxruntime itself
+        assert int(child) * 1024 < own_onnx.SPARE_BYTES + 2 * 10**8  # with onnxruntime itself
 
 
 @pytest.mark.slow
 def test_a_graph_that_computes_without_an_end_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(contents, "LEAST_SECONDS", 2)
+    monkeypatch.setattr(own_onnx, "LEAST_SECONDS", 2)
     side = 2000
     square = node("Expand", ["one", "lengths"], "x0")
     steps = [node("MatMul", [f"x{step}", f"x{step}"], f"x{step + 1}") for step in range(3000)]

@@ -19,7 +19,7 @@ from vitrail import weights
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import MODELS
 from vitrail.models.family import translate_model
-from vitrail.weights import hub
+from vitrail.weights import resolve as hub
 from vitrail.weights.public import PUBLIC, find_public, list_public
 
 REPOSITORY = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"

@@ -11,7 +11,7 @@ from vitrail.checksums import seal
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.verbs.convert import convert
 from vitrail.weights import load
-from vitrail.weights.arrays import read_npz
+from vitrail.weights.google import read_npz
 
 LIES = [
     ("describes other weights than a", lambda told: told | {"sha256": "0" * 64}),

@@ -58,7 +58,10 @@ def adapt(
         described.pop("temperature", None)
     names = start.classes if classes is None else check_classes(classes)
     options = {"classes": names, **described, **(arguments or {})}
-    keeps_head = kind is type(start) and _keeps_head(start, options)
+    own = {"classes": start.classes, **start.describe()}
+    keeps_head = kind is type(start) and all(
+        own.get(name) == value for name, value in options.items() if name not in start.free_options
+    )
     if classes is not None or arguments is not None:
         keeps_head = keeps_head and not has_ambiguous_order(start.classes, start.provenance)
     if not keeps_head:
@@ -69,12 +72,6 @@ def adapt(
     if keeps_head:
         model.own.load_state_dict(start.own.state_dict())
     return model
-
-
-def _keeps_head(start: Task, arguments: Mapping[str, Any]) -> bool:
-    """Returns whether a model with these ``classes`` and further arguments has the same head."""
-    own = {"classes": start.classes, **start.describe()}
-    return all(own.get(name) == value for name, value in arguments.items() if name not in start.free_options)
 
 
 def fit_first_layer(weight: Tensor, channels: int) -> Tensor:

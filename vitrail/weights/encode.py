@@ -10,10 +10,9 @@ from vitrail.checksums import seal, sha256_of
 from vitrail.errors import ConfigError
 from vitrail.files import dump_json
 from vitrail.tasks import Classifier, Task
-from vitrail.weights.arrays import to_npz
 from vitrail.weights.description import KEY, describe, sidecar_path
 from vitrail.weights.folders import CONFIG, WHOLE
-from vitrail.weights.google import to_google
+from vitrail.weights.google import to_google, to_npz
 from vitrail.weights.huggingface import PROCESSOR, to_huggingface
 from vitrail.weights.native import encode_file, encode_folder
 from vitrail.weights.tensors import encode_tensors

@@ -1,5 +1,5 @@
-"""Google's layouts, an .npz of parameters with Flax's names: ViTs of the paper, of AugReg and of big_vision. The names of
-BiT's ResNets and of a hybrid's stem are in `google_resnet`.
+"""Google's layouts, an .npz of parameters with Flax's names: ViTs and hybrids of the paper, of AugReg and of
+big_vision, and BiT's ResNets. Files are untrusted: nothing is unpickled, and sizes are checked before memory is allocated.
 
 Kernels are (inputs, outputs), with a separate axis for the heads in attention. There are three generations of names: the
 first numbers layers of all types together (`MlpBlock_3`), later ones each type separately (`MlpBlock_0`), and big_vision
@@ -11,26 +11,39 @@ F features, K classes.
 
 from __future__ import annotations
 
+import io
 import re
+import zipfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.config import STANDARDISATIONS
-from vitrail.models.resnet import ResNetConfig
+from vitrail.models.resnet import ResNetConfig, width_fields
+from vitrail.untrusted.archives import ObjectArrayError, check_expansion, read_array_member
+from vitrail.untrusted.limits import EXPANSION as MAX_EXPANSION
 from vitrail.weights.description import parse_config
-from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
-from vitrail.weights.grids import check_grid_is_open, choose_grid, describe_grid, most_likely
-from vitrail.weights.layout import Weights
-from vitrail.weights.qkv import KV, QKV, join_parts, split_parts
-from vitrail.weights.tensors import MOST_TENSORS, OTHER, printable, refusing_values
+from vitrail.weights.layout import (
+    KV,
+    QKV,
+    Weights,
+    check_grid_is_open,
+    choose_grid,
+    describe_grid,
+    join_parts,
+    most_likely,
+    split_parts,
+)
+from vitrail.weights.tensors import AGAIN, MOST_TENSORS, OTHER, printable, refusing_values, unreadable
 
 Arrays = dict[str, np.ndarray]
 KEEP = "keep it in vitrail's format: --to native"
@@ -369,3 +382,187 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().float().cpu().numpy().copy()
+
+
+Names = dict[str, tuple[str, str]]  # vitrail's tensor -> Google's array, and its kind
+
+# vitrail's module of a bottleneck -> Google's, in hybrids and in BiT
+HYBRID = {
+    **{f"conv{number}": f"conv{number}" for number in (1, 2, 3)},
+    **{f"norm{number}": f"gn{number}" for number in (1, 2, 3)},
+    "downsample.conv": "conv_proj",
+    "downsample.norm": "gn_proj",
+}
+BIT = {
+    **{f"conv{number}": f"{letter}/standardized_conv2d" for number, letter in enumerate("abc", 1)},
+    **{f"norm{number}": f"{letter}/group_norm" for number, letter in enumerate("abc", 1)},
+    "downsample.conv": "a/proj/standardized_conv2d",
+}
+# big_vision's array -> the paper's, inside and outside of bottlenecks
+PAPERS = {
+    **{f"{HYBRID[ours]}/kernel": f"{theirs}/kernel" for ours, theirs in BIT.items() if "conv" in ours},
+    **{f"{HYBRID[ours]}/scale": f"{theirs}/gamma" for ours, theirs in BIT.items() if "norm" in ours},
+    **{f"{HYBRID[ours]}/bias": f"{theirs}/beta" for ours, theirs in BIT.items() if "norm" in ours},
+    "root_block/conv_root/kernel": "root_block/standardized_conv2d/kernel",
+    "norm-pre-head/scale": "group_norm/gamma",
+    "norm-pre-head/bias": "group_norm/beta",
+    "head/kernel": "head/conv2d/kernel",
+    "head/bias": "head/conv2d/bias",
+}
+STEM = "conv_root/kernel"
+ROOT = "root_block/standardized_conv2d/kernel"
+ROOTS = (ROOT, "root_block/conv_root/kernel")
+HEAD = "head/conv2d/kernel"
+NUMBERED = re.compile(r"(standardized_conv2d|group_norm)_\d+(?=/)")  # TensorFlow counts the layers of one kind
+UNIT = re.compile(r"(block\d+)/(unit\d+)/")
+
+
+def stem_fields(arrays: Mapping[str, np.ndarray], cells: Sequence[int]) -> dict[str, Any]:
+    """Returns the fields of a hybrid's config that its stem determines; none for a plain ViT.
+
+    Args:
+        cells: rows and columns of the stem's map per patch.
+    """
+    if STEM not in arrays:
+        return {}
+    *_, channels, width = arrays[STEM].shape
+    stem = _depths(arrays)
+    stride = 4 * 2 ** max(len(stem) - 1, 0)
+    return {
+        "patch_size": tuple(stride * length for length in cells),
+        "in_channels": channels,
+        "stem": stem,
+        "stem_width": width,
+    }
+
+
+def stem_names(config: ViTConfig) -> Names:
+    """Returns the names of all tensors of a hybrid's stem; none for a plain ViT."""
+    if config.stem is None:
+        return {}
+    root = "stem." if config.stem else ""
+    modules = {f"{root}conv": "conv_root", f"{root}norm": "gn_root"}
+    modules |= _bottlenecks(config.stem, HYBRID, "block{}/unit{}/")
+    names = _names(modules, scale="scale", shift="bias", kind="norm of maps")
+    return {f"patch_embed.backbone.{ours}": array for ours, array in names.items()}
+
+
+def bit_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the arrays of a BiT ResNet by the names of the paper's files; empty for other models."""
+    plain = {name: NUMBERED.sub(r"\1", name) for name in arrays}
+    roots = [name for name in plain.values() if name.endswith(ROOTS)]
+    if not roots:
+        return {}
+    around = min(roots, key=len).rpartition("root_block/")[0]  # "resnet/", "", "params/"
+    renamed: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        if not plain[name].startswith(around):
+            continue  # the optimiser's
+        inner = plain[name].removeprefix(around)
+        unit = match[0] if (match := UNIT.match(inner)) else ""
+        rest = inner.removeprefix(unit)
+        inner = unit + PAPERS.get(rest, rest)
+        if inner in renamed:
+            raise ValueError(f"{inner} appears twice")
+        renamed[inner] = array
+    return renamed
+
+
+def bit_config(arrays: Mapping[str, np.ndarray]) -> ResNetConfig:
+    """Infers the config from names and shapes. Raises `KeyError`, `ValueError` or `ConfigError` if that is not possible."""
+    *_, channels, width = arrays[ROOT].shape
+    return ResNetConfig(
+        in_channels=channels,
+        classes=arrays[HEAD].shape[-1] if HEAD in arrays else 0,
+        depths=_depths(arrays),
+        **width_fields(width),
+    )
+
+
+def bit_names(config: ResNetConfig) -> Names:
+    """Returns the names of all tensors of a BiT ResNet."""
+    modules = {"stem.conv": "root_block/standardized_conv2d", "norm": "group_norm"}
+    modules |= _bottlenecks(config.depths, BIT, "block{}/unit{:02d}/")
+    names = _names(modules, scale="gamma", shift="beta", kind="norm")
+    if config.classes:
+        names |= {"head.weight": (HEAD, "1 x 1"), "head.bias": ("head/conv2d/bias", "norm")}
+    return names
+
+
+def _depths(arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
+    """Returns the number of units of each block. They are counted, so that large numbers in names have no effect."""
+    units: dict[str, set[str]] = defaultdict(set)
+    for name in arrays:
+        if match := UNIT.match(name):
+            units[match[1]].add(match[2])
+    blocks = [f"block{number}" for number in range(1, len(units) + 1)]
+    if units.keys() != set(blocks):
+        raise ValueError(f"its blocks are {', '.join(sorted(units))}")
+    return tuple(len(units[block]) for block in blocks)
+
+
+def _bottlenecks(depths: Sequence[int], modules: Mapping[str, str], owner: str) -> dict[str, str]:
+    """Maps vitrail's modules of all bottlenecks to Google's. The first of a stage has a projection shortcut."""
+    return {
+        f"stages.{stage}.blocks.{block}.{ours}": owner.format(stage + 1, block + 1) + theirs
+        for stage, depth in enumerate(depths)
+        for block in range(depth)
+        for ours, theirs in modules.items()
+        if block == 0 or "downsample" not in ours
+    }
+
+
+def _names(modules: Mapping[str, str], *, scale: str, shift: str, kind: str) -> Names:
+    """Returns the tensors of convolutions without bias, and of norms, whose arrays have this ``kind``."""
+    names: Names = {}
+    for ours, theirs in modules.items():
+        if "norm" in ours:
+            names |= {f"{ours}.weight": (f"{theirs}/{scale}", kind), f"{ours}.bias": (f"{theirs}/{shift}", kind)}
+        else:
+            names[f"{ours}.weight"] = (f"{theirs}/kernel", "convolution")
+    return names
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of an .npz file by name. bf16, which NumPy does not support, is converted to fp32.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, holds objects, or declares more data than it has.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+            if len(members) < len(archive.infolist()):
+                raise CheckpointError(f"{path} contains two arrays of the same name", AGAIN)
+            if len(members) > MOST_TENSORS:
+                raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MOST_TENSORS:,} are read")
+            check_expansion(archive, path.stat().st_size, MAX_EXPANSION)
+            return {name: _read(archive, member, path) for name, member in members.items()}
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except Exception as error:  # zipfile and NumPy's header parser raise many types
+        raise CheckpointError(f"{path} is not a valid .npz file: {printable(error, 200)}", AGAIN) from error
+
+
+def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:
+    try:
+        array = read_array_member(archive, member)
+    except ObjectArrayError as error:
+        what = f"{path}: {printable(member.filename)} holds objects, not numbers"
+        raise CheckpointError(what, "objects are never unpickled; give an .npz of weights") from error
+    if array.dtype != np.dtype("V2"):
+        return array
+    # JAX saves bf16 as two raw bytes
+    return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def to_npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Returns the bytes of an .npz file. They depend on the arrays only, not on the time."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+                npy.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+    return whole.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -66,18 +65,13 @@ def _read_answer(folder: Path, path: Path) -> dict[str, Tensor]:
     try:
         answer = read_json(folder / "answer.json")
         tensors = {} if "what" in answer else read_tensors(folder / "model.safetensors")[0]
-        aliases = {} if "what" in answer else _check_aliases(answer.get("aliases"), tensors)
+        aliases = {} if "what" in answer else answer.get("aliases")
+        if not isinstance(aliases, dict) or len(aliases) > MOST_TENSORS:
+            raise CheckpointError("it has no valid aliases", DISTRUST)
+        if not all(isinstance(first, str) and first in tensors for first in aliases.values()):
+            raise CheckpointError("an alias names no tensor", DISTRUST)
     except CheckpointError as error:
         raise CheckpointError(f"the process that read {path} gave an invalid answer: {error.what}", DISTRUST) from error
     if "what" in answer:
         raise CheckpointError(f"{path} {printable(answer['what'], 400)}", printable(answer.get("remedy"), 400))
     return {**tensors, **{name: tensors[first] for name, first in aliases.items()}}
-
-
-def _check_aliases(aliases: object, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns ``aliases`` if they name tensors. Raises `CheckpointError`."""
-    if not isinstance(aliases, dict) or len(aliases) > MOST_TENSORS:
-        raise CheckpointError("it has no valid aliases", DISTRUST)
-    if not all(isinstance(first, str) and first in tensors for first in aliases.values()):
-        raise CheckpointError("an alias names no tensor", DISTRUST)
-    return aliases

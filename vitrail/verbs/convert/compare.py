@@ -12,9 +12,9 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.runtime.progress import Say
-from vitrail.weights.arrays import read_npz
 from vitrail.weights.description import describe
 from vitrail.weights.folders import read_folder
+from vitrail.weights.google import read_npz
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import ResolvedModel, resolve_model

@@ -49,11 +49,9 @@ from vitrail.tasks.pictures import to_pixels
 from vitrail.tasks.task import Task
 from vitrail.weights.adapt import fit_to_crop
 from vitrail.weights.description import KEY, describe
-from vitrail.weights.hub import REMOTE
-from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
-from vitrail.weights.onnx.digest import seal_onnx
+from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session, seal_onnx
 from vitrail.weights.read import read_model
-from vitrail.weights.resolve import resolve_model
+from vitrail.weights.resolve import REMOTE, resolve_model
 
 To = Literal["onnx", "program", "huggingface", "timm", "google"]
 SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights

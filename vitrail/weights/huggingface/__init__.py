@@ -6,20 +6,25 @@ architecture has a file with a table of names and two functions.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitrail.errors import CheckpointError
-from vitrail.models import Config, ViTConfig
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import CheckpointError, VitrailError
+from vitrail.models import ARCHITECTURES, Config, ViTConfig
 from vitrail.tasks.classification.classifier import Classifier
-from vitrail.weights.description import KEY, describe
-from vitrail.weights.huggingface import beit, bit, own, pvt, swin, vit
-from vitrail.weights.huggingface.family import Family
+from vitrail.tasks.task import check_classes
+from vitrail.weights.description import KEY, check_version, describe
+from vitrail.weights.huggingface import beit, bit, pvt, swin, vit
+from vitrail.weights.huggingface.family import Family, State
 from vitrail.weights.huggingface.processor import from_processor, to_processor
 from vitrail.weights.layout import Weights, leave_out
 from vitrail.weights.tensors import OTHER, printable
@@ -81,7 +86,7 @@ def read_huggingface(
     )
     if KEY not in described:
         return weights
-    return own.merge_description(described[KEY], tensors, weights, family, processed=bool(preprocessor), path=path)
+    return merge_description(described[KEY], tensors, weights, family, processed=bool(preprocessor), path=path)
 
 
 def to_huggingface(classifier: Classifier) -> Folder:
@@ -108,7 +113,7 @@ def to_huggingface(classifier: Classifier) -> Folder:
         **fields,
         **(labels if classifier.classes else {}),
         **({"problem_type": MULTI_LABEL} if classifier.multi_label else {}),
-        KEY: {**describe(classifier), "digest": own.digest(tensors)},
+        KEY: {**describe(classifier), "digest": digest(tensors)},
     }
     if classifier.temperature != 1:
         notes.append(f"the temperature {classifier.temperature:g} is not applied by transformers")
@@ -146,3 +151,65 @@ def _classes(labels: Any, outputs: int) -> tuple[tuple[str, ...] | None, list[st
     twice = {name for name, count in Counter(names).items() if count > 1}
     numbered = [f"{name} ({index})" if name in twice else name for index, name in enumerate(names)]
     return tuple(numbered), [f"numbers after the {len(twice)} class names that appear twice"] if twice else []
+
+
+OTHERWISE = "vitrail's description in config.json does not match the weights or settings and was ignored"
+
+
+def digest(tensors: State) -> str:
+    """Returns the SHA-256 of names, types, shapes and values, independent of order and sharding."""
+    sha256 = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha256.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
+
+
+def merge_description(
+    description: Any, tensors: State, weights: Weights, family: Family, *, processed: bool, path: Path
+) -> Weights:
+    """Completes ``weights``, as described by transformers' files, with the details of vitrail's description.
+
+    Args:
+        description: the value of the key; untrusted.
+        tensors: all tensors of the file, by transformers' names.
+        processed: whether there is a preprocessor_config.json, which takes precedence.
+    """
+    try:
+        known = _apply_description(description, weights, family, path)
+    except (VitrailError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        known = None
+    if known is None or description.get("digest") != digest(tensors):
+        return replace(weights, assumed=(*weights.assumed, OTHERWISE))
+    if processed and _round_trip(known.preprocessing, known.config, path) != weights.preprocessing:
+        known = replace(known, preprocessing=weights.preprocessing)
+    return known
+
+
+def _apply_description(description: Any, weights: Weights, family: Family, path: Path) -> Weights | None:
+    """Returns ``weights`` as described, or None if transformers would read a different model from it."""
+    check_version(description, path)
+    config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
+    fields, _ = family.write_config(family.express(config)[0])
+    classes = weights.classes or check_classes(description["classes"], outputs=config.classes)
+    temperature = float(description["temperature"])
+    read = family.set_size(family.read_config(fields, weights.tensors), weights.preprocessing)
+    if read != weights.config or not 0 < temperature < math.inf:
+        return None
+    return replace(
+        weights,
+        config=config,
+        tensors=family.restore_state(config, weights.tensors),
+        preprocessing=Preprocessing.from_dict(description["preprocessing"]),
+        classes=classes or None,
+        temperature=temperature,
+        assumed=(),
+    )
+
+
+def _round_trip(preprocessing: Preprocessing, config: Config, path: Path) -> Preprocessing | None:
+    """Returns what transformers reads from a description, or None if it cannot express it."""
+    try:
+        return from_processor(to_processor(preprocessing)[0], "ViT", config, path)[0]
+    except CheckpointError:
+        return None

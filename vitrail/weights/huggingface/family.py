@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
-from vitrail.weights.qkv import QKV, join_parts, split_parts
+from vitrail.weights.layout import QKV, join_parts, split_parts
 from vitrail.weights.tensors import printable
 
 # transformers' hidden_act -> vitrail's gelu
@@ -180,11 +180,6 @@ def gelu_of(act: Any) -> str:
     return GELUS[act]
 
 
-def act_of(gelu: str) -> str:
-    """The inverse of `gelu_of`."""
-    return next(act for act, ours in GELUS.items() if ours == gelu)
-
-
 def side_or_pair(size: tuple[int, int]) -> int | list[int]:
     """Returns a size as in config.json: one number for a square."""
     return size[0] if size[0] == size[1] else list(size)
@@ -195,7 +190,8 @@ IMAGE_SIZE, CHANNELS = (
     Field("image_size", "image_size", 224, write=side_or_pair),
     Field("in_channels", "num_channels", 3),
 )
-GELU, QKV_BIAS = Field("gelu", "hidden_act", "gelu", gelu_of, act_of), Field("qkv_bias", "qkv_bias", True)
+ACTS = {ours: act for act, ours in reversed(GELUS.items())}
+GELU, QKV_BIAS = Field("gelu", "hidden_act", "gelu", gelu_of, ACTS.__getitem__), Field("qkv_bias", "qkv_bias", True)
 DROPOUTS = (
     Field("dropout", "hidden_dropout_prob", 0.0),
     Field("attention_dropout", "attention_probs_dropout_prob", 0.0),

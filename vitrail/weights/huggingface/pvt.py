@@ -20,7 +20,7 @@ from vitrail.weights.huggingface.family import (
     State,
     check_expressible,
 )
-from vitrail.weights.qkv import KV
+from vitrail.weights.layout import KV
 
 STAGES = 4
 BLOCK = "encoder.block.{}.{}"

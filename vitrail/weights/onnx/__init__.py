@@ -8,22 +8,31 @@ B images, C channels, H x W image size, F features, K classes.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.checksums import ONNX_BYTES, onnx_checksum, read_onnx_checksum, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
+from vitrail.runtime.confined import describe_end, list_import_paths, run_alone
 from vitrail.runtime.onnx_runtime import import_onnxruntime
 from vitrail.tasks import Task
-from vitrail.weights.description import KEY, build_model_around, check_version
-from vitrail.weights.onnx.contents import DISTRUST, INSTALL, read_contents, try_out
-from vitrail.weights.onnx.digest import read_digest
-from vitrail.weights.tensors import AGAIN, parse_json, printable
+from vitrail.weights.description import KEY, build_model_around, check_version, hash_file
+from vitrail.weights.onnx import sandbox
+from vitrail.weights.pickled import BYTES_PER_SECOND
+from vitrail.weights.tensors import AGAIN, parse_json, printable, unreadable
 
 IMAGES, LOGITS, FEATURES = "images", "logits", "features"
 PARITY = "parity"  # metadata key of the comparison with the source
@@ -192,3 +201,139 @@ class ExportedBackbone(Backbone):
     feature_maps = dense_maps = forward_recording = pooling_shares = _refuse
     layers = no_decay = reset_head = _refuse
     resize_tensors = classmethod(_refuse)
+
+
+INSTALL = "pip install 'vitrail[onnx]'"
+MOST_BYTES = 2**31 - 1  # of a protobuf message; larger weights are in separate files
+SPARE_BYTES = 2**30  # for the activations of one image
+EXPANSION = 8  # bytes more for each byte of the files; 2 are enough for weights, large images need more for activations
+LEAST_SECONDS = 60
+DISTRUST = "fetch it again from a source you trust, or export the model again: vitrail export MODEL --to onnx"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The content of an .onnx file.
+
+    Args:
+        inputs: the names of the inputs of the graph.
+        external: the names of the files in its folder that hold its weights.
+        unwanted: why vitrail does not run the graph, as the end of a sentence that begins with the path; empty if it does.
+    """
+
+    metadata: dict[str, str]
+    inputs: list[str]
+    external: list[str]
+    unwanted: str
+
+    def list_files(self, path: Path) -> list[Path]:
+        """Returns the file itself, and those in its folder that hold its weights."""
+        return [path, *(path.resolve().parent / name for name in self.external)]
+
+
+def read_contents(path: Path) -> Contents:
+    """Reads what an .onnx file contains. docs/export.md lists what is refused.
+
+    Raises:
+        ConfigError: the package onnx is not installed.
+        CheckpointError: the file cannot be read, is damaged or beyond a limit, or has weights elsewhere than in its folder.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if size > MOST_BYTES:
+        raise CheckpointError(f"{path} has more than 2 GB, the limit of its format", DISTRUST)
+    if find_spec("onnx") is None:
+        raise ConfigError("reading an .onnx file requires onnx, which is not installed", INSTALL)
+    report = parse_json(_run(path, size), f"the content of {path}")
+    if "fault" in report:
+        raise CheckpointError(f"{path} {printable(report['fault'], 300)}", DISTRUST)
+    return Contents(**report)
+
+
+def try_out(path: Path, size: int, name: str, shape: Sequence[int]) -> None:
+    """Runs a graph on one image in a process with limited memory and time.
+
+    Args:
+        path: file with the graph.
+        size: bytes of all files of the graph, which set the limits.
+        name: input of the graph for images.
+        shape: of one image, (1, C, H, W).
+
+    Raises:
+        CheckpointError: the graph cannot be run, needs more than the limits, or ended the process.
+    """
+    failure = _run(path, size, name, shape)
+    if failure == sandbox.MEMORY:
+        what = f"{path} of {size / 1e6:,.1f} MB needs more than {_spare_bytes(size) / 1e6:,.0f} MB for one image"
+        raise CheckpointError(what, f"{DISTRUST}; for large images, use the model that it was exported from")
+    if failure:
+        raise CheckpointError(f"onnxruntime cannot run {path}: {printable(failure, 300)}", AGAIN)
+
+
+def _spare_bytes(size: int) -> int:
+    return SPARE_BYTES + EXPANSION * size
+
+
+def _run(path: Path, size: int, name: str = "", shape: Sequence[int] | None = None) -> str:
+    """Returns what `sandbox` prints. Raises `CheckpointError` if it does not end by itself."""
+    seconds = LEAST_SECONDS + size // BYTES_PER_SECOND
+    options = {
+        "path": str(path.resolve()),
+        "name": name,
+        "shape": shape and list(shape),
+        "sys_path": list_import_paths(),
+        "seconds": seconds,
+        "spare_bytes": _spare_bytes(size),
+    }
+    folder, program = tempfile.gettempdir(), sandbox.__file__
+    try:
+        ended = run_alone(program, json.dumps(options), folder=folder, seconds=seconds, stdout=subprocess.PIPE)
+    except subprocess.TimeoutExpired as error:
+        what = f"{path} {'was not read' if shape is None else 'did not process one image'} in {seconds:,} s"
+        raise CheckpointError(what, DISTRUST) from error
+    if ended.returncode != 0:
+        raise CheckpointError(f"{path} ended the process that tried it ({describe_end(ended.returncode)})", DISTRUST)
+    return ended.stdout.decode("utf-8", "replace").strip()
+
+
+def read_digest(path: Path, *external: Path) -> str:
+    """Returns the SHA-256 of an .onnx file and of the files with its weights.
+
+    Raises:
+        CheckpointError: a file was changed after vitrail wrote it, or cannot be read.
+    """
+    hashed, end = _hash_to_end(path)
+    checksum = read_onnx_checksum(end)
+    if checksum not in (None, _join(hashed.hexdigest(), *external)):
+        what = f"{path} was changed after vitrail wrote it: its content does not match its SHA-256"
+        raise CheckpointError(what, AGAIN)
+    hashed.update(end)
+    return _join(hashed.hexdigest(), *external)
+
+
+def seal_onnx(path: Path) -> None:
+    """Appends the checksum of a file, and of the files with its weights, as the last entry of its metadata."""
+    _, *external = read_contents(path).list_files(path)
+    digest = _join(hash_file(path), *external)
+    with open(path, "ab") as file:
+        file.write(onnx_checksum(digest))
+
+
+def _join(digest: str, *external: Path) -> str:
+    return sha256_of("".join([digest, *map(hash_file, external)]).encode()) if external else digest
+
+
+def _hash_to_end(path: Path) -> tuple[Any, bytes]:
+    """Returns the hash object of all but the last `ONNX_BYTES`, and those bytes, so that a file is read once."""
+    hashed = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            rest = os.fstat(file.fileno()).st_size - ONNX_BYTES
+            while rest > 0 and (piece := file.read(min(rest, 2**20))):
+                hashed.update(piece)
+                rest -= len(piece)
+            return hashed, file.read()
+    except OSError as error:
+        raise unreadable(path, error) from error

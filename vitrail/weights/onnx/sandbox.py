@@ -1,4 +1,4 @@
-"""The program that reads and tries an .onnx file in a process with limits, started by `vitrail.weights.onnx.contents`.
+"""The program that reads and tries an .onnx file in a process with limits, started by `vitrail.weights.onnx`.
 
 A small file can stand for any amount of memory: protobuf makes 78 bytes of one byte of empty nodes, and onnxruntime computes
 parts of a graph when it opens it. The program takes one JSON argument. Without a shape of an image it prints what the file
@@ -59,7 +59,7 @@ PLAIN = frozenset(_PLAIN.split())
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Returns the fields of `vitrail.weights.onnx.contents.Contents` of a file.
+    """Returns the fields of `vitrail.weights.onnx.Contents` of a file.
 
     Raises:
         ValueError: the file is damaged, or has something that is not read, as the end of a sentence that begins with its path.

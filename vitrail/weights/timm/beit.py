@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.beit import BEiTConfig
-from vitrail.weights.grids import choose_grid, factorise
+from vitrail.weights.layout import choose_grid, factorise
 from vitrail.weights.timm.family import (
     COMMON,
     Family,

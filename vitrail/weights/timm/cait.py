@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.cait import CaiTConfig
-from vitrail.weights.grids import choose_grid, factorise
+from vitrail.weights.layout import choose_grid, factorise
 from vitrail.weights.timm.family import COMMON, Family, State, count_modules, count_outputs, ratio_of, refuse
 
 SIZES = {

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
-from vitrail.weights.grids import choose_grid, most_likely
+from vitrail.weights.layout import choose_grid, most_likely
 from vitrail.weights.tensors import OTHER, printable, refusing_values
 from vitrail.weights.timm.family import COMMON, Family, heads_of, ratio_of, refuse
-from vitrail.weights.timm.hybrid import hybrid_architecture, is_timms_stem, stem_fields
+from vitrail.weights.timm.resnet import hybrid_architecture, is_timms_stem, stem_fields
 
 # timm's name -> ours, for models with a head for each of two tokens
 TWO_HEADS = {
