@@ -91,29 +91,22 @@ def read_timm(
     stated = described.get("pretrained_cfg")
     # the second key is used if timm loaded and saved the model again
     names = described.get("label_names") or (stated.get("label_names") if isinstance(stated, Mapping) else None)
+    placed: list[str] = []  # the image size, if neither a description nor an option states it: by a grid or in pixels
+    if grid is None and not arguments.get("img_size") and arguments.get("input_size") != config.image_size:
+        if family in TABLES:
+            placed = [describe_grid(config)]
+        elif not image_size:
+            placed = ["image size {}x{}".format(*config.image_size)]
     return Weights(
         layout=renamed.layout,
         config=config,
         tensors=state,
         preprocessing=preprocessing,
         classes=_names(names, config.classes),
-        assumed=(*_numerics(config, arguments), *_assume_size(config, family, arguments, (grid, image_size)), *assumed),
+        assumed=(*_numerics(config, arguments), *placed, *assumed),
         unused=(*unused, *head, *renamed.unused),
         description=description,
     )
-
-
-def _assume_size(
-    config: Config, family: Family, arguments: Mapping[str, Any], given: tuple[object, object]
-) -> tuple[str, ...]:
-    """Describes the image size if neither a description nor an option states it: by a grid or in pixels."""
-    grid, image_size = given
-    if grid is not None or arguments.get("img_size") or arguments.get("input_size") == config.image_size:
-        return ()
-    height, width = config.image_size
-    if family not in TABLES:
-        return () if image_size else (f"image size {height}x{width}",)
-    return (describe_grid(config),)
 
 
 def _numerics(config: Any, arguments: Mapping[str, Any]) -> list[str]:
