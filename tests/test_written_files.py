@@ -36,7 +36,7 @@ KNOWN = {
     "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:recall_plan
         data/sources/mask_values.py:measure_masks
         reports/transfer.py:write_transfer""",
-    "study": """studies/plan.py:write_plan studies/results.py:write_result studies/costs.py:measure_networks
+    "study": """studies/plan.py:write_plan studies/results.py:write_result studies/run.py:measure_networks
         studies/run.py:run_study studies/run.py:run_workers""",
     "study images": "studies/images.py:store_images",
     "study attempts": "work/attempts.py:_write",

@@ -15,7 +15,7 @@ from tests.studies.synthetic_trials import TWO, by_arm, judge, make_study, pair,
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.data.sources.open import open_data
 from vitrail.studies.design import Finding
-from vitrail.studies.findings import measure_findings, summarise_heads
+from vitrail.studies.trial import measure_findings, summarise_heads
 from vitrail.studies.verdicts import Greater
 from vitrail.tasks.classification.classifier import create_classifier
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy
 
-from vitrail.studies.paper import METRICS, NOT_TESTABLE, SETS, TABLE_6, fit_compute_ratio, fit_table_6, list_published
+from vitrail.studies.paper import METRICS, SETS, TABLE_6, fit_compute_ratio, fit_table_6, list_published
 
 
 def test_two_parallel_lines_have_the_ratio_of_their_distance_in_any_unit():
@@ -51,4 +51,3 @@ def test_the_table_is_whole():
     assert [sum(model.family == family for model in TABLE_6) for family in ("vit", "resnet", "hybrid")] == [6, 7, 5]
     assert all(len(model.accuracies) == len(SETS) for model in TABLE_6)
     assert {name for sets in METRICS.values() for name in sets} == set(SETS)
-    assert all(len(why) > 20 for why in NOT_TESTABLE.values())

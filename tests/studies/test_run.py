@@ -28,11 +28,10 @@ from vitrail.cli import run
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import read_sealed
-from vitrail.studies.costs import NetworkCost, keep_busy, name_network
 from vitrail.studies.design import Pool
 from vitrail.studies.images import FILES, load_images, open_images, store_images
 from vitrail.studies.plan import PoolFacts, make_plan, read_plan, write_plan
-from vitrail.studies.run import StudyRequest, plan_or_continue
+from vitrail.studies.run import NetworkCost, StudyRequest, keep_busy, name_network, plan_or_continue
 from vitrail.studies.worker import WorkerPool, number_of, work_study
 from vitrail.work.claims import Claims
 

@@ -6,7 +6,7 @@ S seeds, N test images. Nothing here imports torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -316,11 +316,6 @@ class Aggregate:
         if not len(values):
             raise NotAskedError(f"no trial of {arm} in {experiment} has the finding {asked.figure}")
         return groups, values
-
-
-def fewest_seeds(groups: Iterable[Group]) -> int | None:
-    """Returns the fewest trials that any of the groups has; None for no groups."""
-    return min((len(group.values) for group in groups), default=None)
 
 
 def _choose(path: str, levels: Sequence[Any], wanted: Any) -> Sequence[Any]:

@@ -1,6 +1,4 @@
-"""Table 6 of the ViT paper (Dosovitskiy et al. 2021), fitted again without a training, and the claims that no study of this kind
-can test. Nothing here imports torch.
-"""
+"""Table 6 of the ViT paper (Dosovitskiy et al. 2021), fitted again without a training. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -51,18 +49,6 @@ METRICS = {
     "ImageNet": ("imagenet",),
     "mean of five sets": tuple(name for name in SETS if name != "real"),
     "ImageNet ReaL": ("real",),
-}
-
-NOT_TESTABLE = {
-    "State of the art on ImageNet, CIFAR and VTAB (tables 1 and 2)": "needs JFT-300M, which is not public, and a ViT-H/14",
-    "ViT overtakes BiT between 9 and 300 million images (figure 3)": "needs as many images; the crossover here is of far fewer",
-    "Fewer TPU core-days (table 2)": "needs the hardware of the paper; FLOPs and seconds are shown instead",
-    "ObjectNet (appendix D.9)": "needs a model that was trained on the classes of ImageNet",
-    "The first filters resemble plausible basis functions (figure 7)": "is a judgement on a picture; `vitrail inspect` draws it",
-    "Attention reaches regions that are semantically relevant (figure 6)": "needs masks of the objects; see `vitrail explain`",
-    "Self-supervision gains 2 % and stays 4 % behind (section 4.6)": "needs pre-training and fine-tuning; see `vitrail pretrain`",
-    "Few-shot accuracy stands for fine-tuned accuracy (section 4.1)": "needs fine-tuned models beside; see `vitrail probe`",
-    "ViT is more memory-efficient (appendix D.5)": "is measured without training; see `vitrail inspect`",
 }
 
 

@@ -318,6 +318,11 @@ def make_plan(
     def cost(form: Study) -> float:
         return sum(map(price, Plan(study=form, pool=pool, device=device).foreseen()))
 
+    def detect(experiment: Experiment) -> float:
+        # a lone arm is compared with one of another experiment
+        groups = max(len(experiment.arms) * len(list(experiment.levels())), 2)
+        return expect_difference(SPREAD, seeds=experiment.seeds, images=pool.test, groups=groups).detectable()
+
     asked, notes = fit_to_images(study, pool)
     study, reductions = (asked, []) if budget is None else reduce(asked, cost, budget)
     kept = {claim.name for claim in study.claims}
@@ -334,16 +339,8 @@ def make_plan(
             for claim in asked.claims
             if claim.name not in kept
         ),
-        detectable={claim.name: detect(study.experiment(claim.experiment), pool) for claim in study.claims},
+        detectable={claim.name: detect(study.experiment(claim.experiment)) for claim in study.claims},
     )
-
-
-def detect(experiment: Experiment, pool: PoolFacts) -> float:
-    """Returns the smallest difference of two arms that 80 % of studies see, as a fraction of the test images."""
-    groups = len(experiment.arms) * len(list(experiment.levels()))
-    # a lone arm is compared with one of another experiment
-    expected = expect_difference(SPREAD, seeds=experiment.seeds, images=pool.test, groups=max(groups, 2))
-    return expected.detectable()
 
 
 def choose_claims(study: Study, names: Sequence[str]) -> Study:

@@ -19,13 +19,13 @@ from vitrail.config.parse import plain
 from vitrail.files import dump_json, read_sealed, replace_file
 from vitrail.rows import Rows
 from vitrail.runtime.machine import describe, versions
-from vitrail.studies.aggregate import Aggregate, Measured, NotAskedError, Placed, UnsureError, fewest_seeds
+from vitrail.studies.aggregate import Aggregate, Measured, NotAskedError, Placed, UnsureError
 from vitrail.studies.design import COMMON, Claim, Difference, Study, paper_claims, unit_of
-from vitrail.studies.paper import NOT_TESTABLE, list_published
+from vitrail.studies.paper import list_published
 from vitrail.studies.plan import Place, Plan, find_best, losses_of, read_plan
 from vitrail.studies.results import FORMAT, TrialResult
 from vitrail.studies.statistics import LEVEL, Estimate, Student
-from vitrail.studies.verdicts import Equal, Question, Verdict, judge, judge_all, show
+from vitrail.studies.verdicts import Equal, Question, Unit, Verdict, judge, judge_all, show
 from vitrail.tables import open_table
 
 MOST_SEEDS = 100  # that are advised
@@ -120,7 +120,8 @@ def list_trials(trials: Placed, tunings: Tunings) -> list[dict[str, Any]]:
         for result in by_rate.values()
     )
     final = ((experiment, place, result) for experiment, found in trials.items() for place, result in found.items())
-    figures = ("test", "validation", "train")
+    splits = ("test", "validation", "train")
+    last = ("flops", "macs6", "parameters", "seconds", "attempts", "device", "commit", "key", "error")
     rows: dict[str, dict[str, Any]] = {}
     for experiment, place, result in (*tuned, *final):
         row = {
@@ -129,11 +130,8 @@ def list_trials(trials: Placed, tunings: Tunings) -> list[dict[str, Any]]:
             "levels": " ".join(f"{path}={level}" for path, level in place.levels),
             "seed": place.seed,
             **{name: getattr(result, name) for name in ("kind", "state", "rate", "limit", "steps", "images")},
-            **{
-                f"{split}_{name}": getattr(result, split).get(name) for split in figures for name in ("accuracy", "nll")
-            },
-            **{name: getattr(result, name) for name in ("flops", "macs6", "parameters", "seconds", "attempts")},
-            **{name: getattr(result, name) for name in ("device", "commit", "key", "error")},
+            **{f"{split}_{name}": getattr(result, split).get(name) for split in splits for name in ("accuracy", "nll")},
+            **{name: getattr(result, name) for name in last},
             "host": result.host,
             "peak_bytes": result.peak_bytes,
         }
@@ -150,6 +148,15 @@ class _Case:
     doubt: str = ""
     remedy: str = ""
     outside: str = ""
+
+    @property
+    def unit(self) -> Unit:
+        return unit_of(self.claim.contrast, self.claim.scale)
+
+    @property
+    def question(self) -> Question:
+        assert self.measured is not None, "a claim without figures is not judged"
+        return Question(self.claim.rule, self.measured.figures, self.unit)
 
 
 def judge_study(
@@ -169,7 +176,12 @@ def judge_study(
         not_asked: claims that the plan left out, ``name`` and ``why``.
     """
     aggregate = Aggregate(study, trials, classes=data["classes"], images=data["test"])
-    cases, unasked = _collect(study.claims, aggregate, tunings)
+    cases, unasked = [], list(not_asked)
+    for claim in study.claims:
+        try:
+            cases.append(_measure(claim, aggregate, tunings.get(claim.experiment, {})))
+        except NotAskedError as error:
+            unasked.append({"name": claim.name, "why": str(error)})
     verdicts = _decide(cases)
     of_paper = any(claim.name in paper_claims() for claim in study.claims)
     return plain(
@@ -179,142 +191,103 @@ def judge_study(
             "plan": plan,
             "data": data,
             "base": {**COMMON, **study.base},
-            "claims": [_describe(case, verdicts.get(case.claim.name), aggregate, tunings) for case in cases],
+            "claims": [
+                _describe(case, verdicts.get(case.claim.name), aggregate, tunings.get(case.claim.experiment, {}))
+                for case in cases
+            ],
             "arms": list_arms(aggregate),
             "rates": list_rates(tunings),
             "published": list_published() if of_paper else [],
             **list_findings(aggregate),
-            "not_asked": [*not_asked, *unasked],
-            "not_testable": [{"name": claim, "why": why} for claim, why in NOT_TESTABLE.items()] if of_paper else [],
-            "failures": list(_list_failures(trials)),
+            "not_asked": unasked,
+            "failures": [
+                {"trial": each.key, "experiment": name, "arm": place.arm, "state": each.state, "error": each.error}
+                for name, found in trials.items()
+                for place, each in sorted(found.items(), key=lambda entry: entry[1].key)
+                if each.state != "done"
+            ],
             "commits": sorted({each.commit for found in trials.values() for each in found.values() if each.commit}),
         }
     )
 
 
-def _collect(
-    claims: Sequence[Claim], aggregate: Aggregate, tunings: Tunings
-) -> tuple[list[_Case], list[dict[str, str]]]:
-    """Returns the claims with their figures, and those that the study has no trials for."""
-    cases, unasked = [], []
-    for claim in claims:
-        try:
-            measured = aggregate.measure(claim.contrast, claim.experiment, claim.scale)
-        except NotAskedError as error:
-            unasked.append({"name": claim.name, "why": str(error)})
-        except UnsureError as error:
-            cases.append(_Case(claim=claim, measured=None, doubt=str(error)))
-        else:
-            doubt, remedy = _find_doubt(aggregate, measured, tunings.get(claim.experiment, {}))
-            outside = _find_other_regime(claim, measured)
-            cases.append(_Case(claim=claim, measured=measured, doubt=doubt, remedy=remedy, outside=outside))
-    return cases, unasked
-
-
-def _find_doubt(
-    aggregate: Aggregate, measured: Measured, tunings: Mapping[str, Mapping[float, TrialResult]]
-) -> tuple[str, str]:
-    """Returns why a claim about such networks cannot be decided, and what would help; empty if it can."""
+def _measure(claim: Claim, aggregate: Aggregate, tunings: Mapping[str, Mapping[float, TrialResult]]) -> _Case:
+    """Returns a claim with its figures, and why it cannot be decided. Raises `NotAskedError` without trials for it."""
+    try:
+        measured = aggregate.measure(claim.contrast, claim.experiment, claim.scale)
+    except UnsureError as error:
+        return _Case(claim=claim, measured=None, doubt=str(error))
     for group in measured.groups:
         if doubt := aggregate.find_undertrained(group):
-            return doubt, LONGER
+            return _Case(claim=claim, measured=measured, doubt=doubt, remedy=LONGER)
     for arm in dict.fromkeys(group.arm for group in measured.groups):
         if (tuned := tunings.get(arm)) and find_best(tuned).edge:
-            return f"the best learning rate of {arm} is at the edge of those that were tried", WIDER
-    return "", ""
-
-
-def _find_other_regime(claim: Claim, measured: Measured) -> str:
-    """Returns why a claim about other networks than these is not decided; empty if it is about such networks."""
+            doubt = f"the best learning rate of {arm} is at the edge of those that were tried"
+            return _Case(claim=claim, measured=measured, doubt=doubt, remedy=WIDER)
     for group in measured.groups if claim.regime else ():
         if group.regime and group.regime != claim.regime:
             gap = show(group.mean("train", "accuracy") - group.accuracy, "points")
-            return f"the claim is about {claim.regime} networks, and {group} is {group.regime}: train - test is {gap}"
-    return ""
+            outside = (
+                f"the claim is about {claim.regime} networks, and {group} is {group.regime}: train - test is {gap}"
+            )
+            return _Case(claim=claim, measured=measured, outside=outside)
+    return _Case(claim=claim, measured=measured)
 
 
 def _decide(cases: Sequence[_Case]) -> dict[str, Verdict]:
     """Returns the verdicts by claim, at Holm's levels over those that can be decided; none for a claim without figures."""
-    questions = {
-        case.claim.name: Question(
-            case.claim.rule, case.measured.figures, unit_of(case.claim.contrast, case.claim.scale)
-        )
-        for case in cases
-        if case.measured is not None
-    }
-    open_ones = {case.claim.name for case in cases if case.measured is not None and not (case.doubt or case.outside)}
-    verdicts = judge_all({name: questions[name] for name in questions if name in open_ones})
-    for case in cases:
-        if case.measured is None:
-            continue
-        name = case.claim.name
-        verdict = verdicts[name] if name in verdicts else judge(*questions[name][:2], unit=questions[name].unit)
-        verdicts[name] = _restrict(case, verdict, questions[name])
+    asked = {case.claim.name: case for case in cases if case.measured is not None}
+    verdicts = judge_all({name: case.question for name, case in asked.items() if not (case.doubt or case.outside)})
+    for name, case in asked.items():
+        alone = judge(case.question.rule, case.question.figures, unit=case.unit)
+        if case.doubt:
+            verdicts[name] = replace(alone, kind="cannot tell", why=case.doubt)
+        elif case.outside:
+            verdicts[name] = replace(alone, kind="out of range", why=case.outside)
+        elif case.claim.beyond and verdicts[name].kind != "held":
+            verdicts[name] = replace(verdicts[name], kind="out of range", why=case.claim.beyond)
+        elif (found := verdicts[name]).level > LEVEL:
+            more = f"; alone, at {LEVEL:.0%}, it would be {alone.kind!r}" if alone.kind != found.kind else ""
+            verdicts[name] = replace(found, why=f"{found.why} (at {found.level:.2%}, for several claims{more})")
     return verdicts
 
 
-def _restrict(case: _Case, verdict: Verdict, question: Question) -> Verdict:
-    """Returns the verdict as far as the study can decide the claim at all."""
-    if case.doubt:
-        return replace(verdict, kind="cannot tell", why=case.doubt)
-    if case.outside:
-        return replace(verdict, kind="out of range", why=case.outside)
-    if case.claim.beyond and verdict.kind != "held":
-        return replace(verdict, kind="out of range", why=case.claim.beyond)
-    if verdict.level > LEVEL:
-        alone = judge(question.rule, question.figures, unit=question.unit).kind
-        more = f"; alone, at {LEVEL:.0%}, it would be {alone!r}" if alone != verdict.kind else ""
-        return replace(verdict, why=f"{verdict.why} (at {verdict.level:.2%}, for several claims{more})")
-    return verdict
-
-
-def _describe(case: _Case, verdict: Verdict | None, aggregate: Aggregate, tunings: Tunings) -> dict[str, Any]:
+def _describe(
+    case: _Case, verdict: Verdict | None, aggregate: Aggregate, tunings: Mapping[str, Mapping[float, TrialResult]]
+) -> dict[str, Any]:
     """Returns the row of a claim."""
     claim, measured = case.claim, case.measured
     low, high = claim.rule.zone
     row: dict[str, Any] = {
-        "name": claim.name,
-        "quote": claim.quote,
-        "source": claim.source,
-        "question": claim.question,
-        "experiment": claim.experiment,
-        "caveat": claim.caveat,
+        **{name: getattr(claim, name) for name in ("name", "quote", "source", "question", "experiment", "caveat")},
         "rule": {"kind": claim.rule.kind, "low": low, "high": high},
     }
     if measured is None or verdict is None:
-        nothing = {
-            "effect": None,
-            "detectable": None,
-            "to_tell": "",
-            "regime": "",
-            "beside": [],
-        }
+        nothing = {"effect": None, "detectable": None, "to_tell": "", "regime": "", "beside": []}
         return {**row, "verdict": "cannot tell", "why": case.doubt, **nothing}
     figure = next((each for each in measured.figures if each.value == verdict.effect), measured.figures[0])
-    seeds = fewest_seeds(measured.groups)
+    seeds = min(len(group.values) for group in measured.groups)
     student = figure if isinstance(figure, Student) else None
-    unit = unit_of(claim.contrast, claim.scale)
+    df = student and finite(student.freedom)
     return {
         **row,
         "verdict": verdict.kind,
         "verdict_level": verdict.level,
-        "effect": {
-            **with_interval(figure), "unit": unit, "level": LEVEL, "df": student and finite(student.freedom), "seeds": seeds
-        },
+        "effect": {**with_interval(figure), "unit": case.unit, "level": LEVEL, "df": df, "seeds": seeds},
         "detectable": student and finite(student.detectable()),
         "why": verdict.why,
-        "to_tell": case.remedy or _advise(claim, figure, seeds, verdict),
+        "to_tell": case.remedy or _advise(case, figure, seeds, verdict),
         "regime": ", ".join(dict.fromkeys(group.regime for group in measured.groups if group.regime)),
-        "beside": list(_list_secondary(case, aggregate, tunings)),
-    }  # fmt: skip
+        "beside": list(_list_secondary(case, measured, aggregate, tunings)),
+    }
 
 
-def _advise(claim: Claim, figure: Estimate, seeds: int | None, verdict: Verdict) -> str:
+def _advise(case: _Case, figure: Estimate, seeds: int, verdict: Verdict) -> str:
     """Returns how many more seeds would decide a claim that cannot be told; empty where it is decided or not known."""
-    if verdict.kind != "cannot tell" or not isinstance(figure, Student) or seeds is None or seeds < 2:
+    if verdict.kind != "cannot tell" or not isinstance(figure, Student) or seeds < 2:
         return ""
-    effect = abs(claim.rule.zone[0]) or abs(figure.value)
-    shown = f"would show a difference of {show(effect, unit_of(claim.contrast, claim.scale))}"
+    effect = abs(case.claim.rule.zone[0]) or abs(figure.value)
+    shown = f"would show a difference of {show(effect, case.unit)}"
     for more in range(MOST_SEEDS + 1):
         if figure.with_seeds(seeds, seeds + more).detectable(level=verdict.level) <= effect:
             return (
@@ -323,10 +296,11 @@ def _advise(claim: Claim, figure: Estimate, seeds: int | None, verdict: Verdict)
     return f"no number of seeds {shown}: that needs more test images"
 
 
-def _list_secondary(case: _Case, aggregate: Aggregate, tunings: Tunings) -> Iterator[dict[str, Any]]:
+def _list_secondary(
+    case: _Case, measured: Measured, aggregate: Aggregate, tunings: Mapping[str, Mapping[float, TrialResult]]
+) -> Iterator[dict[str, Any]]:
     """Yields the figures beside a verdict: those of the claim, and what belongs to contrasts of its kind."""
-    claim, measured = case.claim, case.measured
-    assert measured is not None
+    claim = case.claim
     for other in claim.beside:
         try:
             found = aggregate.measure(other.contrast, other.experiment or claim.experiment, claim.scale)
@@ -341,8 +315,7 @@ def _list_secondary(case: _Case, aggregate: Aggregate, tunings: Tunings) -> Iter
     if measured.ratio is not None:
         alone.append(("p-value of equal slopes", measured.ratio.same_slope, "share"))
     if isinstance(claim.rule, Equal) and isinstance(claim.contrast, Difference):
-        tuned = tunings.get(claim.experiment, {})
-        plus, minus = (find_best(tuned.get(side[0][0].arm, {})).best for side in (measured.plus, measured.minus))
+        plus, minus = (find_best(tunings.get(side[0][0].arm, {})).best for side in (measured.plus, measured.minus))
         if plus is not None and minus is not None:
             alone.append(("best learning rate, plus / minus", plus / minus, "ratio"))
     for name, value, unit in alone:
@@ -421,12 +394,3 @@ def list_findings(aggregate: Aggregate) -> dict[str, Any]:
                     {"model": model, **{name: float(np.mean([each[name] for each in known])) for name in names}}
                 )
     return {"heads": heads, "positions": positions}
-
-
-def _list_failures(trials: Placed) -> Iterator[dict[str, Any]]:
-    """Yields the final trials that diverged or failed."""
-    for name, found in trials.items():
-        for place, result in sorted(found.items(), key=lambda entry: entry[1].key):
-            if result.state != "done":
-                row = {"trial": result.key, "experiment": name, "arm": place.arm, "state": result.state}
-                yield {**row, "error": result.error}

@@ -67,17 +67,17 @@ class Student:
         return self.value - half, self.value + half
 
     def detectable(self, *, level: float = LEVEL, power: float = POWER) -> float:
-        """The smallest true difference from 0 whose interval excludes 0 in a share ``power`` of studies of this size."""
+        """Returns the smallest true difference from 0 whose interval excludes 0 in a share ``power`` of studies of this size."""
         return (self.quantile((1 + level) / 2) + self.quantile(power)) * self.error
 
     def quantile(self, share: float) -> float:
-        """The quantile of Student's distribution with these degrees of freedom."""
+        """Returns the quantile of Student's distribution with these degrees of freedom."""
         from scipy.special import ndtri, stdtrit  # a dependency of scikit-learn; scipy.stats takes 50 times as long
 
         return float(ndtri(share) if np.isinf(self.freedom) else stdtrit(self.freedom, share))
 
     def with_seeds(self, before: int, after: int) -> Student:
-        """The same figure as expected from ``after`` seeds, given that this one has ``before`` (2 or more)."""
+        """Returns the same figure as expected from ``after`` seeds, given that this one has ``before`` (2 or more)."""
         return replace(
             self,
             seeds=tuple(
@@ -128,7 +128,7 @@ class Spread:
 
 
 def pool_spreads(groups: Sequence[np.ndarray]) -> tuple[Spread, ...]:
-    """The spread of every group (S, N) of one experiment and one size of the training set: one for all of them.
+    """Returns the spread of every group (S, N) of one experiment and one size of the training set: one for all of them.
 
     If Bartlett's test rejects equal variances at the level `UNEQUAL`, each group with two seeds or more has its own; a group with
     one seed has the pooled one. Without any group of two seeds the variance is NaN.
@@ -150,7 +150,7 @@ def pool_spreads(groups: Sequence[np.ndarray]) -> tuple[Spread, ...]:
 
 
 def compare_variances(variances: np.ndarray, freedoms: np.ndarray) -> float:
-    """The p-value of Bartlett's test (1937) that variances (C,), with their degrees of freedom, are equal; NaN for one."""
+    """Returns the p-value of Bartlett's test (1937) that variances (C,) of these ``freedoms`` are equal; NaN for one."""
     from scipy.stats import chi2
 
     variances, freedoms = variances[freedoms > 0], freedoms[freedoms > 0]
@@ -169,7 +169,7 @@ def contrast(
     *,
     scale: Scale = "points",
 ) -> Student:
-    """The sum of ``weights`` times the accuracies of ``groups``, with the variance that seeds and images give it.
+    """Returns the sum of ``weights`` times the accuracies of ``groups``, with the variance that seeds and images give it.
 
     The part of the seeds is the sum of w^2 s^2 / S over groups, where s^2 comes from ``spreads``. The part of the images is the
     variance over images of the weighted sum of the groups' means, of which the noise that the seeds leave in those means is
@@ -185,7 +185,10 @@ def contrast(
     spreads = pool_spreads(groups) if spreads is None else spreads
     images = groups[0].shape[1]
     accuracies = np.array([group.mean() for group in groups])
-    values, slopes = (accuracies, np.ones(len(groups))) if scale == "points" else _logit(accuracies, images)
+    values, slopes = accuracies, np.ones(len(groups))
+    if scale == "logit":
+        shares = np.clip(accuracies, 0.5 / images, 1 - 0.5 / images)  # half an image away from 0 and 1
+        values, slopes = np.log(shares / (1 - shares)), 1 / (shares * (1 - shares))
     steep = np.asarray(weights, dtype=np.float64) * slopes  # weights of accuracies: the derivatives of the sum
     counts = np.array([len(group) for group in groups])
     parts: dict[Spread, float] = {}
@@ -208,7 +211,7 @@ def contrast(
 
 
 def expect_difference(sd: float, *, seeds: int, images: int, groups: int, spread: float = IMAGE_SPREAD) -> Student:
-    """The difference of two groups as a study that is being planned would estimate it; its value is 0.
+    """Returns the difference of two groups as a study that is being planned would estimate it; its value is 0.
 
     Args:
         sd: the standard deviation of a trial's accuracy between seeds.
@@ -220,9 +223,3 @@ def expect_difference(sd: float, *, seeds: int, images: int, groups: int, spread
         seeds=(VariancePart(2 * sd**2 / seeds, max(groups * (seeds - 1), 1)),),
         images=VariancePart(spread**2 / images, images - 1),
     )
-
-
-def _logit(accuracies: np.ndarray, images: int) -> tuple[np.ndarray, np.ndarray]:
-    """The logits of accuracies (C,) of ``images`` images and their derivatives, half an image away from 0 and 1."""
-    shares = np.clip(accuracies, 0.5 / images, 1 - 0.5 / images)
-    return np.log(shares / (1 - shares)), 1 / (shares * (1 - shares))

@@ -36,11 +36,11 @@ class Greater:
 
     @property
     def zone(self) -> tuple[float, float | None]:
-        """The effects for which the claim holds, from and to; None is open."""
+        """Returns the effects for which the claim holds, from and to; None is open."""
         return self.by, None
 
     def decide(self, value: float, low: float, high: float, unit: Unit) -> tuple[Outcome, str]:
-        """The outcome and the reason for it."""
+        """Returns the outcome and the reason for it."""
         by = show(self.by, unit)
         if low > 0 and value >= self.by:
             return "held", f"greater than 0, and {show(value, unit)} is at least {by}" if self.by else "greater than 0"
@@ -74,11 +74,9 @@ class Equal:
 
     @property
     def zone(self) -> tuple[float, float | None]:
-        """The effects for which the claim holds, from and to; None is open."""
         return -self.within, self.within
 
     def decide(self, value: float, low: float, high: float, unit: Unit) -> tuple[Outcome, str]:
-        """The outcome and the reason for it."""
         within = show(self.within, unit)
         if -self.within < low and high < self.within:
             return "held", f"less than {within} in either direction"
@@ -107,11 +105,9 @@ class Ratio:
 
     @property
     def zone(self) -> tuple[float, float | None]:
-        """The effects for which the claim holds, from and to; None is open."""
         return self.low, self.high
 
     def decide(self, value: float, low: float, high: float, unit: Unit) -> tuple[Outcome, str]:
-        """The outcome and the reason for it."""
         above = self.low >= 1
         side, other = ("greater", "less") if above else ("less", "greater")
         if high < 1 if above else low > 1:
@@ -142,26 +138,29 @@ class Verdict:
 
 
 def judge(rule: Rule, figures: Sequence[Estimate], *, level: float = LEVEL, unit: Unit = "points") -> Verdict:
-    """The verdict on a claim that ``rule`` holds for all of ``figures``, usually one.
+    """Returns the verdict on a claim that ``rule`` holds for all of ``figures``, usually one.
 
     It is held if the rule holds for each of them at ``level``. It did not hold if it fails for one of K at the level
     1 - (1 - level) / K, so that more figures are no more chances to fail. The verdict shows the figure that decided.
     """
-    verdicts = [_judge_one(rule, figure, level, unit) for figure in figures]
-    strict = verdicts
-    if len(figures) > 1:
-        strict = [_judge_one(rule, figure, 1 - (1 - level) / len(figures), unit) for figure in figures]
+
+    def decide(figure: Estimate, level: float) -> Verdict:
+        low, high = figure.bounds(level)
+        kind, why = "cannot tell", "the uncertainty is unknown: give it two seeds or more"
+        if np.isfinite([figure.value, low, high]).all():
+            kind, why = rule.decide(figure.value, low, high, unit)
+        return Verdict(kind=kind, effect=figure.value, low=low, high=high, level=level, why=why)
+
+    verdicts = [decide(figure, level) for figure in figures]
+    strict = verdicts if len(figures) == 1 else [decide(each, 1 - (1 - level) / len(figures)) for each in figures]
     weakest = int(np.argmin([_support(rule, figure.value) for figure in figures]))
     for verdict in (strict[weakest], *strict):
         if verdict.kind == "did not hold":
             return verdict
-    if all(verdict.kind == "held" for verdict in verdicts):
-        return verdicts[weakest]
-    return next(
-        verdict if verdict.kind == "cannot tell" else _unsure(verdict)
-        for verdict in (verdicts[weakest], *verdicts)
-        if verdict.kind != "held"
-    )
+    verdict = next((each for each in (verdicts[weakest], *verdicts) if each.kind != "held"), verdicts[weakest])
+    if verdict.kind == "did not hold":  # clear at the level of one figure, but not at the stricter one of several
+        return replace(verdict, kind="cannot tell", why=f"{verdict.why}, which one of several can be by chance")
+    return verdict
 
 
 class Question(NamedTuple):
@@ -173,7 +172,7 @@ class Question(NamedTuple):
 
 
 def judge_all(questions: Mapping[str, Question], *, level: float = LEVEL) -> dict[str, Verdict]:
-    """The verdicts on several claims, of which with probability ``level`` none that decides is wrong (Holm 1979).
+    """Returns the verdicts on several claims, of which with probability ``level`` none that decides is wrong (Holm 1979).
 
     Of m claims, the clearest is judged at the level 1 - (1 - level) / m, the next at 1 - (1 - level) / (m - 1), and so on until
     one cannot be told; the others are judged at the level of that one.
@@ -194,7 +193,7 @@ def judge_all(questions: Mapping[str, Question], *, level: float = LEVEL) -> dic
 
 
 def clearest(outcome: Callable[[float], Outcome]) -> float:
-    """The highest level of confidence, 0 to 1, at which an outcome is not "cannot tell", by bisection; 0 if none is."""
+    """Returns the highest level of confidence, 0 to 1, at which an outcome is not "cannot tell", by bisection; 0 if none is."""
     low, high = np.log(FINEST), 0.0  # of the logarithm of 1 - level
     if outcome(1 - FINEST) != "cannot tell":
         return 1 - FINEST
@@ -208,28 +207,14 @@ def clearest(outcome: Callable[[float], Outcome]) -> float:
 
 
 def show(value: float, unit: Unit) -> str:
-    """A figure in words: points from fractions, others with their unit."""
+    """Formats a figure: points from fractions, others with their unit."""
     if unit == "points":
         return f"{100 * value:.1f} points"
     return f"{value:.2f}" if unit in ("ratio", "correlation") else f"{value:.2f} {unit}"
 
 
-def _judge_one(rule: Rule, figure: Estimate, level: float, unit: Unit) -> Verdict:
-    low, high = figure.bounds(level)
-    if np.isfinite([figure.value, low, high]).all():
-        kind, why = rule.decide(figure.value, low, high, unit)
-    else:
-        kind, why = "cannot tell", "the uncertainty is unknown: give it two seeds or more"
-    return Verdict(kind=kind, effect=figure.value, low=low, high=high, level=level, why=why)
-
-
-def _unsure(verdict: Verdict) -> Verdict:
-    """A failure that is clear at the level of one figure, but not at the stricter one of several."""
-    return replace(verdict, kind="cannot tell", why=f"{verdict.why}, which one of several can be by chance")
-
-
 def _support(rule: Rule, value: float) -> float:
-    """How far a figure speaks for a rule: the least is the weakest of several."""
+    """Returns how far a figure speaks for a rule: the least is the weakest of several."""
     match rule:
         case Greater():
             return value

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -51,12 +51,8 @@ class WorkerState:
         self.results = self.plan.read_results(self.folder, self.results)
         return self.plan.list_ready(self.results)
 
-    def compute_one(self, trials: Sequence[Trial]) -> int:
-        """Computes the first trial that no other process has; returns how many it computed."""
-        return int(any(self._try(trial) for trial in trials))
-
-    def _try(self, trial: Trial) -> bool:
-        """Returns whether this process took the trial."""
+    def take_and_compute(self, trial: Trial) -> bool:
+        """Computes a trial unless another process has it; returns whether this one did."""
         if not self.claims.take_open(number_of(trial), lambda: read_result(self.folder, trial.key) is not None):
             return False
         try:
@@ -105,7 +101,8 @@ def work_study(folder: str | Path, *, compute: Compute | None = None) -> int:
             splits = load_images(folder, plan.study.pool, plan.pool, plan.study.base.get("data.channels"))
             compute = Trainer(folder, splits, plan.study.measure).compute
         state = WorkerState(folder, plan, compute)
-        return work_through(state.list_open, state.compute_one, poll=POLL)
+        # the first trial that no other process has
+        return work_through(state.list_open, lambda trials: int(any(map(state.take_and_compute, trials))), poll=POLL)
 
 
 @dataclass
