@@ -152,7 +152,7 @@ def test_it_is_not_saved_converted_or_calibrated(tmp_path):
 def test_another_precision_or_device_is_refused(tmp_path, asked, words):
     path = write_graph(tmp_path / "a.onnx")
     with pytest.raises(ConfigError) as error:
-        InferenceOptions(**asked).load(path, None, silent)
+        InferenceOptions(**asked).load(path, silent)
     assert f"leave {words} out" in error.value.remedy
 
 

@@ -1,4 +1,4 @@
-"""`vitrail probe`: frozen features judged by every protocol, on data that come in every kind."""
+"""`vitrail probe`: frozen features evaluated by every protocol, on data that come in every kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitrail.evaluation.probes import linear
 from vitrail.inference.features import Features
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.verbs.probe import probe
-from vitrail.verbs.probe.protocols import PROTOCOLS, ProbeProtocol, judge_features, keep_shared
+from vitrail.verbs.probe.protocols import PROTOCOLS, ProbeProtocol, evaluate_features, keep_shared
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 
@@ -171,7 +171,7 @@ def test_images_that_one_model_could_not_read_count_for_neither() -> None:
     first, second = keep_shared([whole, holed])
     np.testing.assert_array_equal(first.values, second.values)
     assert first.keys == second.keys
-    found = judge_features(ProbeProtocol(protocol="knn", k=1), "val", [first, second], [first, second], say=silent)
+    found = evaluate_features(ProbeProtocol(protocol="knn", k=1), "val", [first, second], [first, second], say=silent)
     assert found.figures["accuracy"] == 1
 
 

@@ -106,12 +106,15 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
         if debug:
             raise
         if not error.reported:
-            print(f"error: {_name_rank(error)}{error}", file=sys.stderr)
+            # of several ranks the one is named that has an error by itself
+            rank = f"rank {os.environ['RANK']}: " if is_launched() and error.reported is None else ""
+            print(f"error: {rank}{error}", file=sys.stderr)
         return error.code
     except CycloptsError as error:
         if debug:
             raise
-        print(f"error: {_usage(error)}", file=sys.stderr)
+        help_of = " ".join(["vitrail", *(error.command_chain or ()), "--help"])
+        print(f"error: {error}\n  try: {help_of}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -138,13 +141,3 @@ def _end_with_stdin(tokens: Sequence[str]) -> Sequence[str]:
     if "-" not in tokens or "--" in tokens:
         return tokens
     return [*(token for token in tokens if token != "-"), "--", "-"]
-
-
-def _name_rank(error: VitrailError) -> str:
-    """The rank that has an error by itself, where there are several."""
-    return f"rank {os.environ['RANK']}: " if is_launched() and error.reported is None else ""
-
-
-def _usage(error: CycloptsError) -> str:
-    verb = " ".join(error.command_chain or ())
-    return f"{error}\n  try: vitrail {verb + ' ' if verb else ''}--help"

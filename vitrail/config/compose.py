@@ -69,7 +69,7 @@ def request(
     if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):
         base = overlay(base, {"model": {"name": None}})  # the weights determine the network; the recipe's is ignored
     for layer in layers:
-        base = overlay(_replace_warmup(_replace_length(base, layer), layer), _convert_units(layer))
+        base = overlay(_clear_replaced(base, layer), _convert_units(layer))
     run = build(Run, base)
     if not run.data.source:
         raise ConfigError(
@@ -106,18 +106,12 @@ def _read_stored(folder: Path) -> dict[str, Any]:
     return read_yaml(folder / "config.yaml")
 
 
-def _replace_length(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` without its length, if ``layer`` sets another kind of length."""
-    if any(_group(layer, "schedule").get(name) is not None for name in LENGTHS):
-        return overlay(base, {"schedule": dict.fromkeys(LENGTHS)})
-    return base
-
-
-def _replace_warmup(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` without its warm-up in steps, if ``layer`` sets the warm-up, as a share or in steps."""
-    if any(_group(layer, "schedule").get(name) is not None for name in WARMUPS):
-        return overlay(base, {"schedule": {"warmup_steps": None, "recipe_steps": None}})
-    return base
+def _clear_replaced(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``base`` without its length and its warm-up in steps, where ``layer`` sets another kind of length or warm-up."""
+    given = {name for name, value in _group(layer, "schedule").items() if value is not None}
+    cleared = (*LENGTHS,) if given.intersection(LENGTHS) else ()
+    cleared += ("warmup_steps", "recipe_steps") if given.intersection(WARMUPS) else ()
+    return overlay(base, {"schedule": dict.fromkeys(cleared)}) if cleared else base
 
 
 def _convert_units(layer: Mapping[str, Any]) -> dict[str, Any]:

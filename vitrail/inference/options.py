@@ -27,7 +27,8 @@ from vitrail.weights.onnx import ExportedBackbone
 class InferenceOptions:
     """How a model and its images are read; what every verb that uses a model has in common.
 
-    ``size``, ``grid`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them.
+    ``size``, ``grid``, ``preprocessing`` and ``classes``, a file of names, are what weights do not state, as `vitrail.load` takes
+    them.
     ``zoom`` is how many times as large pictures are shown in windows, as `Task.predict` takes it. Files of more than
     ``max_pixels`` are bad. With ``tune`` a verb may time the network's blocks on a CPU for the fastest ``plan``
     (`vitrail.inference.tuning`).
@@ -36,6 +37,7 @@ class InferenceOptions:
     size: tuple[int, int] | None = None
     grid: tuple[int, int] | None = None
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    classes: Path | None = None
     zoom: float = 1.0
     batch: int = 64
     workers: int = 0
@@ -59,18 +61,18 @@ class InferenceOptions:
             return self
         return replace(self, workers=-(-self.workers // ranks.local_world), quiet=self.quiet or not ranks.first)
 
-    def load(self, model: str | Path | Task, classes: Path | None, say: Say) -> Task:
+    def load(self, model: str | Path | Task, say: Say) -> Task:
         """Returns the model, on its device and ready to predict; a `Task` is taken as it is.
 
         Raises `ConfigError` for a `Task` with options that only a loaded model can follow, and as `weights.load`.
         """
         if isinstance(model, Task):
-            if self.size or self.grid or self.preprocessing or classes:
+            if self.size or self.grid or self.preprocessing or self.classes:
                 what = "classes, a size, a grid or preprocessing were given for a model in memory, which has its own"
                 raise ConfigError(what, "change the model, as by model.preprocessing.override(...), or load it anew")
         else:
             known = {"image_size": self.size, "grid": self.grid, "preprocessing": self.preprocessing}
-            model = weights.load(model, classes_file=classes, log=say, **known)
+            model = weights.load(model, classes_file=self.classes, log=say, **known)
         if isinstance(model.backbone, ExportedBackbone):
             self._check_graph()
         choose_windows(model, self.zoom)  # refused before any image is read

@@ -334,9 +334,7 @@ def _describe_attention(model: Task) -> list[dict[str, Any]]:
     ]
 
 
-def load_model(
-    model: str, *, name: str | None, classes: Path | None, options: InferenceOptions, say: Say
-) -> LoadedModel:
+def load_model(model: str, *, name: str | None, options: InferenceOptions, say: Say) -> LoadedModel:
     """Loads a model onto its device, tunes it for batches of ``options``, and tests it on one picture.
 
     Raises the errors of `vitrail.load`.
@@ -344,7 +342,7 @@ def load_model(
     if name is not None and not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} is not valid in a URL", "use letters, digits, dots and dashes")
     resolved = resolve_model(model)
-    task = options.load(model, classes, say)
+    task = options.load(model, say)
     about = _read_about(resolved)
     say(f"sha256   {about['sha256']}  {resolved.path.name}")
     if isinstance(task.backbone, ExportedBackbone):

@@ -71,11 +71,11 @@ def embed(
         from vitrail.inference.parts.compute import Job
         from vitrail.inference.parts.write import write_parts
 
-        job = Job(verb="embed", model=model, classes=options.to_path(classes), options=reading)
+        job = Job(verb="embed", model=model, options=reading)
         return write_parts(job, options.list_inputs(inputs), division, log)
     if format is not None:
         raise ConfigError("--format is that of parts, and there is no --parts", "--out says its format by its ending")
-    task = reading.load(model, options.to_path(classes), log)
+    task = reading.load(model, log)
     images = find_inputs(options.list_inputs(inputs))
     reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(bad_list))

@@ -102,7 +102,7 @@ def evaluate(
                 what = "a model in memory has no file to compare with a SHA-256"
                 raise ConfigError(what, "give the path of its weights")
             check_sha256(model, sha256)
-        task = reading.load(model, options.to_path(classes), log)
+        task = reading.load(model, log)
         if operations := task.provenance.get("operations"):
             log(f"trained  {large(operations, 'FLOP')} in all steps")
         task.check_can_answer()

@@ -110,7 +110,7 @@ def read(given: Mapping[str, Any], *, max_bad: str = "1%") -> InferenceOptions:
 
 
 def read_weights(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``size``, ``grid`` and ``preprocessing`` of `InferenceOptions`. Raises `ConfigError` for a size and a crop."""
+    """Returns the fields of `InferenceOptions` for what weights do not state. Raises `ConfigError` for a size and a crop."""
     size, crop, resize = given.get("size"), given["crop"], given["resize"]
     if size is not None and crop is not None:
         raise ConfigError("--size and --crop are the same, and both are given", "give one of them")
@@ -124,6 +124,7 @@ def read_weights(given: Mapping[str, Any]) -> dict[str, Any]:
         "size": None if pixels is None else size_in_pixels(pixels),
         "grid": None if grid is None else grid_of_patches(grid),
         "preprocessing": preprocessing,
+        "classes": to_path(given["classes"]),
     }
 
 

@@ -95,9 +95,9 @@ def predict(
         from vitrail.inference.parts.write import write_parts
 
         asked = {"top": top, "threshold": threshold, "fast": fast}
-        job = Job(verb="predict", model=model, classes=options.to_path(classes), options=reading, asked=asked)
+        job = Job(verb="predict", model=model, options=reading, asked=asked)
         return write_parts(job, options.list_inputs(inputs), division, log)
-    task = reading.load(model, options.to_path(classes), log)
+    task = reading.load(model, log)
     wanted = choose_decode_options(task, top=top, threshold=threshold)
     if overlay is not None and not task.draws_answers:
         what = f"pictures of answers of the task {task.name}, which do not lie in the picture"

@@ -77,7 +77,6 @@ def serve(
         None if model is None else str(model),
         ServerLimits(batch=max_batch, queue=queue, deadline=deadline, body=max_body << 20, drain=drain),
         options=reading,
-        classes=options.to_path(classes),
         name=name,
         host=host,
         port=port,

@@ -45,13 +45,12 @@ class Job:
 
     verb: Literal["predict", "embed"]
     model: str | Path | Task
-    classes: Path | None = None
     options: InferenceOptions = InferenceOptions()
     asked: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self, say: Say) -> Task:
         """The model. Raises `ConfigError` if it cannot do what is asked."""
-        task = self.options.load(self.model, self.classes, say)
+        task = self.options.load(self.model, say)
         if self.verb == "predict":
             check_fast(self.asked["fast"], self.options)
             self.decode_options(task)

@@ -82,7 +82,7 @@ def convert(
         destination,
         to,
         force=force,
-        classes_file=options.to_path(classes),
+        classes_file=weights["classes"],
         preprocessing=weights["preprocessing"],
         image_size=weights["size"],
         grid=weights["grid"],

@@ -84,6 +84,9 @@ def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: No
     differing = [
         _compare_tensors(name, one[name], other[name]) for name in alike if not equal_bits(one[name], other[name])
     ]
+    described = {
+        name: (facts[0].get(name, ABSENT), facts[1].get(name, ABSENT)) for name in dict.fromkeys([*facts[0], *facts[1]])
+    }
     return Difference(
         as_models=bool(facts[0]),
         equal=len(alike) - len(differing),
@@ -96,7 +99,7 @@ def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: No
         shapes={name: (_format_shape(one[name]), _format_shape(other[name])) for name in shared if name not in alike},
         only_first=tuple(name for name in one if name not in other),
         only_second=tuple(name for name in other if name not in one),
-        facts=_compare_facts(*facts),
+        facts={name: values for name, values in described.items() if values[0] != values[1]},
     )
 
 
@@ -134,15 +137,6 @@ def flatten_description(description: Mapping[str, Any]) -> dict[str, Any]:
         elif name not in ("metrics", "provenance", "format_version"):
             flat[name] = value
     return flat
-
-
-def _compare_facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    names = dict.fromkeys([*one, *other])
-    return {
-        name: (one.get(name, ABSENT), other.get(name, ABSENT))
-        for name in names
-        if one.get(name, ABSENT) != other.get(name, ABSENT)
-    }
 
 
 def _format_shape(tensor: Tensor) -> str:

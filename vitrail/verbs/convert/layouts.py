@@ -16,14 +16,14 @@ from torch import Tensor
 from vitrail.errors import CheckpointError, ConfigError, nearest
 from vitrail.files import disk_errors, move_files, replace_folder, stage_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import Say, say_nothing
 from vitrail.tasks import Task
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.tasks.dense.task import DenseTask
 from vitrail.verbs.convert.compare import SMALLEST, equal_bits, flatten_description
 from vitrail.weights.adapt import apply_changes, fit_to_crop
 from vitrail.weights.description import KEY, describe, read_sidecar, sidecar_path
-from vitrail.weights.encode import ENCODERS, EncodedModel
+from vitrail.weights.encode import ENCODERS
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, check_replaceable
 from vitrail.weights.huggingface import PROCESSOR
 from vitrail.weights.read import read_model
@@ -114,7 +114,10 @@ def write_layout(
             what = f"the {to} layout cannot express {len(unsaid)} of the model's numerics"
             remedy = "--force writes it all the same; what reads it without vitrail then computes something else"
             raise CheckpointError(what, remedy, value="\n".join(unsaid))
-        _move_into_place(aside, path, written)
+        if path.name in written.files:
+            move_files(path, aside)
+        else:
+            replace_folder(path, aside)
     return Converted(
         path=path,
         source=loaded.layout,
@@ -155,20 +158,13 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
         )
 
 
-def _move_into_place(aside: Path, path: Path, written: EncodedModel) -> None:
-    if path.name not in written.files:
-        replace_folder(path, aside)
-    else:
-        move_files(path, aside)
-
-
 def _prove(model: Task, copy: ResolvedModel) -> float:
     """Returns the difference of outputs between ``model`` and its copy, which is zero or very small.
 
     Raises:
         CheckpointError: a tensor, a fact or an output of the copy is another one; says which, and by how much.
     """
-    again = read_model(copy, _ignore).model
+    again = read_model(copy, say_nothing).model
     facts, copied = _collect_facts(model), _collect_facts(again)
     wrong = [name for name in facts if facts[name] != copied[name]]
     tensors, same = model.backbone.state_dict(), again.backbone.state_dict()
@@ -193,7 +189,7 @@ def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tupl
         CheckpointError: its outputs are off though nothing is missing.
     """
     try:
-        alone = read_model(copy, _ignore, use_sidecar=False).model
+        alone = read_model(copy, say_nothing, use_sidecar=False).model
     except CheckpointError as error:
         return (f"without its description the copy cannot be read: {error.what}",), (), None
     facts, facts_alone = _collect_facts(model), _collect_facts(alone)
@@ -258,6 +254,3 @@ def _describe_model(model: Task) -> str:
     config = model.config
     size, patch = ("x".join(map(str, pair)) for pair in (config.image_size, config.patch_size))
     return f"{config.architecture} of {config.blocks} blocks, {model.width} wide, {size} pixels in patches of {patch}"
-
-
-def _ignore(line: str) -> None: ...

@@ -62,7 +62,7 @@ def check_data(
     if model is not None:
         from vitrail.inference.options import InferenceOptions
 
-        loaded = InferenceOptions().load(model, None, log)
+        loaded = InferenceOptions().load(model, log)
     result = check(data, task=TASK_VERBS[task] if task else None, model=loaded, max_pixels=max_pixels or PIXELS)
     if fix_list is not None:
         rows = result.list_removals()

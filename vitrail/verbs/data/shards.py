@@ -133,17 +133,15 @@ def _write_split(source: Source, folder: Path, images: int, seed: int, bar: Prog
         names=np.frombuffer(keys.blob, np.uint8),
         name_ends=keys.ends,
         stored=order.astype(np.int32),
-        targets=_pack_targets(source),
+        targets=_pack_targets(source.labels, source.multi_label) if source.labelled else None,
     )
     (folder / FOLDER).mkdir()
     write_index(folder / FOLDER, root=BESIDE, shards=shards, classes=source.classes, tables=tables)
     return shards
 
 
-def _pack_targets(source: Source) -> np.ndarray | None:
-    if not source.labelled:
-        return None
-    return source.labels.astype(np.uint8) if source.multi_label else source.labels
+def _pack_targets(labels: np.ndarray, multi_label: bool) -> np.ndarray:
+    return labels.astype(np.uint8) if multi_label else labels
 
 
 def _list_members(source: Source, rows: np.ndarray, checksums: np.ndarray) -> Iterator[tuple[str, bytes]]:
@@ -285,7 +283,7 @@ def _write_found(place: Path, folder: str, shards: list[Shard], found: Found, la
     targets = None
     if labels is not None:
         assert isinstance(labels.values, np.ndarray)
-        targets = labels.values.astype(np.uint8) if labels.multi else labels.values
+        targets = _pack_targets(labels.values, labels.multi)
     root = BESIDE if str(place) == folder else folder
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -387,7 +385,6 @@ def _read_labels(by_kind: dict[str, list[str]], classes: Sequence[str] | None, w
 
 
 def _read_numbers(texts: list[str], where: str) -> np.ndarray:
-    """Returns the numbers of classes (n,)."""
     try:
         return np.array([to_whole(text, "the number of a class") for text in texts])
     except ValueError as error:

@@ -83,7 +83,7 @@ def explain(
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
     asked = ExplainOptions(method=method, layer=layer, head=head, target=target, box=box)
-    how: dict[str, Any] = {"inference": reading, "classes": options.to_path(classes), "say": log}
+    how: dict[str, Any] = {"inference": reading, "say": log}
     paths, folder = options.list_inputs(inputs), options.to_path(out)
     if masks is not None:
         if faithfulness:

@@ -41,14 +41,13 @@ def explain_inputs(
     out: Path,
     *,
     options: ExplainOptions = ExplainOptions(),
-    classes: Path | None = None,
     inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> Results[Explanation]:
     """Explains one image after another and writes into the folder ``out``: ``NAME.METHOD.png``, the picture lit by what
     counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
     """
-    task = inference.load(model, classes, say)
+    task = inference.load(model, say)
     images = find_inputs(inputs)
     options = resolve_options(task, options)
     make_folder(out)

@@ -71,7 +71,6 @@ def measure_faithfulness(
     options: ExplainOptions = ExplainOptions(),
     steps: int = 14,
     draws: int = 2,
-    classes: Path | None = None,
     inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> tuple[int, list[MethodScore]]:
@@ -81,7 +80,7 @@ def measure_faithfulness(
         steps: of the curves; fewer where the maps have fewer cells.
         draws: random maps of each image.
     """
-    task = inference.load(model, classes, say)
+    task = inference.load(model, say)
     if not task.answers_classes:
         what = f"faithfulness is measured by the probability of a class, and the task of the model is {task.name}"
         raise ConfigError(what, "take a classifier")
@@ -197,7 +196,6 @@ def measure_localisation(
     masks: Path,
     *,
     out: Path | None = None,
-    classes: Path | None = None,
     inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> Localisation:
@@ -205,7 +203,7 @@ def measure_localisation(
 
     An image whose mask covers nothing or everything of what the model sees is left out, as is one without a mask.
     """
-    task = inference.load(model, classes, say)
+    task = inference.load(model, say)
     resolve_options(task, ExplainOptions(method="rollout"))
     source = find_inputs(inputs).source
     found = _find_masks(masks, [str(key) for key in source.keys])

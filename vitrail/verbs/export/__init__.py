@@ -83,8 +83,8 @@ def export(
         from vitrail.weights.resolve import resolve_model
 
         read_as = {"preprocessing": reading.preprocessing, "image_size": reading.size, "grid": reading.grid}
-        names = options.to_path(classes)
-        return write_layout(resolve_model(model).path, path, to, force=force, classes_file=names, log=log, **read_as)
+        how = {"force": force, "classes_file": reading.classes, "log": log}
+        return write_layout(resolve_model(model).path, path, to, **how, **read_as)
     limits = Tolerances(exact=not (int8 or pictures), tolerance=tolerance)
     if images is not None and images < 1:
         raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
@@ -96,7 +96,6 @@ def export(
         check=check,
         images=images,
         force=force,
-        classes=options.to_path(classes),
         inference=reading,
         log=log,
     )

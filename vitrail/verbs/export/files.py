@@ -44,7 +44,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import ProgressBar, Say
-from vitrail.tasks.metric import Metric, Targets
+from vitrail.tasks.metric import Targets
 from vitrail.tasks.pictures import to_pixels
 from vitrail.tasks.task import Task
 from vitrail.weights.adapt import fit_to_crop
@@ -128,13 +128,12 @@ def write_export(
     check: Any,
     images: int | None,
     force: bool,
-    classes: Path | None,
     inference: InferenceOptions,
     log: Say,
 ) -> Exported:
     """Writes the graph of ``model`` to ``path``, compares the two on images, and leaves nothing where they differ."""
     _check_destination(path, options, force=force)
-    task = replace(inference, device="cpu").load(model, classes, log)
+    task = replace(inference, device="cpu").load(model, log)
     if isinstance(task.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")
     task = fit_to_crop(task, log)
@@ -328,9 +327,10 @@ class Proof:
         seen, agreed, worst = 0, 0.0, 0.0
         with ProgressBar("comparing", count, quiet=options.quiet) as show:
             images = self._generate(count) if source is None else self._read_inputs(source, truths, options)
-            for pair in compare(self.model, self.graph, _show_progress(images, show)):
+            for pair in compare(self.model, self.graph, images):
                 batch = len(next(iter(pair[0].values())))
                 seen, agreed = seen + batch, agreed + batch * self.task.agreement(*pair)
+                show.update(seen)
                 worst = max(worst, self.task.difference(*pair))
                 for metric, answers in zip(metrics, pair):
                     metric.update(self.task.read_graph(answers), truths[-1][0], [""] * batch, truths[-1][1])
@@ -338,29 +338,29 @@ class Proof:
             raise DataError(
                 "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
             )
-        shapes = compare(self.model, self.graph, self._make_shapes())
+        sizes = choose_sizes(self.task.config)
+        sizes = sizes if self.dynamic or self.pictures else sizes[:1]
+        pictures = generate_pictures(max(BATCHES), self.task.config.in_channels, self.task.config.image_size, seed=1)
+        shapes = compare(self.model, self.graph, map(self._to_input, scale_pictures(pictures, sizes)))
+        compared = {}
+        if metrics:
+            before, after = (metric.compute() for metric in metrics)
+            name = next(iter(before))
+            compared = {"metric": name, f"{name}_before": before[name], f"{name}_after": after[name]}
         return {
             "images": seen,
             "real_images": source is not None,
             "batches": ",".join(map(str, BATCHES)),
-            "sizes": ",".join(f"{height}x{width}" for height, width in self._list_sizes()),
+            "sizes": ",".join(f"{height}x{width}" for height, width in sizes),
             "difference": max([worst, *(self.task.difference(*pair) for pair in shapes)]),
             "agreement": agreed / seen,
-            **_compare_metrics(*metrics),
+            **compared,
             **self._measure_speeds(),
         }
 
     def model(self, inputs: Tensor) -> Answers:
         images = self.task.preprocess(inputs) if self.pictures else inputs
         return self.task.graph(images)
-
-    def _list_sizes(self) -> list[tuple[int, int]]:
-        sizes = choose_sizes(self.task.config)
-        return sizes if self.dynamic or self.pictures else sizes[:1]
-
-    def _make_shapes(self) -> Iterator[Tensor]:
-        pictures = generate_pictures(max(BATCHES), self.task.config.in_channels, self.task.config.image_size, seed=1)
-        return map(self._to_input, scale_pictures(pictures, self._list_sizes()))
 
     def _generate(self, count: int) -> Iterator[Tensor]:
         channels, size = self.task.config.in_channels, self.task.config.image_size
@@ -389,15 +389,6 @@ class Proof:
             before, after = measure_speeds(self.model, self.graph, self._to_input(pictures))
             times |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
         return {**times, "threads": torch.get_num_threads()}
-
-
-def _compare_metrics(*metrics: Metric) -> dict[str, Any]:
-    """Returns the first figure of a judgement, of the model and of the graph; nothing without both."""
-    if not metrics:
-        return {}
-    before, after = (metric.compute() for metric in metrics)
-    name = next(iter(before))
-    return {"metric": name, f"{name}_before": before[name], f"{name}_after": after[name]}
 
 
 def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
@@ -434,11 +425,3 @@ def _read_pictures(source: Source, truths: list[Truth], task: Task, bad: Bad) ->
         frames = Frames.seen(task.preprocessing, [pixels.shape[:2]])
         truths.append((task.targets.collate(np.asarray(item.target)[None]), frames))
         yield torch.tensor(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)[None]
-
-
-def _show_progress(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
-    done = 0
-    for batch in inputs:
-        yield batch
-        done += len(batch)
-        show.update(done)

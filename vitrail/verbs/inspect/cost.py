@@ -39,7 +39,6 @@ def compare_costs(
     *,
     sizes: Sequence[Pair] = SIZES,
     batch: int | None = None,
-    classes: Path | None = None,
     options: InferenceOptions = InferenceOptions(),
     command: str = "",
     say: Say = to_stderr,
@@ -47,7 +46,7 @@ def compare_costs(
     """Measures all models at all sizes, and writes ``report.html``, ``numbers.json``, ``cost.csv`` and charts."""
     _check(models, sizes, batch)
     device = find_device(options.device)
-    loaded = {_label(model, at): _load(model, classes, options, say) for at, model in enumerate(models, 1)}
+    loaded = {_label(model, at): _load(model, options, say) for at, model in enumerate(models, 1)}
     counted, notes = _count(loaded, sizes)
     make_folder(out)
     if batch is None:
@@ -94,10 +93,10 @@ def _label(model: str | Path | Task, number: int) -> str:
     return f"{model.config.about} ({number})" if isinstance(model, Task) else str(model)
 
 
-def _load(model: str | Path | Task, classes: Path | None, options: InferenceOptions, say: Say) -> Model:
+def _load(model: str | Path | Task, options: InferenceOptions, say: Say) -> Model:
     if isinstance(model, str) and model in MODELS and not Path(model).exists():
         return create_backbone(model).eval()  # random weights take the same time and memory
-    task = options.load(model, classes, say)
+    task = options.load(model, say)
     if isinstance(task.backbone, ExportedBackbone):
         what = f"{model} is an exported graph, whose operations and memory are those of its runtime"
         raise ConfigError(what, "give the model that it was exported from")

@@ -66,13 +66,12 @@ def inspect_model(
     *,
     most: int = MOST,
     cost: bool = False,
-    classes: Path | None = None,
     options: InferenceOptions = InferenceOptions(),
     command: str = "",
     say: Say = to_stderr,
 ) -> tuple[Path, dict[str, Any]]:
     """Measures, and writes ``report.html``, ``numbers.json`` and the pictures into ``out``."""
-    task = options.load(model, classes, say)
+    task = options.load(model, say)
     make_folder(out)
     results: dict[str, Any] = {"filters": measure_filters(task), "positions": measure_positions(task)}
     if data is not None:
@@ -220,15 +219,15 @@ def _explain_samples(model: Task, source: Source, options: InferenceOptions, bad
             maps = {name: of(model, images).float().cpu().numpy() for name, of in methods.items()}
         reach = {name: compute_reach(heat.shape[1:], cells[name], size) for name, heat in maps.items()}
         pictures = model.preprocessing.denormalise(images).cpu().numpy()
-        for place, key in enumerate(keys):
-            best = int(scores[place].argmax())
+        for index, key in enumerate(keys):
+            best = int(scores[index].argmax())
             samples.append(
                 Sample(
                     key=str(key),
                     label=model.classes[best],
-                    score=float(scores[place, best]),
-                    picture=to_thumbnail(pictures[place]),
-                    maps={name: heat[place] for name, heat in maps.items()},
+                    score=float(scores[index, best]),
+                    picture=to_thumbnail(pictures[index]),
+                    maps={name: heat[index] for name, heat in maps.items()},
                     reach=reach,
                 )
             )
@@ -277,7 +276,6 @@ def inspect_pair(
     data: Any = None,
     *,
     most: int = MOST,
-    classes: Path | None = None,
     options: InferenceOptions = InferenceOptions(),
     command: str = "",
     say: Say = to_stderr,
@@ -285,24 +283,20 @@ def inspect_pair(
     """Measures heads, positions and filters of two models, and writes ``report.html``, ``numbers.json`` and the pictures into
     ``out``.
     """
-    tasks = [options.load(model, classes, say) for model in models]
+    tasks = [options.load(model, say) for model in models]
     make_folder(out)
+    titles = [name_of(model) for model in models]
+    if titles[0] == titles[1]:  # the whole of a path where both end alike, and a number where that is not enough
+        titles = [title if isinstance(model, Task) else str(model) for title, model in zip(titles, models)]
+    if titles[0] == titles[1]:
+        titles = [f"{title} ({number})" for number, title in enumerate(titles, 1)]
     one, other = (
-        _measure_one_of_pair(task, title, out, data, most, options, command)
-        for task, title in zip(tasks, _name_pair(models))
+        _measure_one_of_pair(task, title, out, data, most, options, command) for task, title in zip(tasks, titles)
     )
     pair = replace(one, notes=_write_pair_notes((one, other), tasks, data)), other
     figures = pair_numbers(pair)
     replace_file(out / "numbers.json", dump_json(figures))
     return write_pair(out, pair), figures
-
-
-def _name_pair(models: Sequence[str | Path | Task]) -> list[str]:
-    """Returns a name of each: the last part of a path, the whole where both end alike, and a number where that is not enough."""
-    names = [name_of(model) for model in models]
-    if len(set(names)) < len(names):
-        names = [name if isinstance(model, Task) else str(model) for name, model in zip(names, models)]
-    return names if len(set(names)) == len(names) else [f"{name} ({place})" for place, name in enumerate(names, 1)]
 
 
 def _measure_one_of_pair(

@@ -62,9 +62,9 @@ def probe(
     from vitrail.runtime.distributed import SINGLE
     from vitrail.verbs.probe.protocols import (
         ProbeProtocol,
-        choose_parts,
+        choose_images,
         compute_features,
-        judge_features,
+        evaluate_features,
         keep_shared,
         open_to_probe,
         warn_of_training_images,
@@ -74,21 +74,21 @@ def probe(
     log = log if ranks.first else say_nothing
     with ranks.share_errors():
         settings = ProbeProtocol(protocol=protocol, k=k, shots=whole_numbers(shots), seeds=seeds)
-        models = [reading.load(model, options.to_path(classes), log)]
+        models = [reading.load(model, log)]
         if against is not None:
-            models.append(InferenceOptions(device=device).load(against, None, log))
+            models.append(InferenceOptions(device=device).load(against, log))
         splits = open_to_probe(data, models[0])
-        train, split, judged = choose_parts(splits)
+        train, split, evaluated = choose_images(splits)
         settings.check(train.labels)
         log(f"data     {splits.layout}")
         for loaded in models:
             warn_of_training_images(loaded, data, splits, log)
-    log(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
-    both = {"train": train, split: judged}
+    log(f"split    learns from train: {len(train):,} images; judged on {split}: {len(evaluated):,}")
+    both = {"train": train, split: evaluated}
     how = {"options": reading, "cache": options.choose_cache(cache), "say": log, "ranks": ranks}
     features = zip(*(compute_features(loaded, both, **how) for loaded in models))
     shared = [keep_shared(of_source) for of_source in features]
-    return ranks.run_on_rank0(lambda: judge_features(settings, split, *shared, say=log))
+    return ranks.run_on_rank0(lambda: evaluate_features(settings, split, *shared, say=log))
 
 
 def run(model: str, data: str, /, *, devices: Devices = None, json: options.AsJson = False, **given: Any) -> int:

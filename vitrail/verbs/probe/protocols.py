@@ -1,6 +1,6 @@
 """The protocols of `vitrail probe`: linear classifier, nearest neighbours and few shots on frozen features.
 
-N judged images, S draws of the few shots, K classes.
+N evaluated images, S draws of the few shots, K classes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vitrail.tasks.task import read_arguments
 
 PROTOCOLS = ("linear", "knn", "fewshot")
 HELD_OUT = 0.15  # of data without a test or validation split
-Answers = dict[str, np.ndarray]  # name -> (S, N) bool: which of the judged images are right
+Answers = dict[str, np.ndarray]  # name -> (S, N) bool: which of the evaluated images are right
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class ProbeProtocol:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Probe(Scores):
-    """The result of a protocol: the figures, and for each judged image and each draw of shots whether it was right.
+    """The result of a protocol: the figures, and for each evaluated image and each draw of shots whether it was right.
 
     ``figures`` has ``accuracy`` with the ends of its 95 % interval, ``accuracy_low`` and ``accuracy_high``; with shots the
     same of each number of them, as ``accuracy_5shot``, the largest of which is the accuracy; with another model also
@@ -124,7 +124,7 @@ def warn_of_training_images(model: Task, data: Any, splits: Splits, say: Say) ->
         say("warning  the model was trained on some of the images that it is evaluated on; the figures may be too high")
 
 
-def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
+def choose_images(splits: Splits) -> tuple[Source, str, Source]:
     """Returns the training images, the name of the evaluated split, and its images. Raises `DataError`."""
     train = splits.train
     if train is None or not len(train):
@@ -133,10 +133,10 @@ def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
     if train.multi_label:
         fact = "the images have several labels each, and a probe judges one label an image"
         raise DataError(fact, "fine-tune instead, with `vitrail train DATA --init MODEL`")
-    split, judged = choose_split(splits)
+    split, evaluated = choose_split(splits)
     if split == "train":
         raise DataError("the data have no split to evaluate on", "give more images, or a split val or test")
-    return train, split, judged
+    return train, split, evaluated
 
 
 def compute_features(
@@ -150,20 +150,14 @@ def compute_features(
 ) -> list[Features]:
     """Returns the features of each source, by a model that is fitted to their channels."""
     with ranks.share_errors():
-        fitting = adapt_channels(model, next(iter(sources.values())), say)
+        train, own = next(iter(sources.values())), model.config.in_channels
+        # of images in memory, as fine-tuning adapts the model; files are decoded to the channels that it has
+        channels = train.images.shape[3] if train.kind == "arrays" else own
+        if channels != own:
+            say(f"channels {channels}, where the weights have {own}: the first layer is adapted")
+            model = weights.adapt(model, in_channels=channels).to(device_of(model)).eval()
     settings = {"options": options, "cache": cache, "say": say, "ranks": ranks}
-    return [features_of(fitting, source, title=f"features of {name}", **settings) for name, source in sources.items()]
-
-
-def adapt_channels(model: Task, train: Source, say: Say) -> Task:
-    """Returns the model for the channels of images in memory, as fine-tuning makes it; files are decoded to what it has."""
-    own = model.config.in_channels
-    channels = train.images.shape[3] if train.kind == "arrays" else own
-    if channels == own:
-        return model
-    say(f"channels {channels}, where the weights have {own}: the first layer is adapted")
-    device = device_of(model)
-    return weights.adapt(model, in_channels=channels).to(device).eval()
+    return [features_of(model, source, title=f"features of {name}", **settings) for name, source in sources.items()]
 
 
 def keep_shared(by_model: Sequence[Features]) -> list[Features]:
@@ -174,18 +168,23 @@ def keep_shared(by_model: Sequence[Features]) -> list[Features]:
     return [features.only(rows) for features in by_model]
 
 
-def judge_features(
-    protocol: ProbeProtocol, split: str, train: Sequence[Features], judged: Sequence[Features], *, say: Say = to_stderr
+def evaluate_features(
+    protocol: ProbeProtocol,
+    split: str,
+    train: Sequence[Features],
+    evaluated: Sequence[Features],
+    *,
+    say: Say = to_stderr,
 ) -> Probe:
     """Returns the probe of one model, or of two on the same images, the first against the second."""
     protocol.check(train[0].targets)
-    answers = [compute_answers(protocol, *features, say=say) for features in zip(train, judged)]
+    answers = [compute_answers(protocol, *features, say=say) for features in zip(train, evaluated)]
     figures: dict[str, float] = {}
     for end, right in answers[0].items():
         figures |= compute_figures(right, end)
         if len(answers) > 1:
             figures |= compare_figures(right, answers[1][end], end)
-    first = judged[0]
+    first = evaluated[0]
     figures |= {"images": len(first), "train_images": len(train[0])}
     return Probe(
         protocol=protocol.protocol,
@@ -222,13 +221,13 @@ def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str,
     }
 
 
-def compute_answers(protocol: ProbeProtocol, train: Features, judged: Features, *, say: Say) -> Answers:
-    """Which judged images are right, by number of shots where there are such; the last comes without a name too."""
+def compute_answers(protocol: ProbeProtocol, train: Features, evaluated: Features, *, say: Say) -> Answers:
+    """Which evaluated images are right, by number of shots where there are such; the last comes without a name too."""
     classes = len(train.source.classes)
     if protocol.protocol == "fewshot":
-        return _few_shot(protocol, train, judged, classes, say)
+        return _few_shot(protocol, train, evaluated, classes, say)
     if protocol.protocol == "knn":
-        scores = knn(train.values, train.targets, judged.values, classes=classes, k=protocol.k)
+        scores = knn(train.values, train.targets, evaluated.values, classes=classes, k=protocol.k)
     else:
         fitted = linear(train.values, train.targets, classes=classes)
         say(f"linear   L2 penalty {fitted.strength:g}, chosen on a fifth of the training images")
@@ -236,11 +235,11 @@ def compute_answers(protocol: ProbeProtocol, train: Features, judged: Features, 
             say(f"warning  {fitted.strength:g} is the edge of the penalties that are tried: another may be better")
         if not fitted.converged:
             say("warning  the solver stopped before the minimum: the accuracy may be a little lower than it could be")
-        scores = fitted(judged.values)
-    return {"": (scores.argmax(1) == judged.targets)[None]}
+        scores = fitted(evaluated.values)
+    return {"": (scores.argmax(1) == evaluated.targets)[None]}
 
 
-def _few_shot(protocol: ProbeProtocol, train: Features, judged: Features, classes: int, say: Say) -> Answers:
+def _few_shot(protocol: ProbeProtocol, train: Features, evaluated: Features, classes: int, say: Say) -> Answers:
     usable = find_usable_shots(protocol.shots, train.targets)
     if missing := [shots for shots in protocol.shots if shots not in usable]:
         fewest = int(np.unique(train.targets, return_counts=True)[1].min())
@@ -248,8 +247,8 @@ def _few_shot(protocol: ProbeProtocol, train: Features, judged: Features, classe
     answers: Answers = {}
     for shots in usable:
         draws = (draw_shots(train.targets, shots, seed) for seed in range(protocol.seeds))
-        scores = (ridge(train.values[rows], train.targets[rows], judged.values, classes=classes) for rows in draws)
-        answers[f"_{shots}shot"] = np.stack([draw.argmax(1) == judged.targets for draw in scores])  # (S, N)
+        scores = (ridge(train.values[rows], train.targets[rows], evaluated.values, classes=classes) for rows in draws)
+        answers[f"_{shots}shot"] = np.stack([draw.argmax(1) == evaluated.targets for draw in scores])  # (S, N)
     return {"": answers[f"_{usable[-1]}shot"], **answers}
 
 

@@ -116,7 +116,7 @@ def transfer(
         if FINETUNE in asked:
             # invalid settings are refused before anything is computed
             tuning.run(init, next(iter(names.values())), reading, seed=0)
-        task = reading.load(init, options.to_path(classes), log)
+        task = reading.load(init, log)
     cells = Cells(folder, "transfer")
 
     def begin() -> None:

@@ -36,10 +36,10 @@ from vitrail.text import plural
 from vitrail.training.train import train
 from vitrail.verbs.probe.protocols import (
     ProbeProtocol,
-    choose_parts,
+    choose_images,
     compute_features,
     compute_figures,
-    judge_features,
+    evaluate_features,
     open_to_probe,
     warn_of_training_images,
 )
@@ -89,8 +89,8 @@ class Tuning:
         return request(recipe=self.recipe, flags=flags, settings=(*of_data, *self.settings))[0]
 
 
-def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
-    """Returns the protocols. Raises `ConfigError` for an unknown or repeated protocol, and for none."""
+def check_protocols(protocols: Sequence[str]) -> None:
+    """Raises `ConfigError` for an unknown or repeated protocol, and for none."""
     for protocol, count in Counter(protocols).items():
         if protocol not in ALL:
             raise ConfigError(f"there is no protocol {protocol!r}", nearest(protocol, ALL))
@@ -98,7 +98,6 @@ def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
             raise ConfigError(f"the protocol {protocol} is named {count} times", "name it once")
     if not protocols:
         raise ConfigError("no protocols were named", f"choose some of {', '.join(ALL)}")
-    return protocols
 
 
 def name_data(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
@@ -169,21 +168,21 @@ class DataSet:
         return open_to_probe(self.data, self.model)
 
     @cached_property
-    def parts(self) -> tuple[Source, str, Source]:
+    def images(self) -> tuple[Source, str, Source]:
         """Returns the training images, the name of the evaluated split, and its images."""
         with self.ranks.share_errors():
-            return choose_parts(self.splits)
+            return choose_images(self.splits)
 
     @cached_property
     def departures(self) -> list[str]:
         """Returns what makes the figures differ from those of VTAB-1k."""
-        return find_departures(self.task, self.parts[0]) if self.task is not None else []
+        return find_departures(self.task, self.images[0]) if self.task is not None else []
 
     @cached_property
     def features(self) -> list[Features]:
         """Returns the features of the training images and of the evaluated split."""
-        learnt, split, judged = self.parts
-        both = {"train": learnt, split: judged}
+        learnt, split, evaluated = self.images
+        both = {"train": learnt, split: evaluated}
         how = {"options": self.options, "cache": self.cache, "say": self.say, "ranks": self.ranks}
         return compute_features(self.model, both, **how)
 
@@ -200,11 +199,11 @@ class DataSet:
         if len(kept) == len(probes):
             return kept
         try:
-            learnt, split, judged = self.parts
+            learnt, split, evaluated = self.images
         except OF_ONE_DATA_SET as error:
             failure = report_failure(error, self.say)
             return {name: kept.get(name, failure) for name in probes}
-        self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(judged):,}")
+        self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(evaluated):,}")
         for words in self.departures:
             self.say(f"warning  {words}")
         warn_of_training_images(self.model, self.data, self.splits, self.say)
@@ -223,14 +222,14 @@ class DataSet:
     def probe(self, protocol: ProbeProtocol) -> dict[str, float]:
         """Returns the figures of a protocol on frozen features."""
         with self.ranks.share_errors():
-            protocol.check(self.parts[0].labels)
-        learnt, judged = self.features
-        judge = partial(judge_features, protocol, self.parts[1], [learnt], [judged], say=self.say)
-        return self.ranks.run_on_rank0(judge).figures
+            protocol.check(self.images[0].labels)
+        learnt, evaluated = self.features
+        evaluate = partial(evaluate_features, protocol, self.images[1], [learnt], [evaluated], say=self.say)
+        return self.ranks.run_on_rank0(evaluate).figures
 
     def fine_tune(self, tuning: Tuning) -> dict[str, float]:
         """The accuracy after fine-tuning on the images that the probes are judged on: the mean over seeds, and that of each."""
-        learnt, split, judged = self.parts
+        learnt, split, evaluated = self.images
         of_data = choose_settings(self.task) if self.task is not None else ()
         right = []
         for seed in range(tuning.seeds):
@@ -239,10 +238,10 @@ class DataSet:
             how = {"quiet": self.options.quiet, "command": self.command, "ranks": self.ranks}
             result = train(run, out=folder, data=self.splits, **how)
             with self.ranks.share_errors():
-                tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
-            options, bad = self.options.of_rank(self.ranks), self.options.record_bad(judged)
-            samples = evaluate_model(tuned, judged, options, split=split, bad=bad, ranks=self.ranks).metric.samples()
-            assert samples is not None, "a classifier is judged by each image"
+                tuned = InferenceOptions(device=self.options.device).load(result.folder, self.say)
+            options, bad = self.options.of_rank(self.ranks), self.options.record_bad(evaluated)
+            samples = evaluate_model(tuned, evaluated, options, split=split, bad=bad, ranks=self.ranks).metric.samples()
+            assert samples is not None, "a classifier is evaluated by each image"
             right.append(samples)
         by_seed = (
             {f"{RUN}{seed}": float(samples.mean()) for seed, samples in enumerate(right)} if len(right) > 1 else {}
