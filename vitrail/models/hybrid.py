@@ -3,6 +3,8 @@
 The ResNet is that of He et al. 2015 (with the stride in the 3 x 3 convolution), with group norm and standardised kernels.
 Padding is TensorFlow's SAME: all maps have even sides, and with stride 2 the extra row and column of zeros come last.
 
+BiT's ResNets share `Stage` and the shapes of its blocks.
+
 B images, C channels, H x W pixels, h x w cells of a map, D its channels, N patches.
 """
 

@@ -89,14 +89,28 @@ def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | No
         if last == "gamma":
             assert layer_scale is not None
             parameter.fill_(layer_scale)
-        elif last == "weight" and parameter.ndim > 1:
-            _fill_weight(owner, parameter)
-        elif last == "weight":
+        elif last == "weight" and parameter.ndim == 1:
             parameter.fill_(0 if owner.endswith("norm3") else 1)
+        elif last == "weight" and (owner.startswith("patch_embed") or owner.endswith("pre_logits")):
+            fill_lecun_normal(parameter)
+        elif last == "weight" and is_head(owner):
+            parameter.zero_()
+        elif last == "weight":
+            parts = 3 if owner.endswith("qkv") else 2 if owner.endswith("kv") else 1
+            for matrix in parameter.chunk(parts):
+                nn.init.xavier_uniform_(matrix)
+        elif last == "bias" and owner.endswith(("mlp.fc1", "mlp.fc2")):
+            parameter.normal_(std=1e-6)
         elif last == "bias":
-            _fill_bias(owner, parameter, head_bias)
+            parameter.fill_(head_bias if is_head(owner) else 0)
+        elif last in ("cls_token", "dist_token"):
+            parameter.zero_()
+        elif last == "latent":
+            bound = math.sqrt(6 / (1 + parameter.shape[-1]))
+            parameter.uniform_(-bound, bound)
         else:
-            _fill_token(last, parameter)
+            assert last == "reg_token" or last.startswith("pos_embed"), last
+            parameter.normal_(std=0.02)
 
 
 def _mimic(block: dict[str, nn.Parameter], config: Any) -> None:
@@ -141,17 +155,6 @@ def _factors(noise: float, diagonal: float, like: Tensor) -> tuple[Tensor, Tenso
     return (left * values.sqrt()).to(like), (values.sqrt()[:, None] * right).to(like)
 
 
-def _fill_weight(owner: str, weight: Tensor) -> None:
-    if owner.startswith("patch_embed") or owner.endswith("pre_logits"):
-        fill_lecun_normal(weight)
-    elif is_head(owner):
-        weight.zero_()
-    else:
-        parts = 3 if owner.endswith("qkv") else 2 if owner.endswith("kv") else 1
-        for matrix in weight.chunk(parts):
-            nn.init.xavier_uniform_(matrix)
-
-
 def fill_lecun_normal(weight: Tensor) -> None:
     """Flax's default initialisation; the first axis is that of the outputs."""
     sigma = math.sqrt(1 / weight[0].numel()) / CUT
@@ -173,24 +176,6 @@ def fill_truncated(name: str, parameter: Tensor, head_bias: float) -> None:
         parameter.fill_(1)
     else:
         nn.init.trunc_normal_(parameter, std=0.02)
-
-
-def _fill_bias(owner: str, bias: Tensor, head_bias: float) -> None:
-    if owner.endswith(("mlp.fc1", "mlp.fc2")):
-        bias.normal_(std=1e-6)
-    else:
-        bias.fill_(head_bias if is_head(owner) else 0)
-
-
-def _fill_token(name: str, token: Tensor) -> None:
-    if name in ("cls_token", "dist_token"):
-        token.zero_()
-    elif name == "latent":
-        bound = math.sqrt(6 / (1 + token.shape[-1]))
-        token.uniform_(-bound, bound)
-    else:
-        assert name == "reg_token" or name.startswith("pos_embed"), name
-        token.normal_(std=0.02)
 
 
 def is_head(owner: str) -> bool:

@@ -1,6 +1,6 @@
-"""Layers shared by the architectures: patches and tokens, dense layers, MLP, stochastic depth.
+"""Layers shared by the architectures: patches and tokens, dense layers, MLP, stochastic depth, heads, standardised convolutions, group norm.
 
-B images, C channels, P x Q pixels a patch, N patches, T tokens, D width, M MLP width.
+B images, C channels, P x Q pixels a patch, h x w cells of a map, N patches, T tokens, D width, M MLP width, K classes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The Pyramid Vision Transformer (Wang et al. 2021, "A Versatile Backbone for Dense Prediction without Convolutions").
 
-B images, C channels, H x W pixels, h x w = N cells of a stage's map, T tokens, D width of a stage, K classes.
+B images, C channels, H x W pixels, h x w = N cells of a stage's map, T tokens, D width of a stage;
+in attention R the reduction, K keys, H heads, E = D / H. PVT v2 shares `PyramidConfig` and `ReducedAttention`.
 """
 
 from __future__ import annotations

@@ -65,9 +65,10 @@ def _measure(training: Training, say: Say) -> None:
     total = training.steps * cost.step + run.save.evaluations * cost.evaluation
     bottleneck = "the data" if waiting > cost.step - waiting else "the model"
     largest = _find_largest_batch(training)
+    memory = torch.cuda.max_memory_allocated() if training.device.type == "cuda" else peak_memory()
     say(f"speed    {cost.step * 1000:.1f} ms a step, {run.data.batch / cost.step:.3g} images/s")
     say(f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(cost.evaluation)} included")
-    say(f"memory   {_read_memory(training) / 2**30:.2f} GiB so far")
+    say(f"memory   {memory / 2**30:.2f} GiB so far")
     say(f"batch    {run.data.batch} in micro-steps of {run.data.micro_batch}; largest micro-batch that ran: {largest}")
     say(f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms")
 
@@ -106,9 +107,3 @@ def _find_largest_batch(training: Training) -> str:
             training.working.zero_grad(set_to_none=True)
 
     return str(find_largest_batch(step, LARGEST_BATCH))
-
-
-def _read_memory(training: Training) -> int:
-    if training.device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return peak_memory()

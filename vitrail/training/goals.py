@@ -17,7 +17,6 @@ from torch import Tensor
 
 from vitrail import weights
 from vitrail.config.schema import Run
-from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source, choose_split, drop_annotations, list_splits
 from vitrail.errors import ConfigError, DataError
@@ -56,6 +55,26 @@ from vitrail.training.provenance import Ending, Outcome, provenance, run_facts
 from vitrail.training.state import Training
 from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
+
+TOO_SMALL_TO_BLUR = 64  # pixels; the blurs of the papers are for images of 224
+SHOWN = 8  # images
+CAPTIONS = {
+    "images": "as the objective sees them, after augmentation",
+    "view 1": "a random crop of the image with changed colours",
+    "view 2": "another such crop; the two should have similar features",
+    "masked": "what the encoder sees; grey is corrupted or hidden",
+    "visible": "what the encoder sees; grey is hidden",
+    "predicted": "the corrupted patches in their predicted colours",
+    "reconstructed": "the image with its hidden patches as predicted",
+}
+OWN_CAPTIONS = {
+    "beit": {
+        "masked": "what the encoder sees; grey is hidden",
+        "codes": "the images as decoded from the tokenizer's codes",
+        "predicted": "the same, with the predicted codes of the hidden patches",
+    },
+    "tokenizer": {"reconstructed": "the image decoded from its codes"},
+}
 
 
 class Goal(Protocol):
@@ -178,10 +197,6 @@ def load_teacher(path: str, model: Task, precision: str, say: Say) -> Teacher:
     size = "{} x {}".format(*teacher.preprocessing.size)
     say(f"teacher  {teacher.config.about}, {len(teacher.classes)} classes, images of {size}: {path}")
     return Teacher(teacher, model.classes, model.preprocessing, precision)
-
-
-TOO_SMALL_TO_BLUR = 64  # pixels; the blurs of the papers are for images of 224
-SHOWN = 8  # images
 
 
 class EncoderGoal:
@@ -338,17 +353,12 @@ def make_objective(
             f"warning  a batch of {run.data.batch} holds each of {len(data.train)} images more than once, and each is to be "
             "unlike itself: give a smaller --batch"
         )
-    policy = drop_blur(run.augment, preprocessing.size, say)
+    policy = run.augment
+    if any(policy.blur_views) and min(preprocessing.size) < TOO_SMALL_TO_BLUR:  # SimCLR's for CIFAR has no blur either
+        say("views    no blur: images of {} x {} would lose their content".format(*preprocessing.size))
+        policy = replace(policy, blur_views=(0.0, 0.0))
     augmented = Augmented(policy=policy, preprocessing=preprocessing, seed=run.seed, cropped=data.cropped)
     return objective, ViewInputs(augmented, objective, codes)
-
-
-def drop_blur(policy: Augment, size: tuple[int, int], say: Say) -> Augment:
-    """Returns the policy without the blur of its views where images are too small for it: SimCLR's for CIFAR has none either."""
-    if not any(policy.blur_views) or min(size) >= TOO_SMALL_TO_BLUR:
-        return policy
-    say(f"views    no blur: images of {size[0]} x {size[1]} would lose their content")
-    return replace(policy, blur_views=(0.0, 0.0))
 
 
 def collect_figures(records: Sequence[dict], columns: Sequence[str]) -> dict[str, float]:
@@ -407,25 +417,6 @@ def draw_panels(training: Training, preprocessing: Preprocessing, data: RunData)
         for name, images in pictures.items()
         for pixels in [preprocessing.denormalise(images)]
     )
-
-
-CAPTIONS = {
-    "images": "as the objective sees them, after augmentation",
-    "view 1": "a random crop of the image with changed colours",
-    "view 2": "another such crop; the two should have similar features",
-    "masked": "what the encoder sees; grey is corrupted or hidden",
-    "visible": "what the encoder sees; grey is hidden",
-    "predicted": "the corrupted patches in their predicted colours",
-    "reconstructed": "the image with its hidden patches as predicted",
-}
-OWN_CAPTIONS = {
-    "beit": {
-        "masked": "what the encoder sees; grey is hidden",
-        "codes": "the images as decoded from the tokenizer's codes",
-        "predicted": "the same, with the predicted codes of the hidden patches",
-    },
-    "tokenizer": {"reconstructed": "the image decoded from its codes"},
-}
 
 
 # by the name of the objective

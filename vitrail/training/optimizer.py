@@ -259,12 +259,9 @@ class Optimiser:
     def gradient_norm(self) -> Tensor:
         """Returns the global norm of the gradients (a scalar); clipped in place to ``settings.clip`` where that is set."""
         limit = math.inf if self.settings.clip is None else self.settings.clip
-        if self.exact:
-            return self._clip_exactly(limit)
-        return gather_full(nn.utils.clip_grad_norm_(self.parameters.values(), limit, foreach=True))
-
-    def _clip_exactly(self, limit: float) -> Tensor:
-        """Clips in fp64 until the last rounding, so that it does not depend on how tensors are cut into shards."""
+        if not self.exact:
+            return gather_full(nn.utils.clip_grad_norm_(self.parameters.values(), limit, foreach=True))
+        # in fp64 until the last rounding, so that it does not depend on how tensors are cut into shards
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         squares = [gather_full(gradient.double().square().sum()) for gradient in gradients]
         norm = torch.stack(squares).sum().sqrt().float()

@@ -65,7 +65,11 @@ def run_facts(
     run: Run, steps: int, folder: RunFolder, built: BuiltModel, data: RunData, ending: Ending
 ) -> dict[str, Any]:
     """Returns the fields of `RunFacts`: what the report and the card of every run say."""
-    today = date.today().isoformat()
+    today, unread = date.today().isoformat(), len(data.bad)
+    notes = folder.find_damage()
+    if unread:
+        listed = "they are" if unread > 1 else "it is"
+        notes = [f"{plural(unread, 'image')} could not be read; {listed} listed in bad_images.csv", *notes]
     return {
         "title": folder.path.name,
         "command": ending.command,
@@ -91,14 +95,5 @@ def run_facts(
         "date": today,
         "provenance": versions() | {"seed": run.seed, "steps": steps, "date": today},
         "location": str(folder.path),
-        "notes": [*note_unread(len(data.bad)), *folder.find_damage()],
+        "notes": notes,
     }
-
-
-def note_unread(count: int) -> list[str]:
-    """Returns the note of a report on images that were skipped."""
-    if not count:
-        return []
-    return [
-        f"{plural(count, 'image')} could not be read; {'they are' if count > 1 else 'it is'} listed in bad_images.csv"
-    ]

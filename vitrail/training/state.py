@@ -179,11 +179,8 @@ class use_average:
         copy_(list(tensors.values()), [values[name] for name in tensors])
 
 
-FREE_FORM = (
-    "model.changes",
-    "model.preprocessing",
-    "objective.changes",
-)  # settings whose fields are not those of a class
+# settings whose fields are not those of a class
+FREE_FORM = ("model.changes", "model.preprocessing", "objective.changes")
 
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

@@ -87,7 +87,14 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
                 what = f"out of memory with micro-batches of {min(micro, len(inputs[0]))} images on this rank"
                 raise ConfigError(what, f"resume with --set data.micro_batch={smaller}") from error
         micro = smaller
-        _shrink(training, micro)
+        run = training.run = replace(training.run, data=replace(training.run.data, micro_batch=micro))
+        training.folder.write_config(run)
+        training.folder.log(
+            f"out of memory at step {training.progress.step}: {run.accumulate} micro-steps of {micro} images from here on; "
+            "the run is no longer bit-comparable with one that never ran out"
+        )
+        if training.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dict[str, Tensor]:
@@ -100,7 +107,9 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
     micro_batches = split_batch(training, inputs, micro)
     for count, (chunk, counted) in enumerate(micro_batches):
         seed(training, ranks.rank * len(micro_batches) + count)
-        defer_sums(training, last=count == len(micro_batches) - 1)
+        if not ranks.is_single and training.run.compute.parallel == "replicate":
+            # once an update; the gradients of shards are exchanged at once, since whole ones would not fit in memory
+            training.trained.set_requires_gradient_sync(count == len(micro_batches) - 1)  # type: ignore[attr-defined]
         with training.autocast:
             loss, measured = training.step_module(*chunk)
         share = counted / images
@@ -126,12 +135,6 @@ def split_batch(training: Training, inputs: tuple[Tensor, ...], micro: int) -> l
     blank = tuple(tensor[:1] for tensor in inputs)
     assert images, "the loader refuses a part without a good image"
     return [(chunk, len(chunk[0])) if len(chunk[0]) else (blank, 0) for chunk in micro_batches]
-
-
-def defer_sums(training: Training, *, last: bool) -> None:
-    """Exchanges replicated gradients once an update; those of shards at once, since whole ones would not fit in memory."""
-    if not training.ranks.is_single and training.run.compute.parallel == "replicate":
-        training.trained.set_requires_gradient_sync(last)  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
@@ -175,22 +178,17 @@ def _backward_contrastive(
 
 
 def seed(training: Training, count: int) -> None:
-    """Seeds torch's generator for micro-step number ``count``."""
-    torch.manual_seed(_mix_seed(training.run.seed, training.progress.step, count))
+    """Seeds torch's generator for micro-step number ``count`` with 63 bits from the counters (the finaliser of splitmix64)."""
+    value = 0
+    for part in (training.run.seed, training.progress.step, 0, count):
+        value = (value ^ part) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 31
+    torch.manual_seed(value >> 1)
 
 
 def scale_loss(training: Training, loss: Tensor) -> Tensor:
     return loss if training.scaler is None else training.scaler.scale(loss)
-
-
-def _mix_seed(seed: int, step: int, micro: int) -> int:
-    """Returns one 63-bit seed from three counters (the finaliser of splitmix64)."""
-    value = 0
-    for part in (seed, step, 0, micro):
-        value = (value ^ part) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        value ^= value >> 31
-    return value >> 1
 
 
 def _collect_gradients(training: Training) -> None:
@@ -204,17 +202,6 @@ def _collect_gradients(training: Training) -> None:
             gradient = worker.grad.float()
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             worker.grad = None
-
-
-def _shrink(training: Training, micro: int) -> None:
-    run = training.run = replace(training.run, data=replace(training.run.data, micro_batch=micro))
-    training.folder.write_config(run)
-    training.folder.log(
-        f"out of memory at step {training.progress.step}: {run.accumulate} micro-steps of {micro} images from here on; "
-        "the run is no longer bit-comparable with one that never ran out"
-    )
-    if training.device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _raise_diverged(training: Training, reading: Reading, norm: float) -> None:

@@ -151,9 +151,15 @@ def train(
 def _begin(run: Run, out: Path | None, data: Any, transform: Transform | None) -> _Begun:
     """Finds out whether a run is new, goes on or is finished.
 
-    Raises `ConfigError` for the settings of another run, and `DataError` where a finished run was trained on other data.
+    Raises `ConfigError` for the settings of another run, `DataError` where a finished run was trained on other data, and
+    `CheckpointError` for a teacher or tokenizer that does not exist.
     """
-    run, extended, notes = resolve_paths(run), False, []
+    objective = run.objective
+    # in full, because `latest` may be another one when the run is resumed
+    teacher, tokenizer = (
+        path and str(resolve_model(path).path.resolve()) for path in (objective.teacher, objective.tokenizer)
+    )
+    run, extended, notes = replace(run, objective=replace(objective, teacher=teacher, tokenizer=tokenizer)), False, []
     folder = RunFolder(out or name_folder(run))
     finished = folder.status().get("state") == "finished"
     if folder.config.exists():
@@ -176,18 +182,6 @@ def _begin(run: Run, out: Path | None, data: Any, transform: Transform | None) -
 def name_folder(run: Run) -> Path:
     """Returns a new folder under ``runs``, named after the data and the model."""
     return default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem)
-
-
-def resolve_paths(run: Run) -> Run:
-    """Returns the run with full paths to its teacher and its tokenizer: `latest` may be another one when the run is resumed.
-
-    Raises `CheckpointError` where there is no such model.
-    """
-    objective = run.objective
-    teacher, tokenizer = (
-        path and str(resolve_model(path).path.resolve()) for path in (objective.teacher, objective.tokenizer)
-    )
-    return replace(run, objective=replace(objective, teacher=teacher, tokenizer=tokenizer))
 
 
 def _log_and_print(folder: RunFolder, quiet: bool) -> Say:
