@@ -18,12 +18,11 @@ from unittest import mock
 import harness
 import torch
 
-from vitrail.inference.options import InferenceOptions
-from vitrail.inference.tuning import convolves_maps, list_plans
+from vitrail.inference.options import InferenceOptions, convolves_maps, list_plans
 from vitrail.models import configure, sketch
 from vitrail.models.layers import PatchEmbed
 from vitrail.objectives.supervised import Supervised
-from vitrail.runtime.precision import in_precision
+from vitrail.runtime.device import in_precision
 from vitrail.runtime.process import keep_large_buffers
 from vitrail.runtime.tuning import ExecutionPlan, choose_plan
 from vitrail.tasks.classification.classifier import create_classifier

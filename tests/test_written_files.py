@@ -46,7 +46,7 @@ KNOWN = {
     "shards": """shards/tar.py:write_archive shards/index.py:write_index shards/index.py:find_index
         shards/index.py:_hash_and_sync shards/cache.py:_download workflows/shard_data.py:shard_data
         workflows/index_shards.py:_write""",
-    "cached features": "inference/feature_cache.py:keep",
+    "cached features": "inference/features.py:keep",
     "decoded images": "data/decoded_cache.py:_share",
     SHOWN: """analysis/figure.py:save analysis/pictures.py:save_png
         reports/cards.py:write_card reports/page.py:write_page
@@ -58,7 +58,7 @@ KNOWN = {
         studies/report.py:report_study
         verbs/evaluate.py:_write_report workflows/explain.py:_explain_each workflows/explain.py:_write
         workflows/explain_masks.py:_write workflows/inspect.py:inspect workflows/inspect_cost.py:compare_costs
-        workflows/inspect_pair.py:inspect_pair inference/answers.py:prepare_drawing verbs/predict.py:write_answers
+        workflows/inspect_pair.py:inspect_pair inference/outputs.py:prepare_drawing verbs/predict.py:write_answers
         verbs/predict.py:write_rows studies/worker.py:start""",
     PRESENT: "shards/index.py:remember_root",
     PASSING: """data/workers.py:create_memory data/workers.py:serve

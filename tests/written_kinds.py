@@ -23,7 +23,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.exports.sidecar import sums_of, write_sums
 from vitrail.files import read_sealed
 from vitrail.images.decode import BadImage
-from vitrail.inference.feature_cache import FeatureCache, Found
+from vitrail.inference.features import FeatureCache, Found
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runs import checkpoint
 from vitrail.runs.cells import Cells

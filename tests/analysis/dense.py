@@ -1,5 +1,5 @@
 """Attention of every layer as whole matrices of all tokens by all tokens in fp64, made by plain loops from what
-`attention_grids` says in words: the slow and obvious way of what vitrail.analysis.attention_geometry does.
+`attention_grids` says in words: the slow and obvious way of what vitrail.analysis.attention does.
 
 H heads, P prefix tokens, T tokens, Q queries, K keys.
 """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.analysis.dense import asking, dense, dense_distances, is_inside, map_of, pixels, place_of_query, step_down
 from tests.models.tiny import TINY
-from vitrail.analysis.attention_geometry import Lift, spread_to_finer
+from vitrail.analysis.attention import Lift, spread_to_finer
 from vitrail.models import AttentionGrid, create_backbone
 
 CPU = torch.device("cpu")

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tests.models.tiny import TINY
-from vitrail.analysis import throughput
-from vitrail.analysis.cost import measure_cost
-from vitrail.analysis.throughput import Memory, bound_bytes, find_largest_batch, measure_memory, measure_speeds
+from vitrail.analysis import cost
+from vitrail.analysis.cost import Memory, bound_bytes, find_largest_batch, measure_cost, measure_memory, measure_speeds
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
 from vitrail.runtime.timing import Timing
@@ -96,7 +95,7 @@ def test_speeds_are_those_of_passes_in_turns(monkeypatch):
         assert [function.func for function in functions.values()] == list(models.values()) and how["rounds"] == 3
         return {"vit": Timing((0.5, 0.25, 1.0), (0.0,) * 3), "bit": Timing((4.0, 2.0, 1.0), (0.0,) * 3)}
 
-    monkeypatch.setattr(throughput, "time_in_turns", time_in_turns)
+    monkeypatch.setattr(cost, "time_in_turns", time_in_turns)
     speeds = measure_speeds(models, (40, 32), {"vit": 4, "bit": 2}, repeats=3)
     assert speeds == {"vit": (4, 8.0, 4.0, 16.0), "bit": (2, 1.0, 0.5, 2.0)}
 

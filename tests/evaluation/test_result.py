@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vitrail.errors import ConfigError
+from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.evaluation.intervals import bound_percentiles, draw_weights, estimate_interval, paired_difference
-from vitrail.evaluation.result import EvaluationResult
 from vitrail.tasks import Metric
 
 

@@ -17,8 +17,7 @@ from tests.models.tiny import TINY
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, ConfigError, DataError
-from vitrail.inference.feature_cache import default_cache, describe_cache
-from vitrail.inference.features import Features, features_of
+from vitrail.inference.features import Features, default_cache, describe_cache, features_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 

@@ -15,9 +15,8 @@ import torch
 import vitrail
 from tests.models.tiny import TINY
 from vitrail import torch_private
-from vitrail.inference import tuning as inference_tuning
-from vitrail.inference.options import InferenceOptions
-from vitrail.inference.tuning import list_plans, tune_options
+from vitrail.inference import options as inference_options
+from vitrail.inference.options import InferenceOptions, list_plans, tune_options
 from vitrail.runtime import tuning
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.tuning import Choice, ExecutionPlan
@@ -57,7 +56,7 @@ def measured(monkeypatch, tmp_path) -> list[dict[str, Any]]:
         return Choice(plans[-1], seconds, 0.5, how["gradient"]) if images >= ENOUGH else None
 
     monkeypatch.setattr(tuning, "choose_plan", choose)
-    monkeypatch.setattr(inference_tuning, "has_fused", lambda dtype: False)  # not measured, but where a test says so
+    monkeypatch.setattr(inference_options, "has_fused", lambda dtype: False)  # not measured, but where a test says so
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     torch.set_num_threads(4)  # given back after each test
     return asked
@@ -166,8 +165,8 @@ def test_ways_differ_in_threads_and_where_maps_are_convolved_in_layout(measured)
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_ways_differ_in_layers_where_onednn_has_them_and_begin_with_the_default(monkeypatch, faster):
-    monkeypatch.setattr(inference_tuning, "has_fused", lambda dtype: True)
-    monkeypatch.setattr(inference_tuning, "takes_fused", lambda dtype: faster)
+    monkeypatch.setattr(inference_options, "has_fused", lambda dtype: True)
+    monkeypatch.setattr(inference_options, "takes_fused", lambda dtype: faster)
     plans = list_plans("fp32", 1, maps=False)
     assert plans == [ExecutionPlan("fp32", 1, fused=faster), ExecutionPlan("fp32", 1, fused=not faster)]
     words = [plan.describe(plans) for plan in plans]

@@ -15,8 +15,8 @@ from tests.reports import test_classification, test_pretraining
 from tests.reports.inspection import test_one_model
 from tests.reports.reading import PAYLOAD, Page
 from tests.reports.test_transfer import DONE
+from vitrail.analysis.cost import Speed
 from vitrail.analysis.palette import DARK, LIGHT
-from vitrail.analysis.throughput import Speed
 from vitrail.markup import Markup, join, tag
 from vitrail.reports import classification, pretraining, transfer
 from vitrail.reports.inspection.comparison import ComparedCost, Comparison, write_comparison

@@ -14,8 +14,7 @@ from vitrail.config.compose import request
 from vitrail.config.schema import DataSettings
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
-from vitrail.evaluation.evaluate import evaluate_model
-from vitrail.evaluation.result import EvaluationResult
+from vitrail.evaluation.evaluate import EvaluationResult, evaluate_model
 from vitrail.inference.options import InferenceOptions
 from vitrail.runs.checkpoint import load_newest
 from vitrail.runs.folder import RunFolder

@@ -18,8 +18,8 @@ from vitrail.errors import DivergedError, Preempted
 from vitrail.objectives import OBJECTIVES
 from vitrail.runs.checkpoint import list_checkpoints
 from vitrail.runs.folder import RunFolder
+from vitrail.runtime.process import StopRequests
 from vitrail.runtime.progress import ProgressBar
-from vitrail.runtime.signals import StopRequests
 from vitrail.training import cost, loop
 from vitrail.training.goals import GOALS
 from vitrail.training.prepare import prepare

@@ -1,23 +1,149 @@
-"""Attention maps of any layer, head and query. Memory grows linearly with the number of tokens.
+"""Attention maps of any layer, head and query, and how the attention of windows, lines and reduced maps is mapped to the tokens
+of a layer and to positions in the image. Memory grows linearly with the number of tokens.
 
-B images, H heads, P prefix tokens, N = h w positions of a layer's map, T = P + N tokens, Q queries, K keys.
+B images, H heads, P prefix tokens, N = h w positions of a layer's map, T = P + N tokens, Q queries, K keys, R of the queries.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitrail.analysis.attention_geometry import Lift
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, AttentionRecord
 from vitrail.models.backbone import at_rest
+from vitrail.models.layers import by_hand
 
 Place = tuple[int, int]  # row, column
+
+
+class Lift:
+    """Maps rows and columns of the attention matrix of a layer to its tokens: the prefix, then the positions of its map.
+
+    Computes in fp32, also under autocast.
+    """
+
+    def __init__(self, grid: AttentionGrid, device: torch.device) -> None:
+        self.prefix = grid.prefix
+        self.all_ask = grid.queries != (0, 0)  # otherwise the prefix tokens are the only queries
+        self.map = grid.queries if self.all_ask else grid.keys
+        self.tokens = self.prefix + math.prod(self.map)
+        self.grid = grid
+        self.device = device
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """(Q,) token index of each query, T for queries outside the image."""
+        prefix = torch.arange(self.prefix, device=self.device)
+        if not self.all_ask:
+            return prefix
+        if self.grid.rows is None:
+            return torch.arange(self.tokens, device=self.device)
+        return torch.cat([prefix, self._to_tokens(self.grid.rows)])
+
+    @cached_property
+    def columns(self) -> Tensor | None:
+        """(Q, K) token index of each key of each query, T outside the image; None if all queries have the same keys."""
+        return None if self.grid.columns is None else self._to_tokens(self.grid.columns)
+
+    def _to_tokens(self, places: Tensor) -> Tensor:
+        places = places.to(self.device)
+        return torch.where(places < 0, self.tokens, places + self.prefix)
+
+    @cached_property
+    def asks(self) -> Tensor:
+        """(T,) one for tokens that are queries, else zero."""
+        asks = torch.zeros(self.tokens + 1, device=self.device)
+        asks[self.rows] = 1
+        return asks[:-1]
+
+    def mask_outside(self, weights: Tensor, rows: slice) -> Tensor:
+        """Returns ``weights`` (B, H, R, K) of the queries ``rows``, set to zero for keys outside the image."""
+        return weights if self.columns is None else weights * (self.columns[rows] < self.tokens)
+
+    def carry(self, shares: Tensor, weights: Tensor, rows: slice) -> Tensor:
+        """Distributes the shares of the queries ``rows`` over their keys: (B, T) to (B, T).
+
+        Args:
+            shares: (B, T); only those of ``rows`` are used.
+            weights: (B, R, K), zero for keys outside the image.
+        """
+        padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
+        query_shares = padded[:, self.rows[rows]]  # (B, R), zero outside the image
+        if self.columns is None:
+            with by_hand(weights):
+                return self.spread((query_shares[:, None] @ weights)[:, 0])
+        carried = torch.zeros_like(padded)
+        carried.index_add_(1, self.columns[rows].flatten(), (query_shares[..., None] * weights).flatten(1))
+        return carried[:, :-1]
+
+    def spread(self, keys: Tensor) -> Tensor:
+        """Maps values of prefix and keys (..., P + K) to tokens (..., T), dividing the value of a key among its positions."""
+        if self.columns is not None or self.grid.keys == self.map:
+            return keys
+        before, places = keys[..., : self.prefix], keys[..., self.prefix :].unflatten(-1, self.grid.keys)
+        of_rows, of_columns = self.covers
+        with by_hand(places):
+            return torch.cat([before, (of_rows.mT @ places @ of_columns).flatten(-2)], -1)
+
+    @cached_property
+    def covers(self) -> tuple[Tensor, Tensor]:
+        """The positions of the map that a key covers along each axis: (h', h) and (w', w), rows sum to one."""
+        covered = self.grid.covered or self.map
+        of_rows, of_columns = (
+            _compute_cover(*lengths, self.device) for lengths in zip(self.grid.keys, covered, self.map)
+        )
+        return of_rows, of_columns
+
+    @cached_property
+    def centres(self) -> tuple[Tensor, Tensor]:
+        """Centres of positions (N, 2) and keys (K, 2) as (y, x) in pixels, for keys that are the same for all queries."""
+        cell = torch.tensor(self.grid.cell, dtype=torch.float32, device=self.device)
+        axes = [torch.arange(length, device=self.device) + 0.5 for length in self.map]
+        places = torch.cartesian_prod(*axes).reshape(-1, 2) * cell
+        if self.columns is not None or self.grid.keys == self.map:
+            return places, places
+        with by_hand(places):
+            keys = [cover @ axis for cover, axis in zip(self.covers, axes)]
+        return places, torch.cartesian_prod(*keys).reshape(-1, 2) * cell
+
+    def distances(self, rows: slice) -> Tensor:
+        """Returns the distance in pixels between the queries ``rows`` and their keys, without prefix tokens: (R, K)."""
+        places, keys = self.centres
+        outside = places.new_zeros(1, 2)
+        queries = torch.cat([places, outside])[self.rows[rows] - self.prefix]  # (R, 2)
+        if self.columns is None:
+            # not with a matrix product, whose rounding error is a quarter of a pixel on a large image
+            return torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
+        return (queries[:, None] - torch.cat([keys, outside])[self.columns[rows] - self.prefix]).norm(dim=-1)
+
+
+def _compute_cover(keys: int, covered: int, places: int, device: torch.device) -> Tensor:
+    """Key i of k covers the positions from floor(i n / k) to ceil((i + 1) n / k) - 1 of the n covered positions."""
+    key, place = torch.arange(keys, device=device)[:, None], torch.arange(places, device=device)
+    inside = (place >= key * covered // keys) & (place < -(-(key + 1) * covered // keys)) & (place < covered)
+    return inside / inside.sum(1, keepdim=True)
+
+
+def spread_to_finer(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> Tensor:
+    """Distributes shares of a merged map (B, h w) over the finer map it was merged from, (B, h' w').
+
+    Each share is divided equally among the square of positions that were merged. Squares are cropped at the border.
+    """
+    if coarse == fine:
+        return places
+    factors = [-(-many // few) for few, many in zip(coarse, fine)]
+    of_rows, of_columns = (
+        _compute_cover(few, few * factor, many, places.device) for few, factor, many in zip(coarse, factors, fine)
+    )
+    with by_hand(places):
+        return (of_rows.mT @ places.unflatten(1, coarse) @ of_columns).flatten(1)
 
 
 def attention_map(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.analysis.attention_geometry import Lift
+from vitrail.analysis.attention import Lift
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, AttentionRecord
 from vitrail.models.backbone import at_rest

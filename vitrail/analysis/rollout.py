@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.analysis.attention import compute_query_shares
-from vitrail.analysis.attention_geometry import Lift, spread_to_finer
+from vitrail.analysis.attention import Lift, compute_query_shares, spread_to_finer
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionRecord
 from vitrail.models.backbone import at_rest

@@ -16,8 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.attention import Place, check_index, compute_head_maps, compute_query_shares, select_head
-from vitrail.analysis.attention_geometry import Lift
+from vitrail.analysis.attention import Lift, Place, check_index, compute_head_maps, compute_query_shares, select_head
 from vitrail.analysis.pictures import to_rgb, to_thumbnail, to_uint8
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError

@@ -1,24 +1,28 @@
-"""How a model and its images are read, as every verb that uses a model takes it."""
+"""How a model and its images are read, as every verb that uses a model takes it, and the fastest way to compute on a CPU."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from vitrail import weights
 from vitrail.data.sources.bad_images import MOST_BAD, BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
-from vitrail.runtime.device import find_device
-from vitrail.runtime.distributed import Ranks
-from vitrail.runtime.precision import in_precision
+from vitrail.models import device_of, sketch
+from vitrail.models.layers import Conv
+from vitrail.runtime.device import find_device, in_precision
+from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.progress import Say
-from vitrail.runtime.tuning import ExecutionPlan
-from vitrail.tasks.task import Task, choose_windows
+from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan
+from vitrail.tasks.task import WINDOWS, Task, choose_windows
+from vitrail.torch_private import has_fused, takes_fused
 from vitrail.untrusted.limits import PIXELS
 from vitrail.weights.onnx import ExportedBackbone
 
@@ -31,7 +35,7 @@ class InferenceOptions:
     them.
     ``zoom`` is how many times as large pictures are shown in windows, as `Task.predict` takes it. Files of more than
     ``max_pixels`` are bad. With ``tune`` a verb may time the network's blocks on a CPU for the fastest ``plan``
-    (`vitrail.inference.tuning`).
+    (`tune_options`).
     """
 
     size: tuple[int, int] | None = None
@@ -102,3 +106,44 @@ class InferenceOptions:
         if self.device not in (None, "cpu"):
             what = f"an exported graph runs on the CPU, and {self.device} was asked for"
             raise ConfigError(what, "leave --device out, or take the model that it was exported from")
+
+
+def tune_options(
+    options: InferenceOptions, model: Task, say: Say, *, images: float = math.inf, ranks: Ranks = SINGLE
+) -> InferenceOptions:
+    """Returns ``options`` with the plan that is fastest for ``model`` on this processor, where they let it be measured.
+
+    What was measured before is taken; otherwise it is measured if so many ``images`` are worth it (`choose_plan`). The ranks
+    take what the first one finds.
+    """
+    if not options.tune or device_of(model).type != "cpu" or isinstance(model.backbone, ExportedBackbone):
+        return options
+    network = sketch(model.config)
+    plans = list_plans(options.precision, torch.get_num_threads(), maps=convolves_maps(network), ranks=ranks)
+    if len(plans) == 1:
+        return options
+    batch = options.batch if options.zoom == 1 else min(options.batch, WINDOWS)
+    image = (model.config.in_channels, *model.preprocessing.size)
+    named = {"config": repr(model.config), "about": model.about}
+    how = {"batch": batch, "gradient": False, "images": images / ranks.world}
+    choice = ranks.broadcast(recall_plan(network, image, plans, **how, **named))
+    if choice is None:
+        return options
+    say(f"tuned    {choice}")
+    return replace(options, plan=choice.plan)
+
+
+def list_plans(precision: str, threads: int, *, maps: bool, ranks: Ranks = SINGLE) -> list[ExecutionPlan]:
+    """Returns the plans that are timed, in their order; ``maps`` is that of `convolves_maps`."""
+    counts = list_threads(threads) if ranks.is_single else [threads]
+    layouts = [False, True] if maps else [False]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    layers = sorted([True, False], key=lambda fused: fused != takes_fused(dtype)) if has_fused(dtype) else [None]
+    return [
+        ExecutionPlan(precision, count, layout, fused) for layout in layouts for fused in layers for count in counts
+    ]
+
+
+def convolves_maps(network: nn.Module) -> bool:
+    """Whether ``network`` has convolutions besides the projection of patches, which is a dense layer."""
+    return any(isinstance(module, Conv) for module in network.modules())

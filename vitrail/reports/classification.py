@@ -14,7 +14,7 @@ import torch
 from vitrail.analysis.attention import attention_map, compute_reach
 from vitrail.analysis.pictures import to_thumbnail
 from vitrail.data.sources.source import Source
-from vitrail.evaluation.result import EvaluationResult
+from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.markup import Markup
 from vitrail.models import device_of
 from vitrail.reports import training_curves as curves

@@ -15,7 +15,7 @@ import yaml
 
 from vitrail.config.parse import plain
 from vitrail.data.sources.source import Source
-from vitrail.evaluation.result import EvaluationResult
+from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.runtime.progress import duration
 from vitrail.tasks.task import Task
 from vitrail.text import large, listing, shorten

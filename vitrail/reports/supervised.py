@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.evaluation.result import EvaluationResult
+from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.markup import Markup
 from vitrail.reports import training_curves as curves
 from vitrail.reports.charts import strip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from vitrail.runtime.precision import has_bf16
+from vitrail.runtime.device import has_bf16
 from vitrail.runtime.process import cores
 
 try:

@@ -1,7 +1,8 @@
 """What a process has only once: malloc, handlers of signals, torch's threads and its generators of random numbers.
 
 They belong to the user. A library call that needs others restores them; only the command line, whose process is its own, sets
-them for good. Importing this loads no torch.
+them for good. SIGTERM and Ctrl-C become requests that the training loop reads between two steps, so that no step is interrupted,
+or errors that end at once what can be done again. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
 
-from vitrail.errors import DiskError
+from vitrail.errors import DiskError, Interrupted, Preempted
 
 BUS_ERROR = (
     b"error: a file that is mapped into memory, such as decoded images, was cut off, or its disk cannot be read\n"
@@ -104,3 +107,54 @@ def keep_generators() -> Iterator[None]:
 
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         yield
+
+
+class StopRequests:
+    """While entered, the first SIGTERM or SIGINT is noted in `asked`; a second Ctrl-C interrupts at once.
+
+    Python delivers signals to the main thread only; elsewhere this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0  # the number of the signal
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopRequests:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.asked == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
+
+
+def stopped_by(number: int, where: str) -> Preempted | Interrupted:
+    """Returns the error to raise for a signal once the state is saved; ``where`` says how to continue."""
+    if number == signal.SIGTERM:
+        return Preempted("stopped by SIGTERM; a checkpoint is saved", where)
+    return Interrupted("stopped by Ctrl-C; a checkpoint is saved", where)
+
+
+@contextmanager
+def end_at_once(remedy: str) -> Iterator[None]:
+    """Inside, SIGTERM raises `Preempted` and Ctrl-C `Interrupted`, wherever the main thread is; ``remedy`` says how to go on."""
+
+    def preempt(number: int, frame: FrameType | None) -> None:
+        raise Preempted("stopped by SIGTERM", remedy)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, preempt) if in_main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by Ctrl-C", remedy) from None
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import DiskError
 from vitrail.files import cache_folder, disk_errors, read_sealed, write_sealed
+from vitrail.runtime.device import in_precision
 from vitrail.runtime.machine import processor
-from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import cores, use_threads
 from vitrail.runtime.timing import Clock, Timing, time_in_turns
 from vitrail.torch_private import fusing

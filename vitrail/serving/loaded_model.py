@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.attention import Place, check_index, compute_layer_maps, compute_query_shares, compute_reach
-from vitrail.analysis.attention_geometry import Lift
+from vitrail.analysis.attention import Lift, Place, check_index, compute_layer_maps, compute_query_shares, compute_reach
 from vitrail.analysis.explanation import (
     METHODS,
     NEEDS_ANSWER,
@@ -40,8 +39,7 @@ from vitrail.data.pictures import Picture
 from vitrail.errors import ConfigError
 from vitrail.images.decode import size_of
 from vitrail.inference.features import digest_of
-from vitrail.inference.options import InferenceOptions
-from vitrail.inference.tuning import tune_options
+from vitrail.inference.options import InferenceOptions, tune_options
 from vitrail.models import device_of
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Answer, Task

@@ -26,9 +26,8 @@ from vitrail.files import make_folder, read_sealed, write_sealed
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
 from vitrail.runtime.machine import describe
-from vitrail.runtime.process import cores, keep_generators, use_threads
+from vitrail.runtime.process import cores, end_at_once, keep_generators, use_threads
 from vitrail.runtime.progress import ProgressBar, Say, duration, say_nothing
-from vitrail.runtime.signals import end_at_once
 from vitrail.studies.design import SAMPLE, Study
 from vitrail.studies.images import DATA, find_damage, open_images, store_images
 from vitrail.studies.plan import (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vitrail.errors import DiskError, Interrupted, InUseError, Preempted, VitrailError
 from vitrail.files import disk_errors
-from vitrail.runtime.signals import end_at_once
+from vitrail.runtime.process import end_at_once
 from vitrail.studies.plan import Plan, Trial, find_best, read_plan
 from vitrail.studies.results import TrialResult, read_result, write_result
 from vitrail.work.attempts import MOST_DEATHS, Attempts

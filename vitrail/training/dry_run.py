@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 
-from vitrail.analysis.throughput import find_largest_batch
+from vitrail.analysis.cost import find_largest_batch
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.runs.folder import RunFolder

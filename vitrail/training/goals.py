@@ -20,9 +20,8 @@ from vitrail.config.schema import Run
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source, choose_split, drop_annotations, list_splits
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.evaluate import evaluate_model
+from vitrail.evaluation.evaluate import EvaluationResult, evaluate_model
 from vitrail.evaluation.feature_health import Health, diagnose
-from vitrail.evaluation.result import EvaluationResult
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest

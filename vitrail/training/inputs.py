@@ -25,7 +25,7 @@ from vitrail.models import device_of
 from vitrail.models.cost import count_operations, on_meta
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.objective import Objective
-from vitrail.runtime.precision import in_precision
+from vitrail.runtime.device import in_precision
 from vitrail.tasks.task import Task
 from vitrail.weights.tokenizers import SavedTokenizer
 

@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 
 from vitrail.data.loader import Batch
 from vitrail.errors import DataError
+from vitrail.runtime.process import StopRequests, stopped_by
 from vitrail.runtime.progress import ProgressBar
-from vitrail.runtime.signals import StopRequests, stopped_by
 from vitrail.training.optimizer import learning_rate
 from vitrail.training.state import Training, collect_state, collect_tensors, use_average
 from vitrail.training.step import read_steps, take_step

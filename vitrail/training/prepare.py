@@ -18,14 +18,12 @@ from vitrail.data.sources.deep_files import find_levels
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.source import Source, describe_data
 from vitrail.errors import ConfigError
-from vitrail.evaluation.evaluate import evaluate_model
-from vitrail.evaluation.result import EvaluationResult
+from vitrail.evaluation.evaluate import EvaluationResult, evaluate_model
 from vitrail.inference.options import InferenceOptions
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime.device import find_device
+from vitrail.runtime.device import default_precision, find_device
 from vitrail.runtime.distributed import SINGLE, Ranks, localise
 from vitrail.runtime.machine import versions
-from vitrail.runtime.precision import default_precision
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import Say
 from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan

@@ -19,8 +19,8 @@ from vitrail.objectives.objective import Objective
 from vitrail.runs import checkpoint
 from vitrail.runs.checkpoint import BackgroundSaver
 from vitrail.runs.folder import RunFolder
+from vitrail.runtime.device import in_precision
 from vitrail.runtime.distributed import SINGLE, Ranks, gather_full, is_spread, spread_like
-from vitrail.runtime.precision import in_precision
 from vitrail.torch_private import copy_
 from vitrail.training.binding import UNTRAINED
 from vitrail.training.data import TrainingBatches

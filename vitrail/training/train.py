@@ -19,9 +19,8 @@ from vitrail.runs import checkpoint
 from vitrail.runs.folder import FollowerFolder, RunFolder, busy_seconds, default_folder, find_unfinished, why_stopped
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
-from vitrail.runtime.process import keep_generators, use_threads
+from vitrail.runtime.process import StopRequests, keep_generators, use_threads
 from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
-from vitrail.runtime.signals import StopRequests
 from vitrail.text import large
 from vitrail.training.binding import bind_run, check_finished
 from vitrail.training.cost import run_operations

@@ -18,7 +18,7 @@ def doctor(
     ] = None,
 ) -> Mapping[str, object]:
     """Reports on this machine: versions, devices, optional packages, disk, caches, and a numeric self-check."""
-    from vitrail.inference.feature_cache import describe_cache
+    from vitrail.inference.features import describe_cache
     from vitrail.runtime.machine import examine
     from vitrail.runtime.tuning import forget_choices, list_choices
     from vitrail.text import plural

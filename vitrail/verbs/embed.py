@@ -14,7 +14,7 @@ from vitrail.verbs.predict import choose_division
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from vitrail.inference.answers import Embedding
+    from vitrail.inference.outputs import Embedding
     from vitrail.inference.results import Results
 
 
@@ -62,10 +62,10 @@ def embed(
     """
     given = locals()
     reading = options.read(given, max_bad=options.ALL)
-    from vitrail.inference.answers import embed_images
     from vitrail.inference.inputs import find_inputs
+    from vitrail.inference.options import tune_options
+    from vitrail.inference.outputs import embed_images
     from vitrail.inference.results import Results
-    from vitrail.inference.tuning import tune_options
 
     if division := choose_division(given, kinds=("parquet", "jsonl", "npy")):
         from vitrail.inference.parts.compute import Job

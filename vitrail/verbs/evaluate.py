@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitrail.data.sources.source import Source
-    from vitrail.evaluation.result import EvaluationResult
+    from vitrail.evaluation.evaluate import EvaluationResult
     from vitrail.tasks.task import Task
 
 
@@ -85,7 +85,7 @@ def evaluate(
     from vitrail.evaluation.evaluate import evaluate_model
     from vitrail.files import make_folder
     from vitrail.inference.inputs import open_split
-    from vitrail.inference.tuning import tune_options
+    from vitrail.inference.options import tune_options
     from vitrail.runtime.distributed import SINGLE
     from vitrail.runtime.progress import ProgressBar
     from vitrail.tasks.task import Task

@@ -138,6 +138,6 @@ def list_inputs(inputs: str | Path | Sequence[str | Path]) -> list[str]:
 
 def choose_cache(cache: bool | str | Path) -> Path | None:
     """Returns the folder where features are kept, None for none."""
-    from vitrail.inference.feature_cache import default_cache
+    from vitrail.inference.features import default_cache
 
     return default_cache() if cache is True else Path(cache) if cache else None

@@ -84,10 +84,10 @@ def predict(
     """
     given = locals()
     reading = options.read(given, max_bad=options.ALL)
-    from vitrail.inference.answers import answer_images, check_fast, prepare_drawing
     from vitrail.inference.inputs import find_inputs
+    from vitrail.inference.options import tune_options
+    from vitrail.inference.outputs import answer_images, check_fast, prepare_drawing
     from vitrail.inference.results import Results
-    from vitrail.inference.tuning import tune_options
     from vitrail.tasks.task import choose_decode_options
 
     if division := choose_division(given, kinds=("parquet", "jsonl")):

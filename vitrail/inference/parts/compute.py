@@ -18,10 +18,10 @@ import numpy as np
 from vitrail.checksums import sha256_of
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
-from vitrail.inference.answers import answer_images, check_fast, embed_images
 from vitrail.inference.features import digest_of
 from vitrail.inference.inputs import ImageInputs
 from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import answer_images, check_fast, embed_images
 from vitrail.inference.parts.folder import MOST_PARTS, PartFolder, Plan, hash_names
 from vitrail.inference.results import list_rows
 from vitrail.runtime.progress import Say

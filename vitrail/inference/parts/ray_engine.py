@@ -21,7 +21,7 @@ from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.inference.inputs import ImageInputs
 from vitrail.inference.parts.compute import CONTINUE, Compute, Job, compute_parts, make_plan
 from vitrail.inference.parts.folder import PartFolder, read_parts
-from vitrail.runtime.signals import end_at_once
+from vitrail.runtime.process import end_at_once
 from vitrail.tasks.task import Task
 
 STORE = 100 * 2**20  # bytes of the object store of a cluster of our own: only names of images and numbers go through it

@@ -15,13 +15,13 @@ from typing import Literal
 
 from vitrail.errors import ConfigError
 from vitrail.inference.inputs import ImageInputs, find_inputs
+from vitrail.inference.options import tune_options
 from vitrail.inference.parts.compute import CONTINUE, Compute, Job, compute_parts, make_plan
 from vitrail.inference.parts.folder import PartFolder
 from vitrail.inference.results import describe_inputs, named_unreadable, none_readable
-from vitrail.inference.tuning import tune_options
 from vitrail.runtime.machine import versions
+from vitrail.runtime.process import end_at_once
 from vitrail.runtime.progress import ProgressBar, Say
-from vitrail.runtime.signals import end_at_once
 from vitrail.tables import import_pyarrow
 from vitrail.tasks.task import Task
 from vitrail.text import plural

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.analysis.throughput import MOST, Speed
+from vitrail.analysis.cost import LARGEST_BATCH, Speed
 from vitrail.markup import Markup
 from vitrail.reports import charts as draw
 from vitrail.reports.charts import Series
@@ -93,7 +93,7 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
         notes_lines=comparison.notes,
         plots=list(plots.values()),
         batches={cost.largest_batch_is for cost in comparison.costs},
-        most=f"{MOST:,}",
+        most=f"{LARGEST_BATCH:,}",
         costs=list_costs(comparison.costs),
         run={"command": comparison.command, "rows": rows},
     )

@@ -28,7 +28,7 @@ from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import find_inputs, name_files
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import Results
-from vitrail.runtime.precision import in_precision
+from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task
 from vitrail.tasks.dense.answer import Subject

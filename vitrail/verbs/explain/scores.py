@@ -23,7 +23,7 @@ from vitrail.evaluation.intervals import paired_difference
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
-from vitrail.runtime.precision import in_precision
+from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tables import open_table
 from vitrail.tasks import Task

@@ -11,17 +11,16 @@ from typing import Any
 
 import torch
 
+from vitrail.analysis.cost import bound_bytes, measure_memory, measure_speeds, run_largest_batch
 from vitrail.analysis.equivariance import Model, Pair
-from vitrail.analysis.throughput import bound_bytes, measure_memory, measure_speeds, run_largest_batch
 from vitrail.errors import ConfigError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import MODELS, cost_of, create_backbone
 from vitrail.models.config import changed
 from vitrail.reports.inspection.comparison import MOST_MODELS, ComparedCost, Comparison, spell_size, write_comparison
-from vitrail.runtime.device import find_device
+from vitrail.runtime.device import find_device, in_precision
 from vitrail.runtime.machine import available_memory, describe, versions
-from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tables import open_table
 from vitrail.tasks import Task

@@ -46,8 +46,8 @@ from vitrail.reports.inspection.findings import findings
 from vitrail.reports.inspection.numbers import numbers
 from vitrail.reports.inspection.one_model import write_inspection
 from vitrail.reports.inspection.pair import pair_numbers, write_pair
+from vitrail.runtime.device import in_precision
 from vitrail.runtime.machine import describe, versions
-from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import use_threads
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task

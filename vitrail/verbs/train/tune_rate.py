@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.config.schema import Run, ScheduleSettings
 from vitrail.errors import DataError, DivergedError, Interrupted, Preempted
-from vitrail.evaluation.result import EvaluationResult
+from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.progress import Say
