@@ -1,4 +1,5 @@
-"""Layers shared by the architectures: patches and tokens, dense layers, MLP, stochastic depth, heads, standardised convolutions, group norm.
+"""Layers shared by the architectures: patches and tokens, dense layers, MLP, stochastic depth, heads, standardised
+convolutions, group norm.
 
 B images, C channels, P x Q pixels a patch, h x w cells of a map, N patches, T tokens, D width, M MLP width, K classes.
 """
