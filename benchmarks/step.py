@@ -34,7 +34,7 @@ import torchvision
 import transformers
 from torch import Tensor, nn
 
-from vitrail.exports.onnx import to_onnx
+from vitrail.exports.graph import to_onnx
 from vitrail.exports.quantise import to_int8
 from vitrail.models import configure, cost_of, create_backbone
 from vitrail.runtime.process import keep_large_buffers

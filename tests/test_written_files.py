@@ -26,7 +26,7 @@ KNOWN = {
     "timm": "workflows/convert.py:convert",
     "a.npz": "weights/google.py:to_npz",
     "graph.onnx": "weights/onnx/__init__.py:seal_onnx",
-    "check graph.onnx": """exports/sidecar.py:write_sums exports/onnx.py:to_onnx exports/program.py:to_program
+    "check graph.onnx": """exports/sidecar.py:write_sums exports/graph.py:to_onnx exports/graph.py:to_program
         workflows/export.py:export_model workflows/export.py:_write_graph workflows/export.py:_add_figures""",
     "run": """runs/folder.py:write_config runs/folder.py:write_status runs/folder.py:start_metrics
         runs/folder.py:_write_sizes runs/folder.py:write_timing training/binding.py:bind_run training/binding.py:_write_stamps

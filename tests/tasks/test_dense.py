@@ -14,7 +14,7 @@ from tests.models.conftest import gradients
 from tests.tasks.dense_models import BACKBONES, CLASSES, VIT, create, draw_images, draw_targets
 from vitrail.data.augment.placement import Frames
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.exports.onnx import to_onnx
+from vitrail.exports.graph import to_onnx
 from vitrail.objectives import Supervised
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.optimizer import select_trainable

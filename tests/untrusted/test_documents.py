@@ -11,10 +11,10 @@ import pytest
 
 from tests.each_row import each_row
 from vitrail.untrusted.archives import ObjectArrayError, check_expansion, read_array, read_array_member, read_member
+from vitrail.untrusted.files import open_regular
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import DEPTH, DIGITS, YAML_BYTES, YAML_NODES
 from vitrail.untrusted.numbers import to_real, to_whole
-from vitrail.untrusted.regular import open_regular
 from vitrail.untrusted.xml_documents import parse_xml
 from vitrail.untrusted.yaml_documents import YamlError, parse_yaml
 

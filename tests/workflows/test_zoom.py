@@ -15,7 +15,7 @@ from PIL import Image
 import vitrail
 from tests.tasks.dense_models import create, draw_images
 from vitrail.errors import ConfigError
-from vitrail.exports.onnx import to_onnx
+from vitrail.exports.graph import to_onnx
 from vitrail.tasks.pictures import open_image
 from vitrail.weights.description import KEY, describe
 

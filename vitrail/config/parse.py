@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from vitrail.checksums import is_text_intact
 from vitrail.errors import ConfigError, nearest
+from vitrail.untrusted.files import open_regular
 from vitrail.untrusted.limits import YAML_BYTES
-from vitrail.untrusted.regular import open_regular
 from vitrail.untrusted.yaml_documents import YamlError, parse_yaml
 
 Settings = TypeVar("Settings")

@@ -1,4 +1,5 @@
-"""The graph to export: images to named outputs, traced once for any batch size and, if possible, any image size.
+"""The graph to export: images to named outputs, traced once for any batch size and, if possible, any image size. It is written
+as ONNX, or as a `torch.export` program, which torch loads without this package and AOTInductor compiles.
 
 B images, C channels, H x W pixels, K classes, F features.
 """
@@ -8,14 +9,18 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from vitrail.errors import ConfigError
 from vitrail.exports.pictures import Preparation
+from vitrail.files import disk_errors, replace_file
 from vitrail.tasks.task import Task
 
 AXES = {0: "batch", 2: "height", 3: "width"}  # of the images
@@ -82,3 +87,83 @@ def quiet_exporters() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)
+
+
+OPSET = 20  # the opset of torch's exporter
+LARGEST = 1536 * 2**20  # maximum bytes of weights in one file; protobuf messages are limited to 2 GB
+
+
+def to_onnx(
+    model: Task,
+    path: Path,
+    *,
+    metadata: Mapping[str, str] = {},
+    pictures: bool = False,
+    opset: int = OPSET,
+) -> bool:
+    """Writes `Graph` as ONNX, from "images" (batch, C, height, width) to the outputs in `Task.graph_outputs`.
+
+    Weights of more than `LARGEST` bytes are stored in a separate file beside it.
+
+    Args:
+        metadata: strings to store in the file (``metadata_props``).
+        pictures: whether the input is "pictures", uint8 of any one size after EXIF orientation, with preprocessing in the
+            graph, instead of "images".
+        opset: version of ONNX's operators.
+
+    Returns:
+        Whether height and width are dynamic: always for pictures, otherwise `dynamic_size`.
+
+    Raises:
+        ConfigError: the packages onnx and onnxscript are not installed.
+        DiskError: the file cannot be written.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("exporting to ONNX needs onnx and onnxscript", "pip install 'vitrail[onnx]'") from error
+    program = trace_graph(model, pictures=pictures)
+    is_dynamic = pictures or dynamic_size(model)
+    with quiet_exporters():
+        written = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=opset,
+            input_names=["pictures" if pictures else "images"],
+            output_names=list(model.graph_outputs),
+            dynamic_shapes={"images": {axis: name for axis, name in AXES.items() if axis == 0 or is_dynamic}},
+        )
+    assert written is not None
+    for node in written.model.graph.all_nodes():
+        node.metadata_props.clear()  # source code lines with local paths
+    written.model.metadata_props.update(metadata)
+    if sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) > LARGEST:
+        with disk_errors(path):
+            written.save(path, external_data=True)
+    else:
+        replace_file(path, written.model_proto.SerializeToString())
+    return is_dynamic
+
+
+def to_program(model: Task, path: Path, *, metadata: Mapping[str, str] = {}) -> bool:
+    """Writes `Graph` as a program. ``torch.export.load(path).module()(images)`` returns a dict of outputs.
+
+    Args:
+        metadata: strings to store in the file (``extra_files`` of `torch.export.load`).
+
+    Returns:
+        Whether height and width are dynamic, as given by `dynamic_size`.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    program = trace_graph(model)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # source code lines with local paths
+    content = BytesIO()
+    with quiet_exporters():
+        torch.export.save(program, content, extra_files=dict(metadata))
+    replace_file(path, content.getvalue())
+    return dynamic_size(model)

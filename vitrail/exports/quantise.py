@@ -64,7 +64,8 @@ def to_int8(source: Path, path: Path) -> int:
     model = onnx.load(source)
     # the exporter's shape annotations contradict the shapes that the quantiser infers
     del model.graph.value_info[:]
-    layers = list(_list_linear(model.graph))
+    matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
+    layers = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in matrices]
     if not layers:
         raise ConfigError("the graph has no linear layer to quantise", "leave --int8 out")
     producers = {output: node for node in model.graph.node for output in node.output}
@@ -82,12 +83,6 @@ def to_int8(source: Path, path: Path) -> int:
             weight_type=QuantType.QInt8,
         )
     return len(layers)
-
-
-def _list_linear(graph: Any) -> Iterator[Any]:
-    """Returns the MatMul nodes whose second factor is a constant matrix."""
-    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 2}
-    return (node for node in graph.node if node.op_type == "MatMul" and node.input[1] in matrices)
 
 
 def _follows_activation(node: Any, producers: Mapping[str, Any]) -> bool:

@@ -31,8 +31,8 @@ from vitrail.checksums import hash_file, seal, sha256_of
 from vitrail.errors import DataError, find_fault
 from vitrail.files import disk_errors, dump_json, parse_sealed, replace_file, sync_folder, write_bytes
 from vitrail.shards.cache import Unavailable, cache_folder, fetch_file, fetch_shard, fetch_to, is_cached, is_remote
+from vitrail.untrusted.files import open_regular
 from vitrail.untrusted.numbers import to_whole
-from vitrail.untrusted.regular import open_regular
 
 NAMED = "VITRAIL_SHARDS_FROM"  # URLs, separated by spaces; those below them count as well
 

@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import configure
 from vitrail.runtime.progress import Say
 from vitrail.tasks.task import NUMBERED, Task, check_classes, count_head_outputs, has_ambiguous_order
-from vitrail.untrusted.text_files import read_text
+from vitrail.untrusted.files import read_text
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.tensors import build_backbone
 

@@ -16,7 +16,7 @@ from vitrail.data.imagenet import index_classes
 from vitrail.data.sources.labels import BETWEEN
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
-from vitrail.untrusted.text_files import read_text
+from vitrail.untrusted.files import read_text
 
 
 def read_class_map(file: Path) -> dict[str, list[str]]:

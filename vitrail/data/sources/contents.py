@@ -26,8 +26,7 @@ from PIL import Image
 from vitrail.errors import DataError, find_fault
 from vitrail.images.decode import BadImage, convert_image, upright_size
 from vitrail.stamps import Stamped, hash_each, read_ends, stat_file
-from vitrail.untrusted.regular import open_regular
-from vitrail.untrusted.text_files import read_text
+from vitrail.untrusted.files import open_regular, read_text
 
 TAKEN = 2**14  # names that are copied at once
 

@@ -21,9 +21,9 @@ from vitrail.data.sources.scan import NamedFiles, list_folders
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
+from vitrail.untrusted.files import detect_encoding
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import LINE_CHARACTERS as LINE_LIMIT
-from vitrail.untrusted.text_files import detect_encoding
 
 PROBES = 16  # paths, spread evenly, that are looked up: a wrong folder is then one error, not one per image
 MOST_FOLDERS = 64  # beside a table, in which its files are looked for

@@ -33,8 +33,7 @@ from vitrail.exports.comparison import (
     measure_speeds,
     scale_pictures,
 )
-from vitrail.exports.onnx import to_onnx
-from vitrail.exports.program import to_program
+from vitrail.exports.graph import to_onnx, to_program
 from vitrail.exports.quantise import to_int8
 from vitrail.exports.sidecar import write_sums
 from vitrail.files import disk_errors, free_bytes, move_files, stage_folder, sync_folder

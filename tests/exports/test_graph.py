@@ -1,4 +1,4 @@
-"""ONNX files: what onnxruntime computes from them is what the model computes, at every size and batch."""
+"""ONNX files and programs of `torch.export`: both compute what the model computes, at every size and batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 
 from tests.exports.exported import CONFIGS, assert_same_answers, classifier_of
 from vitrail.errors import ConfigError
-from vitrail.exports.graph import dynamic_size
-from vitrail.exports.onnx import to_onnx
+from vitrail.exports.graph import dynamic_size, to_onnx, to_program
 from vitrail.weights.onnx import read_contents
 
 
@@ -75,7 +74,7 @@ def test_only_a_beit_with_cubic_tables_has_a_fixed_size():
 
 @pytest.mark.slow
 def test_weights_too_large_for_one_file_lie_beside_it_and_the_model_stays_in_training(monkeypatch, capfd, tmp_path):
-    monkeypatch.setattr("vitrail.exports.onnx.LARGEST", 0)
+    monkeypatch.setattr("vitrail.exports.graph.LARGEST", 0)
     model = classifier_of("vit").train()
     to_onnx(model, tmp_path / "model.onnx", metadata={"version": "1"})
     assert capfd.readouterr() == ("", "")
@@ -89,3 +88,17 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"vitrail\[onnx\]"):
         to_onnx(classifier_of("vit"), tmp_path / "model.onnx")
+
+
+# the ONNX files of all others begin as the same programs; windows of open sizes must come through a file here too
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_a_loaded_program_equals_the_model_and_carries_the_metadata(name, tmp_path):
+    model, found = classifier_of(name), {"classes": ""}
+    assert to_program(model, tmp_path / "model.pt2", metadata={"classes": '["a", "b"]'})
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=found).module()
+    assert_same_answers(model, program, is_dynamic=True)
+    assert found == {"classes": '["a", "b"]'}
+    if name == "vit":  # as the model refuses it
+        with pytest.raises(AssertionError, match="Guard failed"):
+            program(torch.zeros(1, 3, 33, 40))
