@@ -9,7 +9,7 @@ B images, C channels, H and W their size, r x c = N cells of a map, S steps, b v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +74,8 @@ def compare(
     """
     if min(steps, draws) < 1:
         raise ConfigError(f"steps is {steps} and draws {draws}", "give whole numbers from 1")
-    grid = _find_coarsest(heats.values())
+    rows, columns = zip(*(heat.shape[1:] for heat in heats.values()))
+    grid = min(rows), min(columns)  # of the coarsest maps
     how = {"steps": steps, "batch": batch, "seed": seed}
 
     def compute_curves(heat: Tensor) -> Faithfulness:
@@ -131,12 +132,6 @@ def insertion(
         return torch.where(revealed.mask_after(image, step), pixels, blurred)
 
     return measure_versions(model, images, measure_class(model, targets), revealed.steps + 1, reveal, batch=batch)
-
-
-def _find_coarsest(heats: Iterable[Tensor]) -> tuple[int, int]:
-    """Returns the smallest number of rows and of columns among maps (B, r, c)."""
-    rows, columns = zip(*(heat.shape[1:] for heat in heats))
-    return min(rows), min(columns)
 
 
 def compute_area(curve: Tensor) -> Tensor:

@@ -124,25 +124,24 @@ def _check_path(path: str | PathLike[str] | None) -> Path | None:
 def _read_image(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarray | None]:
     """Returns the model input (1, C, H, W), and the image it was made from, or None for tensors."""
     device = device_of(model)
-    image = _take_single(image)
+    is_batch = isinstance(image, list | tuple) or (isinstance(image, np.ndarray | Tensor) and image.ndim == 4)
+    if is_batch and len(image) != 1:
+        raise ConfigError(f"{len(image)} images", "give a single image, such as images[:1]")
+    if isinstance(image, list | tuple):
+        image = image[0]
     if isinstance(image, Tensor) and _is_input(model, image):
         return (image if image.ndim == 4 else image[None]).detach().to(device), None
     if not isinstance(model, Task):
         what = f"a backbone has no preprocessing and does not accept a {type(image).__name__} as image"
         raise ConfigError(what, "give a normalised float tensor (1, C, H, W), or use a Task as the model")
     if isinstance(image, str | PathLike):
-        image = _read_bytes(Path(image))
+        try:
+            image = Path(image).read_bytes()
+        except OSError as error:
+            raise DataError(f"{image} cannot be read: {error.strerror}", "give the path of an image file") from error
     elif isinstance(image, np.ndarray | Tensor) and image.ndim == 4:
         image = image[0]
     return model.preprocess([image]), to_pixels(image, model.preprocessing)
-
-
-def _take_single(image: Any) -> Any:
-    """Returns the only image of a batch or list. Raises `ConfigError` for several images."""
-    batch = isinstance(image, list | tuple) or (isinstance(image, np.ndarray | Tensor) and image.ndim == 4)
-    if batch and len(image) != 1:
-        raise ConfigError(f"{len(image)} images", "give a single image, such as images[:1]")
-    return image[0] if isinstance(image, list | tuple) else image
 
 
 def _is_input(model: Any, image: Tensor) -> bool:
@@ -150,13 +149,6 @@ def _is_input(model: Any, image: Tensor) -> bool:
     if not image.is_floating_point() or image.ndim not in (3, 4):
         return False
     return image.ndim == 4 or not isinstance(model, Task) or not bool(((image >= 0) & (image <= 1)).all())
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "give the path of an image file") from error
 
 
 def _describe_queries(model: Any, grid: AttentionGrid) -> str:

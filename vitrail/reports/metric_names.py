@@ -125,7 +125,7 @@ OF_OBJECTIVES = {
     ),
     "explained": share("explained variance", "within hidden patches; 0 corresponds to predicting their mean colour"),
     "rmse": Metric(
-        *("colour RMSE", "root mean squared error of corrupted patches, colours in [0, 1]", "", "{:.3g}".format, False),
+        *("RMSE", "root mean squared error; of patches, colours are in [0, 1]", "", "{:.3g}".format, False),
     ),
     "batch_spread": Metric("spread in the batch", "of the compared features; 0 if they are equal", "", "{:.2g}".format),
     "psnr": Metric("PSNR", "reconstruction of training images; higher is better", "", DECIBELS, True),

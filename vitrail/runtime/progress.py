@@ -52,7 +52,9 @@ class ProgressBar:
 
     def __enter__(self) -> Self:
         if not self.quiet:
-            self._bar = _choose_bar()(self.title, self.total)
+            # not rich's `Console.is_terminal`: FORCE_COLOR, which kernels and CI hand on, makes it true of a file
+            kind = _NotebookBar if in_notebook() else _TerminalBar if sys.stderr.isatty() else _PlainLines
+            self._bar = kind(self.title, self.total)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -62,19 +64,16 @@ class ProgressBar:
     def update(self, done: int, **figures: Any) -> None:
         """``figures`` are printed as ``name value``; a bar redraws itself, plain lines come every few seconds."""
         if self._bar is not None:
-            self._bar.update(min(done * self.processes, self.total), _format_figures(figures))
+            shown = (
+                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in figures.items()
+            )
+            self._bar.update(min(done * self.processes, self.total), "  ".join(shown))
 
     def say(self, line: str) -> None:
         """One line above the bar."""
         if self._bar is not None:
             self._bar.say(line)
-
-
-def _choose_bar() -> Callable[[str, int], Bar]:
-    if in_notebook():
-        return _NotebookBar
-    # not rich's `Console.is_terminal`: FORCE_COLOR, which kernels and CI hand on, makes it true of a file
-    return _TerminalBar if sys.stderr.isatty() else _PlainLines
 
 
 class _PlainLines:
@@ -159,12 +158,6 @@ class _NotebookBar:
             return ""
         seconds = (time.monotonic() - self._began[1]) / (done - self._began[0]) * (self.total - done)
         return f"{duration(seconds)} left"
-
-
-def _format_figures(figures: dict[str, Any]) -> str:
-    return "  ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures.items()
-    )
 
 
 def duration(seconds: float) -> str:

@@ -216,7 +216,9 @@ class Block:
             arguments, options = make_inputs(plan.channels_last)
             module.zero_grad(set_to_none=True)
             with torch.inference_mode(not gradient):
-                output = _first_tensor(module(*arguments, **options))
+                output = module(*arguments, **options)
+                while not isinstance(output, Tensor):
+                    output = output[0]
             if gradient:
                 output.backward(torch.ones_like(output))
 
@@ -276,12 +278,6 @@ def _describe(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(_describe, value))
     return repr(value)
-
-
-def _first_tensor(output: Any) -> Tensor:
-    while not isinstance(output, Tensor):
-        output = output[0]
-    return output
 
 
 def recall_plan(

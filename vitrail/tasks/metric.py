@@ -20,17 +20,21 @@ Values = np.ndarray | Tensor
 class Metric(ABC):
     """Gathers what judging needs of each batch, and turns it into figures. Parts of a data set can be merged."""
 
-    keys: list[str]  # of the images that were added
     higher_is_better: ClassVar[bool] = True  # of the first figure
     resamples: ClassVar[int] = 0  # how many samples `resample` is asked for; 0 where it gives nothing
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []  # of the images that were added
+        self._parts: list[Any] = []  # what `update` keeps, in the order of the keys
 
     @abstractmethod
     def update(self, outputs: Tensor, targets: Targets, keys: Sequence[str], frames: Frames | None = None) -> None:
         """Adds a batch: what the model gave, what is true, the names of the images, and what they show of their pictures."""
 
-    @abstractmethod
     def merge(self, other: Self) -> None:
         """Adds what ``other`` gathered, as if its batches had come after one's own."""
+        self.keys.extend(other.keys)
+        self._parts += other._parts
 
     @abstractmethod
     def compute(self) -> Figures:

@@ -76,19 +76,16 @@ class ClassMetric(Metric):
         temperature: what logits are divided by.
     """
 
+    _parts: list[tuple[np.ndarray, np.ndarray, Graded]]  # predicted, targets, grades
+
     def __init__(self, classes: Sequence[str], temperature: float = 1.0) -> None:
+        super().__init__()
         self.classes, self.temperature = tuple(classes), temperature
-        self.keys: list[str] = []
-        self._parts: list[tuple[np.ndarray, np.ndarray, Graded]] = []  # predicted, targets, grades
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         logits, true = as_array(outputs), as_array(targets)
         self._parts.append((logits.argmax(1), true, grade(logits, true, temperature=self.temperature)))
         self.keys.extend(keys)
-
-    def merge(self, other: Self) -> None:
-        self._parts += other._parts
-        self.keys.extend(other.keys)
 
     @property
     def predicted(self) -> np.ndarray:
@@ -158,10 +155,11 @@ class AcceptableMetric(Metric):
     2020). Images without any acceptable answer do not count.
     """
 
+    _parts: list[np.ndarray]
+
     def __init__(self) -> None:
-        self.keys: list[str] = []
+        super().__init__()
         self.without = 0  # images without an acceptable answer
-        self._parts: list[np.ndarray] = []
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         """``targets`` (B, K) are above 0 for the acceptable classes."""
@@ -172,9 +170,8 @@ class AcceptableMetric(Metric):
         self.keys.extend(key for key, counts in zip(keys, answered) if counts)
 
     def merge(self, other: Self) -> None:
+        super().merge(other)
         self.without += other.without
-        self._parts += other._parts
-        self.keys.extend(other.keys)
 
     def compute(self) -> Figures:
         """``real_top1``, the share of images whose class is acceptable, and how many images have no acceptable answer."""
@@ -191,10 +188,11 @@ class LabelMetric(Metric):
         classes, temperature: as `ClassMetric` has them.
     """
 
+    _parts: list[tuple[np.ndarray, np.ndarray]]  # logits, targets
+
     def __init__(self, classes: Sequence[str], temperature: float = 1.0) -> None:
+        super().__init__()
         self.classes, self.temperature = tuple(classes), temperature
-        self.keys: list[str] = []
-        self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # logits, targets
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         logits, true = as_array(outputs), as_array(targets)
@@ -202,10 +200,6 @@ class LabelMetric(Metric):
             true = np.eye(len(self.classes), dtype=np.float32)[true]
         self._parts.append((logits, true))
         self.keys.extend(keys)
-
-    def merge(self, other: Self) -> None:
-        self._parts += other._parts
-        self.keys.extend(other.keys)
 
     @property
     def logits(self) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,13 +188,13 @@ class BoxMetric(Metric):
     """
 
     resamples = 300
+    _parts: list[Matches]
 
     def __init__(
         self, classes: Sequence[str], size: tuple[int, int], detect: Callable[[Tensor], Tensor] | None = None
     ) -> None:
+        super().__init__()
         self.classes, self.size, self.detect = tuple(classes), size, detect
-        self.keys: list[str] = []
-        self._parts: list[Matches] = []
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         """Adds a batch.
@@ -214,10 +214,6 @@ class BoxMetric(Metric):
             detected = Detected(labels[kept].astype(np.int64), scores[kept].astype(np.float64), boxes[kept])
             self._parts.append(match(detected, truth))
         self.keys.extend(keys)
-
-    def merge(self, other: Self) -> None:
-        self.keys.extend(other.keys)
-        self._parts += other._parts
 
     @property
     def matches(self) -> Matches:

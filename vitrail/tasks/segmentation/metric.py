@@ -38,12 +38,12 @@ class MapMetric(Metric):
     """
 
     resamples = 10_000
+    _parts: list[NDArray[np.int64]]  # counts (7, K) of each image
 
     def __init__(self, classes: Sequence[str]) -> None:
+        super().__init__()
         self.classes = tuple(classes)
-        self.keys: list[str] = []
         self.confusion = np.zeros((len(classes),) * 2, np.int64)  # pixels, rows true
-        self._counts: list[NDArray[np.int64]] = []  # (7, K) each
 
     def update(
         self, outputs: Tensor, targets: Sequence[Labels] | Tensor, keys: Sequence[str], frames: Frames | None = None
@@ -78,17 +78,16 @@ class MapMetric(Metric):
         counts = confusion(answered, asked, len(self.classes))
         self.confusion += counts
         edges = count_boundaries(np.where(ignored, IGNORED, predicted).astype(np.uint8), true, len(self.classes))
-        self._counts.append(np.stack([np.diag(counts), counts.sum(0), counts.sum(1), *edges]))
+        self._parts.append(np.stack([np.diag(counts), counts.sum(0), counts.sum(1), *edges]))
 
     def merge(self, other: Self) -> None:
-        self.keys.extend(other.keys)
+        super().merge(other)
         self.confusion += other.confusion
-        self._counts += other._counts
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """(N, 7, K), from `RIGHT` to `TRUE_EDGE_FOUND`."""
-        return np.stack(self._counts)
+        return np.stack(self._parts)
 
     def compute(self) -> Figures:
         """``miou pixel_accuracy mean_accuracy frequency_weighted_iou dice boundary_f``, as fractions."""
