@@ -23,11 +23,11 @@ PASSING = "locks, leases and messages of running processes"
 KNOWN = {
     "native": "weights/native.py:save_model weights/native.py:set_temperature",
     "tokenizer": "weights/tokenizers.py:save_tokenizer",
-    "timm": "workflows/convert.py:convert",
+    "timm": "verbs/convert/layouts.py:write_layout",
     "a.npz": "weights/google.py:to_npz",
     "graph.onnx": "weights/onnx/__init__.py:seal_onnx",
     "check graph.onnx": """exports/sidecar.py:write_sums exports/graph.py:to_onnx exports/graph.py:to_program
-        workflows/export.py:export_model workflows/export.py:_write_graph workflows/export.py:_add_figures""",
+        verbs/export/files.py:write_export verbs/export/files.py:_write_graph verbs/export/files.py:_add_figures""",
     "run": """runs/folder.py:write_config runs/folder.py:write_status runs/folder.py:start_metrics
         runs/folder.py:_write_sizes runs/folder.py:write_timing training/binding.py:bind_run training/binding.py:_write_stamps
         data/sources/bad_images.py:_write data/sources/bad_images.py:_continue_file runs/checkpoint.py:save
@@ -44,8 +44,9 @@ KNOWN = {
         inference/parts/compute.py:write_part""",
     "parts, npy": "inference/parts/compute.py:_write_array",
     "shards": """shards/tar.py:write_archive shards/index.py:write_index shards/index.py:find_index
-        shards/index.py:_hash_and_sync shards/cache.py:_download workflows/shard_data.py:shard_data
-        workflows/index_shards.py:_write""",
+        shards/index.py:_hash_and_sync shards/cache.py:_download verbs/data/__init__.py:shard_data
+        verbs/data/shards.py:write_shards
+        verbs/data/shards.py:_write_found""",
     "cached features": "inference/features.py:keep",
     "decoded images": "data/decoded_cache.py:_share",
     SHOWN: """analysis/figure.py:save analysis/pictures.py:save_png
@@ -54,11 +55,12 @@ KNOWN = {
         tables.py:save_array tables.py:write_features runs/folder.py:_append
         tasks/detection/answer.py:write tasks/detection/answer.py:close tasks/detection/answer.py:write_results
         tasks/segmentation/answer.py:write tasks/segmentation/answer.py:close
-        training/step.py:_raise_diverged workflows/api_data.py:check_data workflows/draw_data.py:draw_split
+        training/step.py:_raise_diverged verbs/data/__init__.py:check_data verbs/data/drawings.py:draw_split
         studies/report.py:report_study
-        verbs/evaluate.py:_write_report workflows/explain.py:_explain_each workflows/explain.py:_write
-        workflows/explain_masks.py:_write workflows/inspect.py:inspect workflows/inspect_cost.py:compare_costs
-        workflows/inspect_pair.py:inspect_pair inference/outputs.py:prepare_drawing verbs/predict.py:write_answers
+        verbs/evaluate.py:_write_report verbs/explain/pictures.py:_explain_each verbs/explain/pictures.py:_write
+        verbs/explain/scores.py:_write_localisation verbs/inspect/measurements.py:inspect_model
+        verbs/inspect/cost.py:compare_costs
+        verbs/inspect/measurements.py:inspect_pair inference/outputs.py:prepare_drawing verbs/predict.py:write_answers
         verbs/predict.py:write_rows studies/worker.py:start""",
     PRESENT: "shards/index.py:remember_root",
     PASSING: """data/workers.py:create_memory data/workers.py:serve

@@ -1,4 +1,7 @@
-"""Conversion: round trips change no bit, what a layout cannot say is kept beside it or refused, and what was there is safe."""
+"""Conversion: round trips change no bit, what a layout cannot say is kept beside it or refused, and what was there is safe.
+
+A copy that computes something else is refused; and two checkpoints are compared.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import errno
 import itertools
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +23,17 @@ from tests.each_row import each_row
 from tests.models.tiny import SHALLOW
 from tests.tasks.dense_models import create, draw_images
 from tests.weights.kinds import KINDS, a_model
+from vitrail.checksums import seal
 from vitrail.data.imagenet import find_imagenet
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models import MODELS, ViTConfig, configure
-from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.verbs.convert import convert
 from vitrail.verbs.convert.compare import compare, equal_bits
-from vitrail.weights import load
+from vitrail.weights import encode, load
 from vitrail.weights.description import describe
+from vitrail.weights.encode import EncodedModel
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import as_timm, parse_preprocessing
 from vitrail.weights.timm.vit import architecture_of, arguments_of
@@ -286,3 +292,104 @@ def test_of_a_dense_model_other_layouts_get_the_backbone(tmp_path, task, to):
     with torch.no_grad():
         expected, found = (each.backbone.dense_maps(images)[-1] for each in (model, copy))
     assert copy.classes == () and torch.equal(expected, found)
+
+
+def corrupted(tensor: str, by: float) -> Callable[[Classifier, Path], EncodedModel]:
+    """A writer with a fault in one number."""
+
+    def write(classifier: Classifier, path: Path) -> EncodedModel:
+        faulty = a_model()
+        with torch.no_grad():
+            faulty.backbone.get_parameter(tensor).view(-1)[0] += by
+        return encode.encode_native(faulty, path)
+
+    return write
+
+
+@each_row(
+    "tensor, by",
+    [("head.bias", 1.0), ("blocks.1.mlp.fc1.weight", 0.5), ("norm.bias", float("nan")), ("norm.bias", 1e-7)],
+)
+def test_a_copy_that_is_not_the_source_is_refused_with_the_figure_and_leaves_nothing(tmp_path, monkeypatch, tensor, by):
+    monkeypatch.setitem(encode.ENCODERS, "native", corrupted(tensor, by))
+    with pytest.raises(
+        CheckpointError, match=r"outputs differ by (nan|[\d.e-]+) of the largest, 1e-05 is allowed"
+    ) as caught:
+        convert(save_model(tmp_path / "source", a_model()), tmp_path / "copy", "native")
+    assert caught.value.value == f"1 of its parts differ: {tensor}"
+    assert [each.name for each in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_copy_whose_description_lies_is_refused_too(tmp_path, saved, monkeypatch):
+    def write(classifier: Classifier, path: Path) -> EncodedModel:
+        classifier.preprocessing = replace(classifier.preprocessing, interpolation="nearest")
+        written = encode.encode_native(classifier, path)
+        classifier.preprocessing = replace(classifier.preprocessing, interpolation="bilinear")
+        return written
+
+    monkeypatch.setitem(encode.ENCODERS, "native", write)
+    with pytest.raises(CheckpointError, match="differ by 0 ") as caught:
+        convert(saved(), tmp_path / "copy", "native")
+    assert "preprocessing.interpolation" in caught.value.value
+
+
+def test_a_config_that_tells_timm_something_else_is_refused(tmp_path, saved, monkeypatch):
+    """Read with our description the copy is right; timm would make another model of it."""
+
+    def write(classifier: Classifier, path: Path) -> EncodedModel:
+        written = encode.encode_timm(classifier, path)
+        told = json.loads(written.files["config.json"])
+        told["model_args"]["act_layer"] = "gelu"
+        return EncodedModel({**written.files, "config.json": json.dumps(seal(told)).encode()})
+
+    monkeypatch.setitem(encode.ENCODERS, "timm", write)
+    with pytest.raises(CheckpointError) as caught:
+        convert(saved(), tmp_path / "copy", "timm")
+    assert caught.value.value == "gelu tanh, read as exact"
+
+
+def test_a_model_of_no_numbers_is_refused(tmp_path):
+    model = a_model()
+    with torch.no_grad():
+        model.backbone.get_parameter("head.bias")[0] = torch.nan
+    with pytest.raises(CheckpointError, match="not finite"):
+        convert(save_model(tmp_path / "source", model), tmp_path / "copy.npz", "google")
+
+
+def test_two_copies_of_a_model_do_not_differ(tmp_path, saved):
+    source = saved()
+    found = compare(source, convert(source, tmp_path / "a.npz", "google").path)
+    assert found.is_none
+    assert (found.equal, found.as_models) == (32, True)
+
+
+def test_a_difference_names_each_tensor_and_fact(tmp_path, saved):
+    other = a_model(classes=("ant", "bee", "dog", "emu"), gelu="exact", norm_eps=1e-5, registers=1)
+    with torch.no_grad():
+        other.backbone.get_parameter("norm.bias")[3] += 0.25
+        other.backbone.get_parameter("cls_token")[0, 0, 0] = float("nan")
+        other.backbone.get_parameter("patch_embed.proj.bias").copy_(
+            a_model().backbone.get_parameter("patch_embed.proj.bias")
+        )
+    found = compare(saved(), save_model(tmp_path / "other", other))
+    assert found.differing[0].name == "cls_token", "what is no number comes first"
+    named = {each.name: each for each in found.differing}
+    assert named["norm.bias"].absolute > 0
+    assert found.shapes.keys() == {"head.weight", "head.bias"}
+    assert found.shapes["head.bias"] == ("3 float32", "4 float32")
+    assert (found.only_first, found.only_second) == ((), ("reg_token",))
+    assert found.facts["config.gelu"] == ("tanh", "exact")
+    assert found.facts["classes"] == (["ant", "bee", "cat"], ["ant", "bee", "dog", "emu"])
+    assert found.equal == 1
+    assert not found.is_none
+
+
+def test_what_is_no_model_is_compared_by_the_names_in_the_files(tmp_path):
+    np.savez(tmp_path / "a.npz", one=np.zeros(3, np.float32), two=np.ones((2, 2)), three=np.ones(2))
+    np.savez(tmp_path / "b.npz", one=-np.zeros(3, np.float32), two=np.full((2, 2), 3.0), three=np.ones(3))
+    said: list[str] = []
+    found = compare(tmp_path / "a.npz", tmp_path / "b.npz", log=said.append)
+    assert not found.as_models
+    assert "not as models" in said[-1]
+    assert [(each.name, each.absolute, each.relative) for each in found.differing] == [("two", 2, 2), ("one", 0, 0)]
+    assert found.shapes == {"three": ("2 float64", "3 float64")}

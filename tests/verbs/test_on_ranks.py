@@ -13,7 +13,7 @@ import vitrail
 from tests.models.tiny import TINY
 from tests.training.on_ranks import write_photographs
 from tests.training.ranks import Pool, Starter, command, start_pool
-from tests.workflows.on_ranks import judge
+from tests.verbs.on_ranks import judge
 from vitrail.cli import run
 from vitrail.runtime.distributed import SINGLE
 from vitrail.tasks.classification.classifier import create_classifier
