@@ -39,7 +39,7 @@ KNOWN = {
     "study": """studies/plan.py:write_plan studies/results.py:write_result studies/run.py:measure_networks
         studies/run.py:run_study studies/run.py:run_workers""",
     "study images": "studies/images.py:store_images",
-    "study attempts": "work/attempts.py:_write",
+    "study attempts": "work.py:_write",
     "parts, parquet": """inference/parts/folder.py:open inference/parts/folder.py:commit inference/parts/folder.py:finish
         inference/parts/compute.py:write_part""",
     "parts, npy": "inference/parts/compute.py:_write_array",
@@ -64,7 +64,7 @@ KNOWN = {
         verbs/predict.py:write_rows studies/worker.py:start""",
     PRESENT: "shards/index.py:remember_root",
     PASSING: """data/workers.py:create_memory data/workers.py:serve
-        runs/folder.py:open work/claims.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock
+        runs/folder.py:open work.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock
         weights/pickle_sandbox.py:rewrite weights/pickle_sandbox.py:main""",
 }
 

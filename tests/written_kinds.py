@@ -40,7 +40,7 @@ from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
 from vitrail.weights.onnx import seal_onnx
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
-from vitrail.work.attempts import Attempts
+from vitrail.work import Attempts
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))  # (B, C, H, W)
 CHANGES = "model.changes={width: 8, depth: 1, heads: 1, mlp_width: 8, patch_size: [4, 4]}"

@@ -33,7 +33,7 @@ from vitrail.studies.images import FILES, load_images, open_images, store_images
 from vitrail.studies.plan import PoolFacts, make_plan, read_plan, write_plan
 from vitrail.studies.run import NetworkCost, StudyRequest, keep_busy, name_network, plan_or_continue
 from vitrail.studies.worker import WorkerPool, number_of, work_study
-from vitrail.work.claims import Claims
+from vitrail.work import Claims
 
 TINY = {
     "name": "tiny",

@@ -18,8 +18,7 @@ from vitrail.files import disk_errors
 from vitrail.runtime.process import end_at_once
 from vitrail.studies.plan import Plan, Trial, find_best, read_plan
 from vitrail.studies.results import TrialResult, read_result, write_result
-from vitrail.work.attempts import MOST_DEATHS, Attempts
-from vitrail.work.claims import Claims, work_through
+from vitrail.work import MOST_DEATHS, Attempts, Claims, work_through
 
 CONTINUE = "run the same command to continue"
 CLAIMS, ATTEMPTS = "claims", "attempts"  # inside the folder of a study

@@ -21,7 +21,7 @@ from vitrail.files import disk_errors, document_errors, make_folder, read_sealed
 from vitrail.rows import Rows
 from vitrail.runtime.progress import ProgressBar
 from vitrail.untrusted.numbers import to_whole
-from vitrail.work.claims import Claims
+from vitrail.work import Claims
 
 FORMAT_VERSION = 1
 PLAN, DONE, RECORDS, CLAIMS = "_plan.json", "_done.json", "_records", "_claims"

@@ -25,7 +25,7 @@ from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.tables import import_pyarrow
 from vitrail.tasks.task import Task
 from vitrail.text import plural
-from vitrail.work.claims import work_through
+from vitrail.work import work_through
 
 PART_SIZE = 4096  # images
 WAIT = 1.0  # seconds before a part is tried again that another process computes
