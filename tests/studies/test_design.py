@@ -156,7 +156,7 @@ OWN: dict[str, Any] = {
 
 def test_the_claims_of_the_paper_name_their_source_and_question():
     claims = {name: build(Claim, tree) for name, tree in paper_claims().items()}
-    assert len(claims) == 24
+    assert len(claims) == 23
     assert all(claim.name == name and claim.question for name, claim in claims.items())
     assert all(c.source and 20 < len(c.quote) < 200 for c in claims.values() if c.name != "same-network")
     names = ("data-hungry", "crossover", "gap-closes", "compute", "distance-grows")
