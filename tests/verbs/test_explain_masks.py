@@ -71,7 +71,7 @@ def test_images_with_a_mask_are_measured_and_summarised(photos, monkeypatch):
 )
 def test_the_finding_holds_does_not_or_is_not_clear(shares, holds):
     rows = [{"path": str(at), "area": area, "rollout": share} for at, (area, share) in enumerate(shares)]
-    assert scores._summarise(rows).holds is holds
+    assert scores._summarise_shares(rows).holds is holds
 
 
 def test_the_area_is_that_of_what_the_model_sees(photos):
