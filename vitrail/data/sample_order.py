@@ -62,7 +62,13 @@ class TrainStream:
     def _samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """The samples at these places of an epoch."""
         if isinstance(self.units, StoredUnits):
-            return _samples_of_windows(self.seed, epoch, self.units, places)
+            ends = _window_ends(self.seed, epoch, self.units)
+            windows = np.searchsorted(ends, places, side="right")
+            samples = np.empty_like(places)
+            for window in np.unique(windows).tolist():
+                here, start = windows == window, int(ends[window - 1]) if window else 0
+                samples[here] = _samples_of_window(self.seed, epoch, window, self.units)[places[here] - start]
+            return samples
         if self.units is None and self.images > MOST_SORTED:
             return permute(places, self.seed, epoch, self.images, stream="order of many")
         return order_of_epoch(self.seed, epoch, self.images, self.units)[places]
@@ -90,16 +96,6 @@ def _window_of(seed: int, epoch: int, units: Units) -> np.ndarray:
     windows = np.empty(units.count, np.int64)
     windows[permutation(seed, epoch, units.count, stream="units")] = np.arange(units.count) // units.window
     return windows[units.of]
-
-
-def _samples_of_windows(seed: int, epoch: int, units: StoredUnits, places: np.ndarray) -> np.ndarray:
-    ends = _window_ends(seed, epoch, units)
-    windows = np.searchsorted(ends, places, side="right")
-    samples = np.empty_like(places)
-    for window in np.unique(windows).tolist():
-        here, start = windows == window, int(ends[window - 1]) if window else 0
-        samples[here] = _samples_of_window(seed, epoch, window, units)[places[here] - start]
-    return samples
 
 
 @lru_cache(maxsize=2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,7 +157,10 @@ def _range_of_type(dtype: np.dtype) -> Levels:
 
 
 def _read_tiff(content: bytes, max_pixels: int) -> NDArray[np.generic]:
-    tifffile = _import_tifffile()
+    try:
+        import tifffile
+    except ImportError as error:
+        raise BadImage("a TIFF of a kind that Pillow does not read; `pip install vitrail[tiff]` reads it") from error
     try:
         with tifffile.TiffFile(BytesIO(content)) as file:
             page = file.pages.first
@@ -175,11 +178,3 @@ def _read_tiff(content: bytes, max_pixels: int) -> NDArray[np.generic]:
     if values.ndim not in (2, 3) or values.dtype.kind not in "uif":
         raise BadImage(f"a TIFF with the axes {page.axes} of {values.dtype}")
     return values
-
-
-def _import_tifffile() -> Any:
-    try:
-        import tifffile
-    except ImportError as error:
-        raise BadImage("a TIFF of a kind that Pillow does not read; `pip install vitrail[tiff]` reads it") from error
-    return tifffile

@@ -133,7 +133,11 @@ def check_tables(tables: Mapping[str, np.ndarray], *, images: int, end: int, cla
             raise ValueError("a target is none of the classes")
     if len(tables["names"]) != (ends[-1] if images else 0):
         raise ValueError("the names do not end where their table says")
-    _check_text(tables["names"])
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for rows in _blocks(len(tables["names"])):
+        if fault := find_fault(decoder.decode(tables["names"][rows].tobytes())):
+            raise ValueError(f"the name of an image {fault}")
+    decoder.decode(b"", final=True)
 
 
 def _check_file(entry: Any, what: str, *fields: str) -> None:
@@ -151,14 +155,6 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 def _are_within(values: np.ndarray, most: int) -> bool:
     return not values.size or bool(values.min() >= 0 and values.max() < most)
-
-
-def _check_text(names: np.ndarray) -> None:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for rows in _blocks(len(names)):
-        if fault := find_fault(decoder.decode(names[rows].tobytes())):
-            raise ValueError(f"the name of an image {fault}")
-    decoder.decode(b"", final=True)
 
 
 FORMAT = 1

@@ -186,14 +186,10 @@ def _read_pax(
         if key == b"path":
             name = _decode(value, archive, offset)
         elif key == b"size":
-            size = _read_decimal(value, archive, offset)
+            if not value.isdigit() or len(value) > 18:
+                raise DataError(f"{archive} is damaged: the pax header before byte {offset:,} has no size", AGAIN)
+            size = int(value)
     return name, size
-
-
-def _read_decimal(digits: bytes, archive: str, offset: int) -> int:
-    if not digits.isdigit() or len(digits) > 18:
-        raise DataError(f"{archive} is damaged: the pax header before byte {offset:,} has no size", AGAIN)
-    return int(digits)
 
 
 def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> tuple[list[Member], int, str]:

@@ -197,7 +197,7 @@ def augment(
     """
     assert len(images) == len(ids), (len(images), len(ids))
     assert not cropped or tuple(images.shape[-2:]) == size, (images.shape, size)
-    if _only_flips(policy, cropped):
+    if cropped and policy.crop != "pad" and not policy.erase and not draw_layers(policy, np.zeros((0, 3), np.int64), 0):
         flips = draw_flips(policy, ids, seed)
         return _mirror(images, flips), flip(flips, size[1])
     made = images.new_empty(*images.shape[:2], *size)
@@ -206,11 +206,6 @@ def augment(
     if images.device.type != "cpu" or threads < 2 or images.numel() < CHUNK:
         return made, work(images, ids, made)
     return made, _in_threads(work, images, ids, made, threads)
-
-
-def _only_flips(policy: Augment, cropped: bool) -> bool:
-    nobody = np.zeros((0, 3), np.int64)
-    return cropped and policy.crop != "pad" and not policy.erase and not draw_layers(policy, nobody, 0)
 
 
 def _mirror(images: Tensor, flips: NDArray[np.bool_]) -> Tensor:

@@ -62,7 +62,9 @@ def crop_boxes(
     wide = min(width, round(height * aspect))
     tall = min(height, round(width / aspect))
     if policy.crop == "squash":
-        sides = _scale_sides(policy, draws[..., 2], height, width)
+        small, large = policy.crop_area
+        scale = np.sqrt(small + (large - small) * draws[..., 2])[..., None]
+        sides = np.maximum(np.rint(scale * [width, height]), 1).astype(np.int64)
     elif policy.crop == "inception":
         sides = CROP_RULES[policy.crop_rule](policy, draws[..., 2:].reshape(*draws.shape[:-1], TRIES, 2), height, width)
     else:
@@ -71,13 +73,6 @@ def crop_boxes(
     centred = policy.crop == "none"
     corner = room // 2 if centred else np.minimum((draws[..., :2] * (room + 1)).astype(np.int64), room)
     return np.concatenate([corner, sides], axis=-1)
-
-
-def _scale_sides(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """(width, height) of a part with the aspect ratio of the image.  # -> (..., 2)"""
-    small, large = policy.crop_area
-    scale = np.sqrt(small + (large - small) * draws)[..., None]
-    return np.maximum(np.rint(scale * [width, height]), 1).astype(np.int64)
 
 
 def _jittered_boxes(

@@ -280,7 +280,13 @@ class LabelMaps(PixelMaps):
             levels = read_colours(image) if colours else read_numbers(image)
         else:
             levels = content[..., 0]
-        found = self._index_colours(levels) if colours else self._index_numbers[levels]
+        if colours:
+            known, codes = encode_colours(self.values), encode_colours(levels)  # (V,), (H, W)
+            order = np.argsort(known)
+            places = order[np.searchsorted(known, codes, sorter=order).clip(max=len(known) - 1)]
+            found = np.where(known[places] == codes, self.indices[places], np.int16(-1))
+        else:
+            found = self._index_numbers[levels]
         if (unknown := found < 0).any():
             examples = np.unique(levels[unknown], axis=0)[:5].tolist()
             raise BadImage(f"the mask contains {', '.join(map(str, examples))}, which stands for no class")
@@ -292,13 +298,6 @@ class LabelMaps(PixelMaps):
         table = np.full(256, -1, np.int16)
         table[self.values] = self.indices
         return table
-
-    def _index_colours(self, levels: NDArray[np.uint8]) -> NDArray[np.int16]:
-        """(H, W) the class of each pixel of (H, W, 3) colours, -1 for one that stands for none."""
-        codes, found = encode_colours(self.values), encode_colours(levels)  # (V,), (H, W)
-        order = np.argsort(codes)
-        places = order[np.searchsorted(codes, found, sorter=order).clip(max=len(codes) - 1)]
-        return np.where(codes[places] == found, self.indices[places], np.int16(-1))
 
     def hashes(self) -> NDArray[np.uint64]:
         """(n,) all equal: the meaning of the values of masks. The masks themselves are compared as files; see `stamp`."""

@@ -54,7 +54,9 @@ def _check_images(images: Any, where: str) -> np.ndarray:
     if array.ndim != 4 or 0 in array.shape or not (array.dtype == np.uint8 or array.dtype.kind == "f"):
         fact = f"the images of {where} have shape {array.shape} and type {array.dtype}"
         raise DataError(fact, "give arrays of shape (n, H, W, C) or (n, H, W), uint8 or floats in [0, 1]")
-    if _has_channels_first(array.shape):
+    _, rows, columns, channels = array.shape
+    # few rows, and many channels or as many as columns, can only be meant as (n, C, H, W)
+    if 2 * rows <= min(columns, channels) and (columns == channels or (rows <= 4 and channels > 16)):
         fact = f"the images of {where} have shape {array.shape}, with the channels first"
         raise DataError(fact, "give (n, H, W, C), e.g. images.transpose(0, 2, 3, 1)")
     if array.dtype == np.uint8:
@@ -63,12 +65,6 @@ def _check_images(images: Any, where: str) -> np.ndarray:
     if not (low >= 0 and high <= 1 + 1e-6):  # false for NaN as well
         raise DataError(f"the images of {where} have values from {low:g} to {high:g}", "scale them to [0, 1]")
     return np.ascontiguousarray(array, np.float32)
-
-
-def _has_channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether a shape (n, a, b, c) can only be meant as (n, C, H, W): few rows, and many channels or as many as columns."""
-    _, rows, columns, channels = shape
-    return 2 * rows <= min(columns, channels) and (columns == channels or (rows <= 4 and channels > 16))
 
 
 def _convert_labels(labels: Any, images: int, names: Sequence[str] | None, where: str) -> Labels | None:

@@ -11,7 +11,7 @@ import numpy as np
 from vitrail.data.sources.annotations import Annotations, Objects
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.labels import find_combined_labels
-from vitrail.data.sources.source import Source, Splits, list_splits
+from vitrail.data.sources.source import Splits, list_splits
 from vitrail.data.sources.splits import SPLITS
 
 SAMPLED = 2_000  # keys, spread evenly, that decide whether class folders are nested
@@ -77,7 +77,12 @@ def _find_odd_names(classes: tuple[str, ...]) -> list[str]:
 def _find_nested_pattern(splits: Splits, data: Any) -> str:
     """The pattern of the folders that contain the images if nearly all are deeper than the class folders; else empty."""
     source = max(list_splits(splits).values(), key=len)
-    levels = Counter(_count_levels(source))
+    levels = Counter[int]()  # of sampled images, by the number of folders from the class folder down
+    for row in choose_evenly(len(source), SAMPLED).tolist():
+        folders = source.keys[row].split("/")[:-1]
+        if folders and folders[0].lower() in SPLITS and len(folders) > 1 and folders[1] in source.classes:
+            folders = folders[1:]
+        levels[len(folders)] += 1
     if not levels:
         return ""
     level, count = max(levels.items(), key=lambda pair: pair[1])
@@ -89,14 +94,3 @@ def _find_nested_pattern(splits: Splits, data: Any) -> str:
     if len(splits.classes) == 1 and level == 2 and not in_splits:
         return f"{root.rstrip('/')}/{splits.classes[0]}"
     return root.rstrip("/") + "/*" * (level + in_splits)
-
-
-def _count_levels(source: Source) -> list[int]:
-    """Counts for sampled images the number of folders from the class folder down to the image."""
-    levels = []
-    for row in choose_evenly(len(source), SAMPLED).tolist():
-        folders = source.keys[row].split("/")[:-1]
-        if folders and folders[0].lower() in SPLITS and len(folders) > 1 and folders[1] in source.classes:
-            folders = folders[1:]
-        levels.append(len(folders))
-    return levels

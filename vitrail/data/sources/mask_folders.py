@@ -252,16 +252,14 @@ def read_masks(root: Path, folders: Sequence[MaskFolder]) -> tuple[str, dict[str
         if not part.pairs:
             notes += name_some(f"images of {split}, which has no masks, left out", part.missing)
     meaning = _find_classes(root, [mask for part in used.values() for _, mask in part.pairs])
-    splits = {split: _make_split(root, part, meaning) for split, part in used.items()}
+    splits: dict[str, RawSplit] = {}
+    for split, part in used.items():
+        images, masks = (Files(str(root), Strings(pair[side] for pair in part.pairs)) for side in (0, 1))
+        labels = Labels(meaning.names, LabelMaps(masks, meaning.values, meaning.indices), declared=True)
+        splits[split] = RawSplit(images, labels, name_some("images without a mask, left out", part.missing))
     first = next(iter(splits))
     said = (*splits[first].notes, *notes, *meaning.notes)
     return layout, splits | {first: replace(splits[first], notes=said, faulty=meaning.faulty)}
-
-
-def _make_split(root: Path, part: Pairs, meaning: Meaning) -> RawSplit:
-    images, masks = (Files(str(root), Strings(pair[side] for pair in part.pairs)) for side in (0, 1))
-    labels = Labels(meaning.names, LabelMaps(masks, meaning.values, meaning.indices), declared=True)
-    return RawSplit(images, labels, name_some("images without a mask, left out", part.missing))
 
 
 def _divide(root: Path, part: Pairs) -> tuple[dict[str, Pairs], str, list[str]]:

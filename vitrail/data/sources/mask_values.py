@@ -267,15 +267,12 @@ def find_meaning(root: Path, found: MaskValues, table: ClassTable | None) -> Mea
     if table is not None:
         void = [entry.name for entry in table.entries if entry.ignored and entry.value != IGNORED]
         notes += [f"{name!r} in {table.path.name} is taken as no class: its pixels are ignored" for name in void]
-    return replace(meaning, notes=(*meaning.notes, *notes), faulty=_count_faulty(found))
-
-
-def _count_faulty(found: MaskValues) -> Faulty:
-    if not found.unusable:
-        return Faulty()
-    count = sum(each.masks for each in found.unusable.values())
-    reason, first = next(iter(found.unusable.items()))
-    return Faulty(count, count + found.total, f"{first.example}: {reason}", "masks")
+    faulty = Faulty()
+    if found.unusable:
+        count = sum(each.masks for each in found.unusable.values())
+        reason, first = next(iter(found.unusable.items()))
+        faulty = Faulty(count, count + found.total, f"{first.example}: {reason}", "masks")
+    return replace(meaning, notes=(*meaning.notes, *notes), faulty=faulty)
 
 
 def _is_by_colour(root: Path, found: MaskValues, table: ClassTable | None) -> bool:

@@ -116,9 +116,9 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
     schema, groups = _read_layout(files)
     features = _read_features(schema)
     image, source = _find_image_column(schema, features), str(files[0])
-    columns = choose_columns(
-        schema.names, source=source, labelled=labelled, image=image, label=_find_label_column(features)
-    )
+    declared = [name for name, feature in features.items() if _get_class_names(feature)]
+    label = "label" if "label" in declared else next(iter(declared), None)
+    columns = choose_columns(schema.names, source=source, labelled=labelled, image=image, label=label)
     rows, label = int(groups[-1, 4]), columns["label"]
     table = _read_table(files, [name for name in (label, columns["split"], None if image else columns["path"]) if name])
     texts = {name: list(map(format_label, table[name].to_pylist())) for name in table.column_names if name != label}
@@ -240,12 +240,6 @@ def _find_image_column(schema: Any, features: dict[str | None, Any]) -> str | No
         if binary:
             binaries.append(name)
     return binaries[0] if len(binaries) == 1 else None
-
-
-def _find_label_column(features: dict[str | None, Any]) -> str | None:
-    """The column of class labels by the metadata; "label" if there are several."""
-    declared = [name for name, feature in features.items() if _get_class_names(feature)]
-    return "label" if "label" in declared else next(iter(declared), None)
 
 
 def _get_class_names(feature: Any) -> list[str] | None:

@@ -250,7 +250,10 @@ def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, fr
     Args:
         targets: (n,) int64; (n, K) float32; annotations; or empty for unlabelled data.
     """
-    first = _find_first_duplicates(contents)  # (n,)
+    items = len(contents.keys)
+    first, seen = np.arange(items), dict[Any, int]()  # (n,) the first item with the same content, possibly itself
+    if items <= COMPARED and (fingerprints := contents.fingerprints()) is not None:
+        first = np.array([seen.setdefault(value, row) for row, value in enumerate(fingerprints)], np.int64)
     leaders = np.flatnonzero(first == np.arange(len(first)))  # one item per distinct content
     strata = _assign_strata(targets, len(first))[leaders]
     order = np.lexsort((_rank_items(contents, seed)[leaders], strata))
@@ -288,16 +291,6 @@ def choose_part(contents: Contents, targets: np.ndarray | Annotations, *, count:
 def take_part(source: Source, *, count: int, seed: int) -> Source:
     """The items of a source that `choose_part` keeps."""
     return source.subset(np.flatnonzero(choose_part(source.contents, source.targets, count=count, seed=seed)))
-
-
-def _find_first_duplicates(contents: Contents) -> np.ndarray:
-    """For each item the first item with the same content, possibly itself: (n,) int64."""
-    items = len(contents.keys)
-    fingerprints = contents.fingerprints() if items <= COMPARED else None
-    if fingerprints is None:
-        return np.arange(items)
-    first: dict = {}
-    return np.array([first.setdefault(value, row) for row, value in enumerate(fingerprints)], np.int64)
 
 
 def _assign_strata(targets: np.ndarray | Annotations, items: int) -> np.ndarray:

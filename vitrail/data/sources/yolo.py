@@ -81,15 +81,6 @@ def _list_inside(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def find_yaml(place: Path) -> Path | None:
-    """Finds the YAML file of a folder that describes objects in YOLO's format. Raises `DataError` for several."""
-    files = [path for path in list_files_at(place, ".yaml", ".yml") if _is_yolo(path)]
-    if len(files) > 1:
-        names = ", ".join(path.name for path in files)
-        raise DataError(f"{place} has several descriptions of objects: {names}", "give the file that is meant")
-    return files[0] if files else None
-
-
 def _is_yolo(path: Path) -> bool:
     """Whether a YAML file names classes and the images of a split. One that cannot be parsed counts as well."""
     try:
@@ -121,7 +112,10 @@ def describe_yaml(path: Path) -> YoloLayout:
     notes = [f"{path.name}: the key {key!r:.40} is not used" for key in sorted(plain.keys() - KNOWN)]
     if (count := plain.get("nc")) is not None and str(count).strip() != str(len(names)):
         notes.append(f"{path.name}: nc is {count!s:.20}, and there are {len(names)} names")
-    notes += name_some("images with a text file in no split, not used", _list_unused(images, base))
+    used = {os.path.normpath(image) for split in images.values() for image in split}
+    rest = [key for key in Scan().list_images(str(base), "") if os.path.normpath(base / key) not in used]
+    unused = [Path(key).as_posix() for key in rest if find_labels(base / key).is_file()]
+    notes += name_some("images with a text file in no split, not used", unused)
     return YoloLayout(
         path=path, base=base, images=images, names=names, keypoints=_read_keypoints(plain, path), notes=tuple(notes)
     )
@@ -153,13 +147,6 @@ def _find_places(plain: Mapping[str, Any], path: Path, base: Path) -> dict[str, 
         what = f"the paths of {path} do not exist, and the only folder of that name is {places['train'][0]}"
         raise DataError(f"{what}, for {' and '.join(same)}", "give paths relative to the file")
     return places
-
-
-def _list_unused(images: Mapping[str, list[Path]], base: Path) -> list[str]:
-    """The images below ``base`` that have a text file and are in no split."""
-    used = {os.path.normpath(image) for split in images.values() for image in split}
-    rest = [base / key for key in Scan().list_images(str(base), "") if os.path.normpath(base / key) not in used]
-    return [image.relative_to(base).as_posix() for image in rest if find_labels(image).is_file()]
 
 
 def _read_keypoints(plain: Mapping[str, Any], path: Path) -> int:
@@ -304,8 +291,11 @@ UNNAMED = "the classes have no names and are named after their numbers: put the 
 
 def find_yolo(place: Path) -> Read | None:
     """Finds a YAML file in YOLO's format in a folder, or at a path. Raises `DataError` for several."""
-    description = find_yaml(place)
-    return None if description is None else lambda outlines: read_yolo(describe_yaml(description), outlines=outlines)
+    files = [path for path in list_files_at(place, ".yaml", ".yml") if _is_yolo(path)]
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        raise DataError(f"{place} has several descriptions of objects: {names}", "give the file that is meant")
+    return (lambda outlines: read_yolo(describe_yaml(files[0]), outlines=outlines)) if files else None
 
 
 def find_yolo_texts(root: Path) -> Read | None:
