@@ -13,7 +13,7 @@ from tests.studies.planned import POOL, fake_result, make_study
 from vitrail.errors import DiskError, VitrailError
 from vitrail.studies.plan import Plan, Trial, make_plan, read_plan, write_plan
 from vitrail.studies.results import read_result, write_result
-from vitrail.studies.worker import WorkerPool, work_study
+from vitrail.studies.worker import WorkerPool, compute_trials
 
 
 def begin(folder: Path) -> Plan:
@@ -32,11 +32,11 @@ def test_a_worker_tunes_each_arm_and_trains_its_cells_at_the_rate_that_was_found
         best = {"validation": {"accuracy": 0.5, "nll": abs(rate - 1.6e-2)}}
         write_result(tmp_path, fake_result(trial, rate, **best))
 
-    assert work_study(tmp_path, compute=compute) == 24 + 3 * (3 + 2)
+    assert compute_trials(tmp_path, compute) == 24 + 3 * (3 + 2)
     tuned = [rates[key] for key, trial in plan.trials.items() if trial.search is not None]
     assert set(tuned) == {1.6e-2}
     assert {rates[key] for key, trial in plan.trials.items() if trial.search is None} == {1e-4}
-    assert work_study(tmp_path, compute=compute) == 0
+    assert compute_trials(tmp_path, compute) == 0
 
 
 def test_an_arm_all_of_whose_rates_diverged_fails_by_name(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_an_arm_all_of_whose_rates_diverged_fails_by_name(tmp_path: Path) -> Non
         lost = {"state": "diverged", "validation": {}} if trial.run.model.changes["width"] == 64 else {}
         write_result(tmp_path, fake_result(trial, rate, **lost))
 
-    work_study(tmp_path, compute=compute)
+    compute_trials(tmp_path, compute)
     wide = {trial.key for place, trial in plan.places["width"].items() if place.arm == "wide"}
     failed = {key: result for key, result in plan.read_results(tmp_path).items() if result.state == "failed"}
     assert set(failed) == wide
@@ -62,7 +62,7 @@ def test_a_cell_that_fails_three_times_is_kept_as_a_failure_with_its_error(tmp_p
             raise ValueError("no such image")
         write_result(tmp_path, fake_result(trial, rate))
 
-    work_study(tmp_path, compute=compute)
+    compute_trials(tmp_path, compute)
     result = read_result(tmp_path, bad)
     assert result is not None
     assert (result.state, result.error, result.attempts) == ("failed", "ValueError: no such image", 3)
@@ -110,5 +110,5 @@ def test_a_worker_that_cannot_work_ends_the_study_in_its_own_words(tmp_path: Pat
 
 def test_a_plan_survives_the_workers(tmp_path: Path) -> None:
     plan = begin(tmp_path)
-    work_study(tmp_path, compute=lambda trial, rate, attempt: write_result(tmp_path, fake_result(trial, rate)))
+    compute_trials(tmp_path, lambda trial, rate, attempt: write_result(tmp_path, fake_result(trial, rate)))
     assert read_plan(tmp_path)[0].sha256 == plan.sha256

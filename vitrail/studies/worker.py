@@ -77,18 +77,19 @@ class WorkerState:
         write_result(self.folder, TrialResult(**about, settings={}, state="failed", error=error, attempts=attempts))
 
 
-def work_study(folder: str | Path, *, compute: Compute | None = None) -> int:
+def work_study(folder: str | Path) -> int:
     """Computes trials of the study in ``folder`` until every one has a result, and returns how many this process computed.
 
     Any number of processes may do so at a time, on any machines that see the folder.
 
-    Args:
-        compute: in place of training, for tests.
-
     Raises `ConfigError` for a folder without a plan, `DataError` for images other than the plan's, `DiskError`, and `Preempted`
     or `Interrupted` when it is stopped: the same call continues.
     """
-    folder = Path(folder)
+    return compute_trials(Path(folder))
+
+
+def compute_trials(folder: Path, compute: Compute | None = None) -> int:
+    """Computes trials as `work_study` does; ``compute`` takes the place of a training."""
     plan, _ = read_plan(folder)
     with end_at_once(CONTINUE):
         if plan.list_ready(plan.read_results(folder)) is None:
