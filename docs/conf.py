@@ -43,7 +43,7 @@ nitpick_ignore = [  # type variables
 ]
 # -n reports every name that leads nowhere; names of other projects would need their inventories, hence a network
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|numpy|np|PIL|pandas|polars|collections|typing|pathlib|argparse|enum|matplotlib|os)\..*"),
+    ("py:.*", r"(torch|numpy|np|PIL|pandas|polars|collections|typing|pathlib|argparse|enum|matplotlib|os|types)\..*"),
     (
         "py:class",
         r"(Any|Callable|Iterable|Iterator|Mapping|Sequence|Path|Tensor|NDArray|Generator|PathLike|Generic|Image)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitrail.config.units import grid_of_patches, numbers, part, size_in_pixels
 from vitrail.errors import ConfigError
@@ -91,7 +91,7 @@ Engine = Annotated[
 Log = Annotated[Say, Python("Called with each line on what is assumed and found.")]
 Command = Annotated[str, Python("How the report names the call.")]
 SharedWork = Annotated[
-    Optional["Ranks"],
+    "Ranks | None",
     Python("Processes that compute this together, each of which calls this and returns the same (`distributed.join`)."),
 ]
 

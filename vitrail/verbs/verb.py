@@ -101,7 +101,14 @@ def verb(function: Function) -> Function:
     head, *sections = re.split(r"\n\n(?=(?:Returns|Raises):)", inspect.getdoc(function) or "", maxsplit=1)
     arguments = [f"    {name}: {option.meaning}" for name, option in options.items()]
     call.__doc__ = "\n\n".join([head, "\n".join(["Args:", *arguments]), *sections])
+    shown = [option.parameter.replace(annotation=_name_type(option.type)) for option in options.values()]
+    call.__signature__ = inspect.signature(function).replace(parameters=shown)  # type: ignore[attr-defined]
     return cast(Function, call)
+
+
+def _name_type(kind: Any) -> Any:
+    """Returns a type as `inspect.signature` shows it: one that is only named, to import no torch, by its name."""
+    return kind.__forward_arg__ if isinstance(kind, typing.ForwardRef) else kind
 
 
 def summary_of(function: Callable[..., Any]) -> str:
