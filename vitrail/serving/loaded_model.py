@@ -250,7 +250,7 @@ class LoadedModel:
     def explain(
         self, prepared: PreparedImage, request: ExplanationRequest, deadline: float | None = None
     ) -> Explanation:
-        """Explains one image as `workflows.explain` does. ``request`` is a result of `check_request`.
+        """Explains one image as `vitrail.explain` does. ``request`` is a result of `check_request`.
 
         With a ``deadline`` (by time.monotonic) occlusion covers larger regions where the usual ones would take longer.
         """
