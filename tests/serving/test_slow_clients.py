@@ -27,7 +27,7 @@ from vitrail.serving.limits import ServerLimits
 from vitrail.serving.server import start
 
 limits = ServerLimits(header=5, receive=5, write=5, deadline=600)
-more = dict.fromkeys(("classes", "name", "token_file", "runs"))
+more = dict.fromkeys(("name", "token_file", "runs"))
 start(sys.argv[1], limits, options=InferenceOptions(), host="127.0.0.1", port=0, hosts=(), access_log=False, **more)
 """
 

@@ -101,10 +101,10 @@ def test_a_phone_shows_state_step_and_best_of_a_run(visit, serve, runs):
         assert words in row.locator(part).inner_text()
 
 
-def test_a_study_is_listed_with_its_cells_and_the_time_left(visit, serve, tmp_path):
+def test_a_study_is_listed_with_its_trials_and_the_time_left(visit, serve, tmp_path):
     folder = tmp_path / "runs" / "vit-paper"
     folder.mkdir(parents=True)
-    write_sealed(folder / "progress.json", {"state": "running", "done": 12, "cells": 78, "seconds_left": 1490.0})
+    write_sealed(folder / "progress.json", {"state": "running", "done": 12, "trials": 78, "seconds_left": 1490.0})
     page = visit(serve(None, runs=tmp_path / "runs"))
     row = page.locator("#runs-rows tr").inner_text()
     assert all(words in row for words in ("vit-paper", "running", "25 min left", "12 / 78"))
