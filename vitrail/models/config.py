@@ -164,7 +164,11 @@ class StagedConfig(Config):
         return [(height << stage, width << stage) for stage in range(len(self.depths))]
 
     @property
-    def blocks(self) -> int:
+    def width(self) -> int:
+        return self.widths[-1]
+
+    @property
+    def depth(self) -> int:
         return sum(self.depths)
 
 

@@ -97,11 +97,6 @@ class BottleneckConfig(StagedConfig):
     def widths(self) -> tuple[int, ...]:
         return tuple(4 * self.root_width * 2**stage for stage in range(len(self.depths)))
 
-    @property
-    def width(self) -> int:
-        """Width of the last map."""
-        return self.widths[-1]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig(BottleneckConfig):
