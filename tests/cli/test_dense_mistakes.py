@@ -147,7 +147,7 @@ MISTAKES: dict[str, Mistake] = {
         "train voc" + TRAIN,
         lambda folder: write(folder / "voc" / "Annotations" / "a.xml", voc("a")[:-40]),
         3,
-        "a.xml cannot be read",
+        "a.xml is no valid XML",
     ),
     "masks of unknown colours": ("train masks" + TRAIN, colour_masks, 3, "add them to the table"),
     "a mask in JPEG": ("train masks" + TRAIN, jpeg_mask, 3, "1 of 3 masks cannot be read"),

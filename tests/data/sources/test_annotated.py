@@ -162,7 +162,7 @@ def test_mistakes_in_voc_files_are_named_with_the_remedy(tmp_path):
     path = tmp_path / "Annotations" / "a.xml"
     for content, message in (
         ("<annotation><object><name>cat</name></object></annotation>", "JPEGImages/a.png, object 1: it has no bndbox"),
-        ("<annotation>", "a.xml cannot be read"),
+        ("<annotation>", "a.xml is no valid XML"),
         ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "declares a document type"),
         (voc("a").replace("<xmin>1<", "<xmin>one<"), "xmin is 'one', not a number"),
     ):

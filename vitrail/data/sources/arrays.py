@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.contents import Arrays, Strings, UserDataset
-from vitrail.data.sources.labels import Labels, RawSplit, format_label, from_numbers, from_texts
+from vitrail.data.sources.labels import Labels, RawData, RawSplit, format_label, from_numbers, from_texts
 from vitrail.errors import DataError
 from vitrail.untrusted.archives import check_expansion, read_array, read_array_member
 from vitrail.untrusted.limits import DATA_EXPANSION, DATA_SPARED_BYTES
@@ -78,7 +78,7 @@ def _convert_labels(labels: Any, images: int, names: Sequence[str] | None, where
     return from_numbers(values, names, where=where)
 
 
-def read_npy(path: Path) -> tuple[str, dict[str, RawSplit]]:
+def read_npy(path: Path) -> RawData:
     """Images of an .npy file. Labels are read from the file with "labels" instead of "images" in its name, if it exists."""
     images = _load(path)
     beside = path.with_name(path.name.replace("images", "labels"))
@@ -86,7 +86,7 @@ def read_npy(path: Path) -> tuple[str, dict[str, RawSplit]]:
     return f"an array, {path.name}", {"train": read_arrays(images, labels, where=path.name)}
 
 
-def read_npz(path: Path) -> tuple[str, dict[str, RawSplit]]:
+def read_npz(path: Path) -> RawData:
     """The splits of an .npz file, by the names in `NPZ_NAMES`; `classes` has the class names."""
     arrays = _load(path)
     names = [str(name) for name in arrays["classes"]] if "classes" in arrays else None
@@ -119,7 +119,7 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def read_digits() -> tuple[str, dict[str, RawSplit]]:
+def read_digits() -> RawData:
     """The 1,797 scanned digits of scikit-learn: 8 x 8 grey, "0" to "9"; levels 0..16 become 0..255."""
     from sklearn.datasets import load_digits
 

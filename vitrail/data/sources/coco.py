@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.contents import choose_evenly, make_key
-from vitrail.data.sources.labels import RawSplit, format_label
-from vitrail.data.sources.objects import (
-    LARGEST,
-    Box,
-    ObjectList,
-    ObjectSplits,
-    Read,
-    Size,
-    enclose_rectangle,
-    has_keys,
-    read_json,
-    read_name,
-    read_numbers,
-    read_size,
-)
+from vitrail.data.sources.contents import choose_evenly, normalise_path
+from vitrail.data.sources.fields import has_keys, read_json, read_numbers, read_size
+from vitrail.data.sources.labels import RawData, format_label
+from vitrail.data.sources.objects import LARGEST, Box, ObjectList, ObjectSplits, Read, Size
 from vitrail.data.sources.scan import NamedFiles, list_files, list_files_at, list_folders
 from vitrail.data.sources.splits import SPLITS, find_split
 from vitrail.errors import DataError, nearest
@@ -35,7 +24,6 @@ from vitrail.images.rle import Rle
 from vitrail.untrusted.numbers import to_real, to_whole
 
 KEYS = ("images", "annotations", "categories")
-IMAGE_FOLDERS = ("", "images")
 PROBES = 20  # names that are looked for in each folder
 BOXES = ("instances", "_annotations")  # begin the names of files of objects where others stand beside them
 KNOWN = frozenset(
@@ -79,10 +67,8 @@ def split_of(path: Path, root: Path) -> str:
     return next(filter(None, map(find_split, (inside.stem, *inside.parent.parts[::-1]))), "train")
 
 
-def read_coco(
-    root: Path, files: Mapping[str, Path], others: Sequence[str] = (), *, outlines: bool = False
-) -> tuple[str, dict[str, RawSplit]]:
-    """The objects and images of COCO files by split. Image paths are relative to ``root`` where they lie in it.
+def read_coco(root: Path, files: Mapping[str, Path], others: Sequence[str] = (), *, outlines: bool = False) -> RawData:
+    """The objects and images of COCO files by split, with image paths relative to ``root``.
 
     With ``outlines``, the objects keep their polygons and run lengths. ``others`` are files that the layout names as not used.
 
@@ -112,13 +98,11 @@ def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
         number = _read_id(entry.get("image_id"))
         key, size = pictures.get(number, (f"{path.name}, image {number or '?':.40}", (0, 0)))
         where = f"{key}, annotation {_read_id(entry.get('id')) or f'number {place}':.40}"
-        if not entry.keys() <= KNOWN:
-            objects.note_unknown(entry, KNOWN, key)
+        objects.note_unknown(entry, KNOWN, key)
         with objects.rejecting(where):
             if number not in pictures:
-                raise ValueError(
-                    f"an annotation of the image {number or 'without an id'!r:.60}, which {path.name} does not list"
-                )
+                what = f"an annotation of the image {number or 'without an id'!r:.60}"
+                raise ValueError(f"{what}, which {path.name} does not list")
             if (category := _read_id(entry.get("category_id"))) not in categories:
                 raise ValueError(f"the category {category or 'without an id'!r:.60}, which {path.name} does not name")
             box = _read_box(entry, categories[category], size)
@@ -142,12 +126,10 @@ def _read_id(value: Any) -> str:
 def _read_categories(entries: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
     categories: dict[str, str] = {}
     for entry in entries:
-        try:
-            number, name = _read_id(entry.get("id")), read_name(entry.get("name"), "its name")
-        except ValueError as error:
-            raise DataError(f"a category of {path}: {error}: {json.dumps(entry):.120}", "give it a name") from error
-        if not number:
-            raise DataError(f"a category of {path} has no id: {json.dumps(entry):.120}", "give it an id")
+        number, name = (_read_id(entry.get(field)) for field in ("id", "name"))
+        if not number or not name:
+            what = f"a category of {path} has no {'name' if number else 'id'}: {json.dumps(entry):.120}"
+            raise DataError(what, "give it one")
         if categories.setdefault(number, name) != name:
             what = f"{path} gives the categories {categories[number]!r} and {name!r} the same id {number}"
             raise DataError(what, "give each category an id of its own")
@@ -173,14 +155,12 @@ def _read_pictures(
     for name, found in files.items():
         if found is None:
             objects.note(f"images of {path.name} that are not found", name)
+    paths = {name: os.path.relpath(folder / (found or name), root) for name, found in files.items()}
     try:
-        return {
-            number: (make_key(folder / (files[name] or name), root), size) for number, (name, size) in named.items()
-        }
+        return {number: (normalise_path(paths[name]), size) for number, (name, size) in named.items()}
     except ValueError as error:
-        raise DataError(
-            f"{path}: {error}", f"export the annotations again, with the images inside of {root}"
-        ) from error
+        remedy = f"export the annotations again, with the images inside of {root}"
+        raise DataError(f"{path}: {error}", remedy) from error
 
 
 def _read_box(entry: Mapping[str, Any], name: str, size: Size) -> Box:
@@ -188,9 +168,8 @@ def _read_box(entry: Mapping[str, Any], name: str, size: Size) -> Box:
     flags = ((field, entry.get(field) or 0) for field in ("iscrowd", "ignore"))
     crowd = any([flag if isinstance(flag, bool) else to_whole(flag, field, most=1) for field, flag in flags])
     area = entry.get("area")
-    area = (
-        float(area) if isinstance(area, int | float) and not isinstance(area, bool) and 0 < area < LARGEST**2 else None
-    )
+    is_number = isinstance(area, int | float) and not isinstance(area, bool)
+    area = float(area) if is_number and 0 < area < LARGEST**2 else None
     if entry.get("bbox") in (None, []):
         if not (segmentation := _normalise(entry.get("segmentation"))):
             raise ValueError("it has neither bbox nor segmentation; give bbox: [left, top, width, height] in pixels")
@@ -199,11 +178,10 @@ def _read_box(entry: Mapping[str, Any], name: str, size: Size) -> Box:
         left, top, width, height = read_numbers(entry["bbox"], 4, "bbox")
     except ValueError as error:
         raise ValueError(f"{error}; give bbox: [left, top, width, height] in pixels") from error
-    attributes = entry.get("attributes")
-    turned = to_real(attributes.get("rotation") or 0, "the rotation") if isinstance(attributes, dict) else 0.0
-    corners = (left, top, left + width, top + height)
-    if turned:  # as CVAT writes boxes
-        return Box(name, enclose_rectangle(name, corners, turned).box, crowd, area)
+    corners, attributes = (left, top, left + width, top + height), entry.get("attributes")
+    degrees = to_real(attributes.get("rotation") or 0, "the rotation") if isinstance(attributes, dict) else 0.0
+    if degrees:  # as CVAT writes boxes
+        return Box(name, Box.of_rectangle(name, corners, degrees).box, crowd, area)
     return Box(name, corners, crowd, area, given=(left, top, width, height))
 
 
@@ -216,18 +194,17 @@ def _normalise(segmentation: Any) -> Any:
         return segmentation
     if not isinstance(segmentation, list):
         raise ValueError(f"segmentation is {segmentation!s:.60}, not polygons or run lengths")
-    if not any(isinstance(part, list) for part in segmentation):
+    lists = [part for part in segmentation if isinstance(part, list)]
+    if not lists:
         return [segmentation]
-    if all(
-        isinstance(part, list) and len(part) == 2 and not any(isinstance(x, list) for x in part)
-        for part in segmentation
+    if len(lists) == len(segmentation) and all(
+        len(part) == 2 and not any(isinstance(value, list) for value in part) for part in lists
     ):
-        return [[value for point in segmentation for value in point]]
-    polygons = []
-    for part in segmentation:
-        nested = isinstance(part, list) and part and all(isinstance(point, list) for point in part)
-        polygons.append([value for point in part for value in point] if nested else part)
-    return polygons
+        return [[*chain(*lists)]]
+    nested = (
+        isinstance(part, list) and part and all(isinstance(point, list) for point in part) for part in segmentation
+    )
+    return [[*chain(*part)] if inside else part for part, inside in zip(segmentation, nested)]
 
 
 def _enclose(segmentation: Any, size: Size) -> tuple[float, float, float, float]:
@@ -273,28 +250,18 @@ def _find_images(
         best = finders[present.index(max(present))]  # the first of equals
         if not some or max(present):
             if names is bare and (example := next((given for given in file_names if given not in bare), "")):
-                objects.remarks.append(
-                    f"images of {path.name} are found by their names, without folders such as in {example!r}"
-                )
+                what = f"images of {path.name} are found by their names, without folders such as in {example!r}"
+                objects.remarks.append(what)
             return Path(best.root), {given: best.find_file(name) for given, name in zip(file_names, names)}
     looked = ", ".join(files.root for files in finders[:6])
-    close = nearest(bare[0], os.listdir(finders[0].root))
-    raise DataError(
-        f"the images of {path} are not found, e.g. {file_names[0]!r}", f"put them in one of {looked}; {close}"
-    )
+    remedy = f"put them in one of {looked}; {nearest(bare[0], os.listdir(finders[0].root))}"
+    raise DataError(f"the images of {path} are not found, e.g. {file_names[0]!r}", remedy)
 
 
-def _list_candidates(path: Path, root: Path) -> Iterable[Path]:
+def _list_candidates(path: Path, root: Path) -> list[Path]:
     """The folders in which images of a COCO file usually lie."""
-    seen = set()
     split = split_of(path, root)
-    names = [
-        word for word in (path.stem.partition("_")[2], split, *(key for key in SPLITS if SPLITS[key] == split)) if word
-    ]
-    for base in dict.fromkeys((path.parent, path.parent.parent, root)):
-        for inside in IMAGE_FOLDERS:
-            for name in (*names, ""):
-                folder = base / inside / name
-                if folder.is_dir() and folder not in seen and folder.is_relative_to(root):
-                    seen.add(folder)
-                    yield folder
+    names = filter(None, (path.stem.partition("_")[2], split, *(key for key in SPLITS if SPLITS[key] == split)))
+    bases = (path.parent, path.parent.parent, root)
+    folders = (base / inside / name for base, inside, name in product(bases, ("", "images"), (*names, "")))
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir() and folder.is_relative_to(root)]

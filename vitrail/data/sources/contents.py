@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Self, overload
 
 import numpy as np
@@ -194,15 +193,6 @@ def normalise_path(path: str) -> str:
     if plain == ".." or plain.startswith("../"):
         raise ValueError(f"the path {path!r} leads out of its folder")
     return plain
-
-
-def make_key(path: Path, root: Path) -> str:
-    """The key of a file that is named in the data: its path from ``root``.
-
-    Raises:
-        ValueError: the file is not inside ``root``, which a user named; what others wrote cannot make it read more.
-    """
-    return normalise_path(os.path.relpath(path, root))
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:

@@ -10,22 +10,10 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.contents import make_key, read_head
-from vitrail.data.sources.labels import RawSplit
-from vitrail.data.sources.objects import (
-    Box,
-    Corners,
-    ObjectList,
-    ObjectSplits,
-    Read,
-    Size,
-    enclose_ellipse,
-    enclose_polygon,
-    enclose_rectangle,
-    read_name,
-    read_size,
-    read_xml,
-)
+from vitrail.data.sources.contents import read_head
+from vitrail.data.sources.fields import read_name, read_size, read_xml
+from vitrail.data.sources.labels import RawData
+from vitrail.data.sources.objects import Box, Corners, ObjectList, ObjectSplits, Read, Size
 from vitrail.data.sources.scan import NamedFiles
 from vitrail.data.sources.splits import WHOLE, find_split
 from vitrail.errors import DataError
@@ -33,7 +21,6 @@ from vitrail.images.rle import Rle
 from vitrail.untrusted.numbers import to_real, to_whole
 
 FILE = "annotations.xml"
-IMAGES = ("images", "")
 SHAPES = ("polygon", "box", "ellipse", "mask")  # that have an area
 KNOWN = frozenset(
     {"label", "occluded", "source", "z_order", "rotation", "points", "xtl", "ytl", "xbr", "ybr", "cx", "cy", "rx", "ry"}
@@ -42,7 +29,6 @@ KNOWN = frozenset(
 KNOWN_OF_IMAGE = frozenset(
     {"id", "name", "subset", "width", "height", "task_id", "job_id", "project_id", "media_type", "frame"}
 )
-REMEDY = "export it again as 'CVAT for images 1.1'"
 
 
 def find_cvat(root: Path) -> Read | None:
@@ -51,7 +37,7 @@ def find_cvat(root: Path) -> Read | None:
     return partial(read_cvat, root) if is_cvat else None
 
 
-def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
+def read_cvat(root: Path, *, outlines: bool = False) -> RawData:
     """Reads the objects of ``annotations.xml`` by the subset of each image.
 
     Of a polygon, ellipse, mask or turned box the upright box is taken, and with ``outlines`` the shape itself, too; points,
@@ -71,24 +57,19 @@ def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, Raw
         if split is None and subset.lower() not in ("", *WHOLE):
             objects.note(f"images of the subset {subset!r:.40}, used for training", image.get("name", FILE))
         with objects.rejecting(f"{FILE}, image {image.get('id', number)}"):
-            key = _find_image(root, files, image.attrib["name"], subset)
+            name = image.attrib["name"]
+            inside = (f"{subset}/{name}", name) if subset else (name,)
+            if (key := files.find_key(*(f"images/{each}" for each in inside), *inside)) is None:
+                raise ValueError(f"the image {name!r:.80} is not found: put the images into {root / 'images'}")
             _read_image(image, key, objects)
     if not splits:
         kinds = sorted({child.tag for child in tree} - {"version", "meta"})
-        raise DataError(f"{path} has no images{', but ' + ', '.join(kinds)[:80] if kinds else ''}", REMEDY)
+        what = f"{path} has no images{', but ' + ', '.join(kinds)[:80] if kinds else ''}"
+        raise DataError(what, "export it again as 'CVAT for images 1.1'")
     for child in tree:
         if child.tag not in ("version", "meta", "image"):
             splits.first.note(f"elements {child.tag!r:.40}, not used", FILE)
     return f"CVAT objects ({FILE})", splits.finish(declared)
-
-
-def _find_image(root: Path, files: NamedFiles, name: str, subset: str) -> str:
-    """The path of an image below ``root``. Raises `ValueError` where there is none."""
-    for folder in IMAGES:
-        for inside in (f"{subset}/{name}", name) if subset else (name,):
-            if found := files.find_file(f"{folder}/{inside}".lstrip("/") if folder else inside):
-                return make_key(root / found, root)
-    raise ValueError(f"the image {name!r:.80} is not found: put the images into {root / IMAGES[0]}")
 
 
 def _read_image(image: ElementTree.Element, key: str, objects: ObjectList) -> None:
@@ -107,25 +88,22 @@ def _read_image(image: ElementTree.Element, key: str, objects: ObjectList) -> No
 
 
 def _read_shape(shape: ElementTree.Element, outlined: Size | None) -> Box:
-    """The object of a shape, with its outline if the image's size is given as ``outlined``."""
     name = read_name(shape.attrib["label"])
     degrees = to_real(shape.get("rotation", 0), "the rotation")
     if shape.tag == "polygon":
         pairs = (point.split(",") for point in shape.attrib["points"].split(";"))
-        return enclose_polygon(name, [(to_real(x, "x"), to_real(y, "y")) for x, y in pairs], outlined)
+        return Box.of_polygon(name, [(to_real(x, "x"), to_real(y, "y")) for x, y in pairs], outlined)
     if shape.tag == "box":
-        return enclose_rectangle(name, _numbers(shape, "xtl", "ytl", "xbr", "ybr"), degrees, outlined)
+        return Box.of_rectangle(name, _numbers(shape, "xtl", "ytl", "xbr", "ybr"), degrees, outlined)
     if shape.tag == "ellipse":
         x, y, across, down = _numbers(shape, "cx", "cy", "rx", "ry")
-        return enclose_ellipse(name, (x, y), (across, down), degrees, outlined)
+        return Box.of_ellipse(name, (x, y), (across, down), degrees, outlined)
     left, top, width, height = _numbers(shape, "left", "top", "width", "height")
     if not math.isfinite(left + top):
         raise ValueError(f"a mask at ({left}, {top})")
-    box = Box(name, (left, top, left + width, top + height))
-    if outlined:
-        patch = _read_mask(shape, outlined)
-        box.outline = Rle.of_patch(patch, (round(left), round(top)), outlined)
-    return box
+    corner = round(left), round(top)
+    outline = Rle.of_patch(_read_mask(shape, outlined), corner, outlined) if outlined else None
+    return Box(name, (left, top, left + width, top + height), outline=outline)
 
 
 def _read_mask(shape: ElementTree.Element, most: Size) -> NDArray[np.bool_]:

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.sources.contents import Files, Strings
-from vitrail.data.sources.labels import Labels, RawSplit, sort_names
+from vitrail.data.sources.labels import Labels, RawData, RawSplit, sort_names
 from vitrail.data.sources.scan import Scan, is_system_name, list_folders
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
 
 
-def read_folder(root: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]] | None:
+def read_folder(root: Path, *, labelled: bool) -> RawData | None:
     """A description of a folder of images, and its splits; None if it contains no image.
 
     Raises:
@@ -43,7 +43,7 @@ def read_folder(root: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]
     return f"{layout}{note}{scan.describe_others()}", {"train": part}
 
 
-def _read_splits(root: Path, named: list[str], scan: Scan, labelled: bool) -> tuple[str, dict[str, RawSplit]] | None:
+def _read_splits(root: Path, named: list[str], scan: Scan, labelled: bool) -> RawData | None:
     splits: dict[str, RawSplit] = {}
     notes = ""
     for name in named:
@@ -92,7 +92,7 @@ def _label_by_folder(root: Path, names: tuple[str, ...], paths: list[Strings]) -
     return RawSplit(Files(str(root), Strings.join(paths)), Labels(names, values))
 
 
-def read_class_folders(pattern: str) -> tuple[str, dict[str, RawSplit]]:
+def read_class_folders(pattern: str) -> RawData:
     """The images of all folders that match a glob pattern such as ``photos/*/*``: each folder is one class.
 
     The name of a class is the path of its folder from the fixed part of the pattern on. If the first part of all paths names a

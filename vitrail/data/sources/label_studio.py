@@ -18,25 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.sources.contents import read_head
-from vitrail.data.sources.labels import RawSplit
-from vitrail.data.sources.objects import (
-    Box,
-    ObjectList,
-    ObjectSplits,
-    Read,
-    Size,
-    enclose_ellipse,
-    enclose_patch,
-    enclose_polygon,
-    enclose_rectangle,
-    has_keys,
-    read_json,
-    read_name,
-    read_points,
-    read_size,
-    turn,
-)
-from vitrail.data.sources.scan import Scan, list_files_at
+from vitrail.data.sources.fields import has_keys, read_json, read_name, read_points, read_size
+from vitrail.data.sources.labels import RawData
+from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size, turn
+from vitrail.data.sources.scan import Scan, find_only_file
 from vitrail.data.sources.splits import find_folder_split
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
@@ -56,11 +41,8 @@ AREAS = ("rectanglelabels", "polygonlabels", "ellipselabels", "brushlabels", "la
 
 def find_label_studio(place: Path) -> Read | None:
     """Finds the export in a folder, or at a file; no JSON file is parsed. Raises `DataError` for several."""
-    files = [path for path in list_files_at(place, ".json") if _is_export(path)]
-    if len(files) > 1:
-        names = ", ".join(path.name for path in files)
-        raise DataError(f"{place} has several exports of Label Studio: {names}", "give the file that is meant")
-    return partial(read_label_studio, files[0]) if files else None
+    path = find_only_file(place, _is_export, "exports of Label Studio", ".json")
+    return partial(read_label_studio, path) if path else None
 
 
 def _is_export(path: Path) -> bool:
@@ -68,7 +50,7 @@ def _is_export(path: Path) -> bool:
     return is_list and (has_keys(path, TASKS) or has_keys(path, SIZES))
 
 
-def read_label_studio(path: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
+def read_label_studio(path: Path, *, outlines: bool = False) -> RawData:
     """Reads the objects of an export. Images lie in the folder of the file or below it, and are found by their names.
 
     Rectangles, polygons, ellipses and brush masks are objects; with ``outlines`` they keep their shapes. Of several
@@ -88,18 +70,16 @@ def read_label_studio(path: Path, *, outlines: bool = False) -> tuple[str, dict[
     for number, task in enumerate(tasks, 1):
         fields = task if isinstance(task, dict) else {}
         where = f"{path.name}, task {fields.get('id', number)!s:.40}"
-        key = _find_image(fields, keys)
+        name = normalize("NFC", _name_image(fields))
+        key = keys.get(name, keys.get(HASHED.sub("", name), ""))
         objects = splits[find_folder_split(key) or "train"]
-        if not key:
-            objects.reject(where, f"its image is not found: {_name_image(fields)!r:.80}")
-            continue
         with objects.rejecting(where):
+            if not key:
+                raise ValueError(f"its image is not found: {name!r:.80}")
             _read_task(fields, key, where, objects)
     if not any(part.images for part in splits.values()):
-        examples = "".join(f"; {example}" for example in splits["train"].examples[:1])
-        raise DataError(
-            f"{path} has no annotated image that is found{examples}", f"put the images into {root / 'images'}"
-        )
+        what = "; ".join([f"{path} has no annotated image that is found", *splits["train"].examples[:1]])
+        raise DataError(what, f"put the images into {root / 'images'}")
     splits.drop_empty()
     return f"Label Studio objects ({path.name})", splits.finish()
 
@@ -116,12 +96,6 @@ def _name_image(task: Mapping[str, Any]) -> str:
         if name.rpartition(".")[2].lower() in EXTENSIONS:
             return name
     return ""
-
-
-def _find_image(task: Mapping[str, Any], keys: Mapping[str, str]) -> str:
-    """The key of the image of a task; empty if it is not found, or several have its name."""
-    name = normalize("NFC", _name_image(task))
-    return keys.get(name, keys.get(HASHED.sub("", name), ""))
 
 
 def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectList) -> None:
@@ -146,9 +120,8 @@ def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectLis
                 objects.note_unknown(region["value"], KNOWN | {*AREAS}, key)
             stated = read_size(region.get("original_height"), region.get("original_width"))
             if all(size) and stated != size:
-                raise ValueError(
-                    f"its picture has {stated[1]} x {stated[0]} pixels, and {size[1]} x {size[0]} in other regions"
-                )
+                here, there = (f"{width} x {height}" for height, width in (stated, size))
+                raise ValueError(f"its picture has {here} pixels, and {there} in other regions")
             if stated != size:
                 size, traced = stated, objects.confirm_size(key, stated) if wanted else None
             packed = "rle" in region["value"]
@@ -183,47 +156,46 @@ def _find_label(region: Mapping[str, Any]) -> list[Any]:
 
 
 def _read_region(region: Mapping[str, Any], size: Size, outlined: Size | None) -> Box:
-    """The object of a region. Raises `ValueError` or `KeyError`."""
     value, labels = region["value"], _find_label(region)
     if len(labels) != 1:
         raise ValueError(f"it has the labels {labels!s:.80}, not one")
     if not all(size):
         raise ValueError("it has no original_width and original_height")
     name, (height, width) = read_name(labels[0]), size
+
+    def read(name: str, side: int) -> float:
+        """A percentage of a side, in pixels."""
+        return to_real(value[name], name) * side / 100
+
     degrees = to_real(value.get("rotation") or 0, "the rotation")
     if "rle" in value:
-        return enclose_patch(name, _read_brush(value["rle"], size), (0, 0), outlined)
+        return Box.of_patch(name, _read_brush(value["rle"], size), (0, 0), outlined)
     if "points" in value:
         points = read_points(value["points"], "points")
-        return enclose_polygon(name, [(x * width / 100, y * height / 100) for x, y in points], outlined)
-    x, y = to_real(value["x"], "x") * width / 100, to_real(value["y"], "y") * height / 100
+        return Box.of_polygon(name, [(x * width / 100, y * height / 100) for x, y in points], outlined)
+    x, y = read("x", width), read("y", height)
     if "radiusX" in value:
-        radii = to_real(value["radiusX"], "radiusX") * width / 100, to_real(value["radiusY"], "radiusY") * height / 100
-        return enclose_ellipse(name, (x, y), radii, degrees, outlined)
-    right, bottom = (
-        x + to_real(value["width"], "width") * width / 100,
-        y + to_real(value["height"], "height") * height / 100,
-    )
+        return Box.of_ellipse(name, (x, y), (read("radiusX", width), read("radiusY", height)), degrees, outlined)
+    right, bottom = x + read("width", width), y + read("height", height)
     if not degrees:
-        return enclose_rectangle(name, (x, y, right, bottom))
+        return Box.of_rectangle(name, (x, y, right, bottom))
     # a rectangle is turned about its upper left corner
     corners = [turn(corner, (x, y), degrees) for corner in ((x, y), (right, y), (right, bottom), (x, bottom))]
-    return enclose_polygon(name, corners, outlined)
+    return Box.of_polygon(name, corners, outlined)
 
 
 def _read_brush(values: Any, size: Size) -> NDArray[np.bool_]:
     """The pixels of a brush mask (H, W) from Label Studio's packed bits: four channels a pixel, of which the last is the mask.
 
     A header has the number of values (32 bits), the bits of a value less one (5), and four lengths of run lengths less one (4
-    each). A block follows after another: whether it repeats one value (1 bit), which of the lengths it uses (2), the number of
-    its values less one, and its value, or all of its values.
+    each). Blocks follow: whether one value repeats (1 bit), which of the lengths is used (2), the number of values less one, and
+    the value, or all of them.
     """
     if not isinstance(values, list) or not all(isinstance(each, int) and 0 <= each < 256 for each in values):
         raise ValueError("run lengths that are no bytes")
     bits, used = "".join(f"{each:08b}" for each in values), 0
 
     def read(width: int) -> int:
-        """The next bits as a number. Raises `ValueError` at the end."""
         nonlocal used
         used += width
         if used > len(bits):
@@ -240,9 +212,7 @@ def _read_brush(values: Any, size: Size) -> NDArray[np.bool_]:
     while filled < count:
         repeats = read(1)
         end = filled + 1 + read(lengths[read(2)])
-        if repeats:
-            mask[filled:end] = read(word)
-        else:
-            mask[filled:end] = [read(word) for _ in range(end - filled)][: count - filled]
+        run = [read(word) for _ in range(1 if repeats else end - filled)]
+        mask[filled:end] = run[: count - filled]
         filled = end
     return mask.reshape(*size, 4)[..., 3] > 0

@@ -9,24 +9,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vitrail.data.sources.contents import make_key, read_file
-from vitrail.data.sources.labels import RawSplit
-from vitrail.data.sources.objects import (
-    Box,
-    ObjectList,
-    ObjectSplits,
-    Point,
-    Read,
-    Size,
-    enclose_ellipse,
-    enclose_patch,
-    enclose_polygon,
-    enclose_rectangle,
-    has_keys,
-    read_name,
-    read_points,
-    read_size,
-)
+from vitrail.data.sources.contents import read_file
+from vitrail.data.sources.fields import has_keys, read_name, read_points, read_size
+from vitrail.data.sources.labels import RawData
+from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Point, Read, Size
 from vitrail.data.sources.scan import NamedFiles, Scan, list_files, list_files_below, list_folders
 from vitrail.data.sources.splits import SPLITS, find_folder_split
 from vitrail.images.decode import BadImage
@@ -51,7 +37,7 @@ def find_labelme(root: Path) -> Read | None:
     return partial(read_labelme, root) if any(path and has_keys(path, KEYS) for path in examples) else None
 
 
-def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
+def read_labelme(root: Path, *, outlines: bool = False) -> RawData:
     """Reads the objects of labelme's files below ``root``, by the split that a folder of the file, or else of its image, names.
 
     Of a polygon, circle or mask the box is taken, and with ``outlines`` the shape itself, too; points and lines have no area and
@@ -82,20 +68,21 @@ def _read_one(path: Path, files: NamedFiles, splits: ObjectSplits) -> None:
             return
         plain = parse_json(content)
     except BadImage as error:
-        return objects.reject(where, error.reason)
+        return objects.reject(where, error)
     except ValueError as error:
         return objects.reject(where, f"it is no valid JSON: {error}")
     if not isinstance(plain, dict) or not isinstance(plain.get("shapes"), list):
         return objects.reject(where, "it has no list of shapes")
     with objects.rejecting(where):
-        key = _find_image(path, splits.root, files, plain["imagePath"])
+        name, beside = PurePosixPath(str(plain["imagePath"]).replace("\\", "/")), PurePosixPath(where).parent
+        if (key := files.find_key(str(beside / name), str(beside / name.name))) is None:
+            raise ValueError(f"the image {str(name)!r:.80} does not exist: put the image beside its annotation")
         objects = splits[split or find_folder_split(key) or "train"]
         with objects.rejecting(where):
             _read_shapes(plain, key, where, objects)
 
 
 def _read_shapes(plain: Mapping[str, Any], key: str, where: str, objects: ObjectList) -> None:
-    """Adds the image ``key``, and the shapes of its file ``where``."""
     size = read_size(plain.get("imageHeight"), plain.get("imageWidth"))
     outlined = objects.find_outlined(key, size)
     groups: dict[Any, list[Box]] = {}
@@ -105,16 +92,6 @@ def _read_shapes(plain: Mapping[str, Any], key: str, where: str, objects: Object
                 group = shape.get("group_id")
                 groups.setdefault((number,) if group is None else (box.name, str(group)), []).append(box)
     objects.add(key, size, [_join(boxes) for boxes in groups.values()])
-
-
-def _find_image(path: Path, root: Path, files: NamedFiles, named: Any) -> str:
-    """The image of a file: where the file says, or beside it. Raises `ValueError` where it is not."""
-    name = str(named).replace("\\", "/")
-    beside = path.parent.relative_to(root)
-    for place in (beside / name, beside / PurePosixPath(name).name):
-        if found := files.find_file(place.as_posix()):
-            return make_key(root / found, root)
-    raise ValueError(f"the image {name!r:.80} does not exist: put the image beside its annotation")
 
 
 def _read_shape(shape: Any, key: str, objects: ObjectList, outlined: Size | None) -> Box | None:
@@ -128,13 +105,13 @@ def _read_shape(shape: Any, key: str, objects: ObjectList, outlined: Size | None
         return objects.note(f"shapes without area ({kind:.40}), left out", key)
     if kind == "circle":
         radius = math.dist(*points[:2])
-        return enclose_ellipse(name, points[0], (radius, radius), 0.0, outlined)
+        return Box.of_ellipse(name, points[0], (radius, radius), 0.0, outlined)
     if kind == "mask":
         return _read_mask(name, shape, points, outlined)
     if kind == "rectangle":
         xs, ys = zip(*points)
-        return enclose_rectangle(name, (min(xs), min(ys), max(xs), max(ys)))
-    return enclose_polygon(name, points, outlined)
+        return Box.of_rectangle(name, (min(xs), min(ys), max(xs), max(ys)))
+    return Box.of_polygon(name, points, outlined)
 
 
 def _read_mask(name: str, shape: Mapping[str, Any], points: list[Point], outlined: Size | None) -> Box:
@@ -150,7 +127,7 @@ def _read_mask(name: str, shape: Mapping[str, Any], points: list[Point], outline
             raise ValueError(
                 f"a mask of {patch.shape[1]} x {patch.shape[0]} pixels from ({left}, {top}) to ({right}, {bottom})"
             )
-        box.outline = enclose_patch(name, patch, (round(left), round(top)), outlined).outline
+        box.outline = Box.of_patch(name, patch, (round(left), round(top)), outlined).outline
     return box
 
 

@@ -75,6 +75,9 @@ class RawSplit:
         return RawSplit(self.contents.take(rows), self.labels and self.labels.take(rows), self.notes, self.faulty)
 
 
+RawData = tuple[str, dict[str, RawSplit]]  # a description of the layout, and the splits
+
+
 def name_some(what: str, names: Iterable[str]) -> tuple[str, ...]:
     """Returns a note with the number of ``names`` and the first of them in order, each once; no note without names."""
     names = list(names)

@@ -16,7 +16,16 @@ from typing import Any, TextIO
 import numpy as np
 
 from vitrail.data.sources.contents import Files, Strings, choose_evenly, normalise_path, read_head
-from vitrail.data.sources.labels import BETWEEN, Labels, RawSplit, format_label, from_texts, join_columns, unify_labels
+from vitrail.data.sources.labels import (
+    BETWEEN,
+    Labels,
+    RawData,
+    RawSplit,
+    format_label,
+    from_texts,
+    join_columns,
+    unify_labels,
+)
 from vitrail.data.sources.scan import NamedFiles, list_folders
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
@@ -115,7 +124,7 @@ class Columns:
         return f"{self.source}, line {self.lines[row]}"
 
 
-def read_manifest(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
+def read_manifest(path: Path, *, labelled: bool) -> RawData:
     """Read a CSV, TSV or JSON-lines manifest.
 
     A row has a path (absolute, or relative to and inside the folder of the manifest), a label or several separated by

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.sources.annotations import DRAWN_BOX, LabelMaps, Objects
 from vitrail.data.sources.contents import Contents, Files, Strings
-from vitrail.data.sources.labels import Labels, RawSplit, name_some
+from vitrail.data.sources.labels import Labels, RawData, RawSplit, name_some
 from vitrail.data.sources.mask_names import Entry, find_class_table, list_unread
 from vitrail.data.sources.mask_values import Meaning, find_meaning, measure_masks, number_entries
 from vitrail.data.sources.scan import Scan, list_folders, list_image_files
@@ -220,7 +220,7 @@ CITYSCAPES = {
 }
 
 
-def read_masks(root: Path, folders: Sequence[MaskFolder]) -> tuple[str, dict[str, RawSplit]]:
+def read_masks(root: Path, folders: Sequence[MaskFolder]) -> RawData:
     """Reads the images and masks of the folders that `find_masks` found, divided by folders or by the lists of ``ImageSets``.
 
     Names of classes are those of the file nearest to the masks, see `find_class_table`; without one, classes are named after

@@ -1,9 +1,9 @@
 """The frame that all formats of objects share: a format parses its files into `Box`es, and everything else stands here.
 
-In this order: reading of JSON and XML, the shapes that annotation tools draw with their exact boxes, signs that boxes are not
+In this order: the shapes that annotation tools draw with their exact boxes, signs that boxes are not
 what their format says, and `ObjectSplits`: splits, class names and their order, sizes of pictures, boxes that are checked and
-cut, counts of what was left out. A format is a file with a function that finds it at a path and returns its reader; open.py
-lists these.
+cut, counts of what was left out. A format is a file with a function that finds it at a path and returns a function that reads
+it (`Read`); open.py lists these.
 
 Boxes are (left, top, right, bottom) in pixels of the upright picture; see annotations.py. ``outlined`` is the (height, width) of
 a picture whose outlines are traced, None where boxes alone are read.
@@ -20,61 +20,17 @@ from dataclasses import dataclass, field, replace
 from os.path import basename
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.sources.annotations import DRAWN_BOX, Objects
-from vitrail.data.sources.contents import (
-    Files,
-    Strings,
-    choose_evenly,
-    open_file,
-    read_file,
-    read_head,
-    read_upright_size,
-)
-from vitrail.data.sources.labels import EXAMPLES, Faulty, Labels, RawSplit, format_label, name_some, sort_names
+from vitrail.data.sources.contents import Files, Strings, choose_evenly, open_file, read_head, read_upright_size
+from vitrail.data.sources.labels import EXAMPLES, Faulty, Labels, RawData, RawSplit, name_some, sort_names
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage, read_orientation
 from vitrail.images.rle import Rle
-from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import FARTHEST, PIXELS
-from vitrail.untrusted.numbers import to_real, to_whole
-from vitrail.untrusted.xml_documents import parse_xml
-
-REMEDY = "export the annotations again"
-
-
-def has_keys(path: Path, keys: Iterable[str]) -> bool:
-    """Whether all these keys stand in a JSON file, which is not parsed; False for a file that cannot be read."""
-    try:
-        content = read_file(path)
-    except BadImage:
-        return False
-    return all(f'"{key}"'.encode() in content for key in keys)
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file. Raises `DataError` for one that cannot be read or parsed."""
-    try:
-        return parse_json(read_file(path))
-    except BadImage as error:
-        raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
-    except ValueError as error:
-        raise DataError(f"{path} is no valid JSON: {error}", REMEDY) from error
-
-
-def read_xml(path: Path) -> ElementTree.Element:
-    """Reads the root element of an XML file. Raises `DataError` for one that cannot be read, or that `parse_xml` refuses."""
-    try:
-        return parse_xml(read_file(path))
-    except BadImage as error:
-        raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
-    except ValueError as error:
-        raise DataError(f"{path} cannot be read: {error}", REMEDY) from error
-
 
 Point = tuple[float, float]
 Corners = tuple[float, float, float, float]  # left, top, right, bottom
@@ -97,58 +53,60 @@ class Box:
     outline: Rle | None = None
     filled: bool = False
 
+    @classmethod
+    def of_polygon(cls, name: str, points: Sequence[Point], outlined: Size | None = None) -> Box:
+        """The object of a polygon. Raises `ValueError` for fewer than three points, or as `Rle.of_polygons`."""
+        if len(points) < 3:
+            raise ValueError(f"a polygon of {len(points)} points; at least three are required")
+        xs, ys = zip(*points)
+        outline = None if outlined is None else Rle.of_polygons([[x for point in points for x in point]], outlined)
+        return cls(name, (min(xs), min(ys), max(xs), max(ys)), outline=outline)
 
-def enclose_polygon(name: str, points: Sequence[Point], outlined: Size | None = None) -> Box:
-    """Returns the object of a polygon. Raises `ValueError` for fewer than three points, or as `Rle.of_polygons`."""
-    if len(points) < 3:
-        raise ValueError(f"a polygon of {len(points)} points; at least three are required")
-    xs, ys = zip(*points)
-    outline = None if outlined is None else Rle.of_polygons([[value for point in points for value in point]], outlined)
-    return Box(name, (min(xs), min(ys), max(xs), max(ys)), outline=outline)
+    @classmethod
+    def of_rectangle(cls, name: str, box: Corners, degrees: float = 0.0, outlined: Size | None = None) -> Box:
+        """The object of a rectangle, turned clockwise about its centre. Raises `ValueError` for an angle that is not finite."""
+        if not degrees:
+            return cls(name, box, filled=True)
+        left, top, right, bottom = box
+        centre = (left + right) / 2, (top + bottom) / 2
+        corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
+        return cls.of_polygon(name, [turn(corner, centre, degrees) for corner in corners], outlined)
 
+    @classmethod
+    def of_ellipse(
+        cls, name: str, centre: Point, radii: Point, degrees: float = 0.0, outlined: Size | None = None
+    ) -> Box:
+        """The object of an ellipse, turned clockwise: the pixels whose middle lies in it.
 
-def enclose_rectangle(name: str, box: Corners, degrees: float = 0.0, outlined: Size | None = None) -> Box:
-    """Returns the object of a rectangle, turned clockwise about its centre."""
-    if not degrees:
-        return Box(name, box, filled=True)
-    left, top, right, bottom = box
-    centre = (left + right) / 2, (top + bottom) / 2
-    corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
-    return enclose_polygon(name, [turn(corner, centre, degrees) for corner in corners], outlined)
+        Raises `ValueError` for one that reaches farther than `FARTHEST` from the origin.
+        """
+        (x, y), (across, down) = centre, map(abs, radii)
+        cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+        wide, tall = math.hypot(across * cosine, down * sine), math.hypot(across * sine, down * cosine)
+        box = x - wide, y - tall, x + wide, y + tall
+        if not all(abs(edge) <= FARTHEST for edge in box):  # false for NaN as well
+            raise ValueError(f"an ellipse in the box {box}")
+        if outlined is None or not across or not down:
+            return cls(name, box)
+        height, width = outlined
+        left, top = (max(math.floor(low), 0) for low in box[:2])
+        right, bottom = min(math.ceil(box[2]), width), min(math.ceil(box[3]), height)
+        columns, rows = np.arange(left, right) + 0.5 - x, np.arange(top, bottom)[:, None] + 0.5 - y
+        along, beside = (columns * cosine + rows * sine) / across, (rows * cosine - columns * sine) / down
+        return cls(name, box, outline=Rle.of_patch(along**2 + beside**2 <= 1, (left, top), outlined))
 
+    @classmethod
+    def of_patch(cls, name: str, patch: NDArray[Any], corner: tuple[int, int], outlined: Size | None = None) -> Box:
+        """The object of a mask (h, w) whose upper left pixel is ``corner``, (x, y); its box encloses the pixels that are set.
 
-def enclose_ellipse(name: str, centre: Point, radii: Point, degrees: float = 0.0, outlined: Size | None = None) -> Box:
-    """Returns the object of an ellipse, turned clockwise: the pixels whose middle lies in it.
-
-    Raises `ValueError` for one that reaches farther than `FARTHEST` from the origin.
-    """
-    (x, y), (across, down) = centre, map(abs, radii)
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    wide, tall = math.hypot(across * cosine, down * sine), math.hypot(across * sine, down * cosine)
-    box = x - wide, y - tall, x + wide, y + tall
-    if not all(abs(edge) <= FARTHEST for edge in box):  # false for NaN as well
-        raise ValueError(f"an ellipse in the box {box}")
-    if outlined is None or not across or not down:
-        return Box(name, box)
-    height, width = outlined
-    left, top = (max(math.floor(low), 0) for low in box[:2])
-    right, bottom = min(math.ceil(box[2]), width), min(math.ceil(box[3]), height)
-    columns, rows = np.arange(left, right) + 0.5 - x, np.arange(top, bottom)[:, None] + 0.5 - y
-    along, beside = (columns * cosine + rows * sine) / across, (rows * cosine - columns * sine) / down
-    return Box(name, box, outline=Rle.of_patch(along**2 + beside**2 <= 1, (left, top), outlined))
-
-
-def enclose_patch(name: str, patch: NDArray[Any], corner: tuple[int, int], outlined: Size | None = None) -> Box:
-    """Returns the object of a mask (h, w) whose upper left pixel is ``corner``, (x, y); its box encloses the pixels that are set.
-
-    Raises `ValueError` for a mask without pixels.
-    """
-    rows, columns = np.flatnonzero(patch.any(1)).tolist(), np.flatnonzero(patch.any(0)).tolist()
-    if not rows:
-        raise ValueError("a mask without pixels")
-    left, top = corner
-    box = left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1
-    return Box(name, box, outline=None if outlined is None else Rle.of_patch(patch, corner, outlined))
+        Raises `ValueError` for a mask without pixels.
+        """
+        rows, columns = np.flatnonzero(patch.any(1)).tolist(), np.flatnonzero(patch.any(0)).tolist()
+        if not rows:
+            raise ValueError("a mask without pixels")
+        left, top = corner
+        box = left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1
+        return cls(name, box, outline=None if outlined is None else Rle.of_patch(patch, corner, outlined))
 
 
 def turn(point: Point, about: Point, degrees: float) -> Point:
@@ -178,11 +136,9 @@ class Convention:
     could_be_fractions: bool = True
 
     def add(self, given: Corners, box: Corners, size: Size) -> None:
-        """Adds a box of an image of ``size`` (height, width), which is not counted if that is (0, 0).
+        """Adds a box of an image of ``size``, which is not counted if that is (0, 0).
 
-        Args:
-            given: its numbers as they stand in the file, in pixels unless the format says so.
-            box: left, top, right, bottom as the format has it, in pixels.
+        ``given`` are its numbers as they stand in the file, ``box`` is what the format makes of them.
         """
         height, width = size
         if not height or not width:
@@ -236,42 +192,12 @@ def find_turned(root: str, pictures: Sequence[tuple[str, Size]]) -> list[str]:
         return [key for (key, _), turned in zip(looked, pool.map(is_turned, looked, chunksize=64)) if turned]
 
 
-Read = Callable[
-    ..., tuple[str, dict[str, RawSplit]]
-]  # called with ``outlines=``: a description of the layout, and the splits
+Read = Callable[..., RawData]  # called with ``outlines=``
 LARGEST = 2.0**31  # coordinate that is taken as valid
 TURNED = (
     "photographs turned by EXIF whose size does not tell whether their objects were drawn before or after, taken as drawn "
     "after; draw some with 'vitrail data check --out FOLDER' and look"
 )
-
-
-def read_size(height: Any, width: Any) -> Size:
-    """Reads the (height, width) of a picture from its annotation; 0 if not stated. Raises `ValueError` unless whole numbers."""
-    return to_whole(height or 0, "the height of a picture"), to_whole(width or 0, "the width of a picture")
-
-
-def read_numbers(values: Any, count: int, what: str) -> tuple[float, ...]:
-    """Reads a list of ``count`` numbers. Raises `ValueError` for anything else."""
-    if not isinstance(values, list | tuple) or len(values) != count or any(isinstance(each, bool) for each in values):
-        raise ValueError(f"{what} is {values!s:.80}, not {count} numbers")
-    return tuple(to_real(value, what) for value in values)
-
-
-def read_points(values: Any, what: str) -> list[tuple[float, float]]:
-    """Reads pairs of numbers [[x, y], ...]. Raises `ValueError` for anything else."""
-    if not isinstance(values, list):
-        raise ValueError(f"{what} are {values!s:.80}, not pairs of numbers")
-    points = (read_numbers(point, 2, f"a point of {what}") for point in values)
-    return [(x, y) for x, y in points]
-
-
-def read_name(value: Any, what: str = "the label") -> str:
-    """Reads the name of a class. Raises `ValueError` for anything else than text or a number."""
-    name = "" if isinstance(value, dict | list | bool) else format_label(value)
-    if not name:
-        raise ValueError(f"{what} is {value!s:.80}")
-    return name
 
 
 @dataclass
@@ -301,9 +227,7 @@ class ObjectList:
         """Adds an image with its objects, or objects to an image that was added before.
 
         Args:
-            key: of the image.
             size: (height, width), or (0, 0) if the annotation does not say; that of the picture is taken then.
-            found: its objects.
             stated: whether the size is in the annotation, not from the picture itself.
         """
         if not all(size):
@@ -339,12 +263,7 @@ class ObjectList:
         self.faults.setdefault(fault, []).append(key)
 
     def reject(self, where: str, what: object) -> None:
-        """Leaves out an object, or the annotation of an image, that cannot be read.
-
-        Args:
-            where: the file or image, and the object, e.g. "a.jpg, annotation 17".
-            what: is wrong.
-        """
+        """Leaves out an object, or the annotation of an image, that cannot be read, e.g. "a.jpg, annotation 17"."""
         self.faulty += 1
         if len(self.examples) < EXAMPLES:
             self.examples.append(f"{where}: {what}")
@@ -353,9 +272,7 @@ class ObjectList:
     def rejecting(self, where: str, *, kept: bool = False) -> Iterator[None]:
         """Rejects the object that is read inside if it raises `ValueError`, or `KeyError` for a field that it lacks.
 
-        Args:
-            where: as `reject` takes it.
-            kept: whether the object is used without what is read inside.
+        ``kept``: the object is used, without what is read inside.
         """
         try:
             yield

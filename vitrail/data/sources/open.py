@@ -16,15 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.annotations import Annotations
-from vitrail.data.sources.arrays import (
-    BUILT_IN,
-    is_dataset,
-    read_arrays,
-    read_dataset,
-    read_digits,
-    read_npy,
-    read_npz,
-)
+from vitrail.data.sources.arrays import BUILT_IN, is_dataset, read_arrays, read_dataset, read_digits, read_npy, read_npz
 from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.coco import find_coco
 from vitrail.data.sources.contents import Files, Strings, read_head
@@ -34,6 +26,7 @@ from vitrail.data.sources.label_studio import find_label_studio
 from vitrail.data.sources.labelme import find_labelme
 from vitrail.data.sources.labels import (
     Labels,
+    RawData,
     RawSplit,
     check_faulty_objects,
     check_no_class_is_empty,
@@ -83,7 +76,7 @@ class AnnotatedData:
         """The task that data are annotated for; of both objects and masks, that of objects."""
         return "detection" if self.objects else "segmentation"
 
-    def read(self, *, masks_first: bool = False) -> tuple[str, dict[str, RawSplit]]:
+    def read(self, *, masks_first: bool = False) -> RawData:
         """Returns a description of the layout, and the splits.
 
         Args:
@@ -261,7 +254,7 @@ def open_data(
     return replace(splits, train=rest, val=val, held_out=True)
 
 
-def _drop_unlabelled(layout: str, raw_splits: dict[str, RawSplit], labelled: bool) -> tuple[str, dict[str, RawSplit]]:
+def _drop_unlabelled(layout: str, raw_splits: dict[str, RawSplit], labelled: bool) -> RawData:
     """Where labels are required, drop the splits that have none and say so. The training split cannot be dropped."""
     without = [split for split, part in raw_splits.items() if part.labels is None]
     if not labelled or not without:
@@ -289,7 +282,7 @@ def _make_sources(
     }
 
 
-def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> tuple[str, dict[str, RawSplit]]:
+def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> RawData:
     """A description of the layout, and the splits before their labels are joined.
 
     Args:
@@ -322,7 +315,7 @@ def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> t
     raise DataError(f"data of type {type(data).__name__} are not supported", f"give {READ}, arrays or a Dataset")
 
 
-def _find_by_split(data: Mapping[str, Any], channels: int, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
+def _find_by_split(data: Mapping[str, Any], channels: int, labelled: bool) -> RawData:
     layouts, splits = [], {}
     for name, part in data.items():
         if name not in SPLITS:
@@ -343,9 +336,7 @@ def _get_only_split(parts: Mapping[str, RawSplit], where: object) -> RawSplit:
     return next(iter(parts.values()))
 
 
-def _find_at(
-    path: Path, labelled: bool, annotated: AnnotatedData | None, *, given: str
-) -> tuple[str, dict[str, RawSplit]]:
+def _find_at(path: Path, labelled: bool, annotated: AnnotatedData | None, *, given: str) -> RawData:
     suffix = path.suffix.lower()
     if not os.path.exists(path):
         raise _missing_data(path, given)
@@ -370,7 +361,7 @@ def _find_at(
     raise DataError(f"the file type of {path} is not supported", f"give {READ}")
 
 
-def _find_in_folder(root: Path, labelled: bool, annotated: AnnotatedData | None) -> tuple[str, dict[str, RawSplit]]:
+def _find_in_folder(root: Path, labelled: bool, annotated: AnnotatedData | None) -> RawData:
     if shards := find_shards(str(root)):
         return read_shards(shards)
     if annotated is not None:
@@ -400,7 +391,7 @@ def _find_in_folder(root: Path, labelled: bool, annotated: AnnotatedData | None)
     raise DataError(f"there are no images in {root}", f"give {READ}", value=holds)
 
 
-def _look_for_labels(root: Path, layout: str, splits: dict[str, RawSplit]) -> tuple[str, dict[str, RawSplit]]:
+def _look_for_labels(root: Path, layout: str, splits: dict[str, RawSplit]) -> RawData:
     """Takes the labels from tables where the folders give none, or a single class."""
     labels = [part.labels for part in splits.values() if part.labels is not None]
     if any(np.count_nonzero(each.counts()) < len(each.names) for each in labels) or not labels or ".xml" in layout:

@@ -103,6 +103,15 @@ def list_files_at(place: Path, *suffixes: str) -> list[Path]:
     return [place] if place.is_file() and place.name.lower().endswith(suffixes) else []
 
 
+def find_only_file(place: Path, is_wanted: Callable[[Path], bool], what: str, *suffixes: str) -> Path | None:
+    """Finds the file that is wanted among those of `list_files_at`; None without. Raises `DataError` for several ``what``."""
+    files = [path for path in list_files_at(place, *suffixes) if is_wanted(path)]
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        raise DataError(f"{place} has several {what}: {names}", "give the file that is meant")
+    return files[0] if files else None
+
+
 def list_files_below(root: Path, *suffixes: str) -> list[Path]:
     """Lists files as `list_files` does, at any depth below a folder. Each folder is entered once, also through links."""
     scan, found, waiting = Scan(), [], [root]
@@ -188,6 +197,14 @@ class NamedFiles:
         """Returns the path of a file as `find` does; None for a folder."""
         found = self.find(name)
         return found if found is not None and os.path.isfile(os.path.join(self.root, found)) else None
+
+    def find_key(self, *places: str) -> str | None:
+        """Returns the key of the first of these paths that is a file, or None.
+
+        Raises `ValueError` for one outside of ``root``: what others wrote cannot make a reader open more than a user named.
+        """
+        found = next(filter(None, map(self.find_file, places)), None)
+        return None if found is None else normalise_path(os.path.relpath(os.path.join(self.root, found), self.root))
 
     def _find_composed(self, name: str) -> str | None:
         found = "/" if name.startswith("/") else ""

@@ -26,7 +26,7 @@ import numpy as np
 
 from vitrail.checksums import sha256_of
 from vitrail.data.sources.contents import Contents, StoredUnits, Strings
-from vitrail.data.sources.labels import Labels, RawSplit
+from vitrail.data.sources.labels import Labels, RawData, RawSplit
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError, DiskError
 from vitrail.images.decode import BadImage
@@ -206,7 +206,7 @@ def find_shards(place: str) -> dict[str, ShardIndex] | None:
     return {split: index for split, index in found.items() if index} or None
 
 
-def read_shards(indexes: dict[str, ShardIndex]) -> tuple[str, dict[str, RawSplit]]:
+def read_shards(indexes: dict[str, ShardIndex]) -> RawData:
     """A description of the layout, and the splits, of what `find_shards` found.
 
     Raises `DataError` if only some shards of a folder are named after a split.
@@ -217,7 +217,7 @@ def read_shards(indexes: dict[str, ShardIndex]) -> tuple[str, dict[str, RawSplit
     return f"tar shards in {', '.join(splits)}", splits
 
 
-def read_shards_at(place: str) -> tuple[str, dict[str, RawSplit]]:
+def read_shards_at(place: str) -> RawData:
     """The same for a URL, or for a pattern of shards in one folder, as ``shards/train-*.tar``, or for one archive.
 
     Raises `DataError` as `read_shards` does, and where there is nothing or the shards have no index.
@@ -245,7 +245,7 @@ def missing_index(folder: Path) -> DataError:
     return DataError(f"the tar archives in {folder} have no index of their images", remedy)
 
 
-def _read_folder(index: ShardIndex, pattern: str) -> tuple[str, dict[str, RawSplit]]:
+def _read_folder(index: ShardIndex, pattern: str) -> RawData:
     """The shards whose names match; the names give the splits, as in ``cifar10-train-000000.tar``."""
     chosen = [number for number, shard in enumerate(index.shards) if fnmatch(shard.name, pattern)]
     if not chosen:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitrail.data.sources.contents import Files
 from vitrail.data.sources.folders import split_of_file
-from vitrail.data.sources.labels import RawSplit
+from vitrail.data.sources.labels import RawData, RawSplit
 from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.parquet import read_parquet
 from vitrail.data.sources.scan import Scan, list_files, list_folders
@@ -19,7 +19,7 @@ TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 NO_LABELS = "submission"  # in the name of a table that a competition wants back, whose labels are made up
 
 
-def read_tables_beside(root: Path) -> tuple[str, dict[str, RawSplit]] | str:
+def read_tables_beside(root: Path) -> RawData | str:
     """Reads the splits of the tables in a folder and in its folders of splits; or returns why none was used, "" without tables.
 
     If any table is named after a split, only such tables are used; otherwise there is one table of labels. The description
@@ -56,7 +56,7 @@ def read_tables_beside(root: Path) -> tuple[str, dict[str, RawSplit]] | str:
     return "; ".join([f"images with a table of labels ({names})", *how, *unused]) + _describe_rest(root, parts), parts
 
 
-def _read_table(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
+def _read_table(path: Path, *, labelled: bool) -> RawData:
     """How a table was read, which may be empty, and its splits."""
     if path.suffix.lower() == ".parquet":
         return "", read_parquet([path], path.parent, labelled=labelled)

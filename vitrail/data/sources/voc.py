@@ -11,19 +11,9 @@ from unicodedata import normalize
 from xml.etree import ElementTree
 
 from vitrail.data.sources.contents import read_head
-from vitrail.data.sources.labels import RawSplit
-from vitrail.data.sources.objects import (
-    Box,
-    ObjectList,
-    ObjectSplits,
-    Read,
-    Size,
-    enclose_polygon,
-    enclose_rectangle,
-    read_name,
-    read_size,
-    read_xml,
-)
+from vitrail.data.sources.fields import read_name, read_size, read_xml
+from vitrail.data.sources.labels import RawData
+from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size
 from vitrail.data.sources.scan import Scan, list_files, list_folders
 from vitrail.data.sources.splits import SPLITS, divide_by_folder, divide_images
 from vitrail.errors import DataError
@@ -48,7 +38,7 @@ def find_voc(root: Path) -> Read | None:
     return None if next(_list_files(root), None) is None else partial(read_voc, root)
 
 
-def read_voc(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
+def read_voc(root: Path, *, outlines: bool = False) -> RawData:
     """Reads the objects of a VOC folder, by the lists of ``ImageSets/Main``, or by the folders of splits that the images lie in.
 
     Coordinates of VOC count pixels from 1 and include the last; ``difficult`` objects are ignored as crowds are. Of a turned
@@ -155,7 +145,7 @@ def _read_object(entry: ElementTree.Element, outlined: Size | None) -> Box:
     elif (turned := entry.find("robndbox")) is not None:
         x, y, width, height = (_number(turned, part) for part in ("cx", "cy", "w", "h"))
         corners = x - width / 2, y - height / 2, x + width / 2, y + height / 2
-        box = enclose_rectangle(name, corners, math.degrees(_number(turned, "angle")))
+        box = Box.of_rectangle(name, corners, math.degrees(_number(turned, "angle")))
         box.filled = False
     else:
         raise ValueError("it has no bndbox")
@@ -163,7 +153,7 @@ def _read_object(entry: ElementTree.Element, outlined: Size | None) -> Box:
     if outlined and (polygon := entry.find("polygon")) is not None:  # the corners x1, y1, x2, y2, ...
         numbers = range(1, len(polygon) // 2 + 1)
         corners = [(_number(polygon, f"x{number}"), _number(polygon, f"y{number}")) for number in numbers]
-        box.outline = enclose_polygon(name, corners, outlined).outline
+        box.outline = Box.of_polygon(name, corners, outlined).outline
     return box
 
 

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vitrail.data.sources.contents import Files, Strings, choose_evenly, read_file, read_lines, read_upright_size
-from vitrail.data.sources.labels import RawSplit, name_some
-from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size, enclose_polygon
-from vitrail.data.sources.scan import NamedFiles, Scan, list_files, list_files_at, list_folders
+from vitrail.data.sources.fields import read_document
+from vitrail.data.sources.labels import RawData, RawSplit, name_some
+from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size
+from vitrail.data.sources.scan import NamedFiles, Scan, find_only_file, list_files, list_folders
 from vitrail.data.sources.splits import SPLITS, divide_by_folder, divide_images
 from vitrail.errors import DataError, find_fault
 from vitrail.images.decode import BadImage
@@ -66,19 +66,14 @@ def find_labels(image: Path) -> Path:
     parts = list(image.parts)
     for place in range(len(parts) - 2, -1, -1):
         if parts[place].lower() in IMAGES:
-            above = Path(*parts[:place])
+            above, usual = Path(*parts[:place]), "labels" if parts[place] == "images" else parts[place]
             if (above / "labels").is_dir():
-                parts[place] = "labels"
-            elif other := next((path.name for path in _list_inside(above) if path.name.lower() in LABELS), None):
-                parts[place] = other
-            elif parts[place] == "images":
-                parts[place] = "labels"
+                usual = "labels"
+            elif above.is_dir():
+                usual = next((name for name in sorted(os.listdir(above)) if name.lower() in LABELS), usual)
+            parts[place] = usual
             break
     return Path(*parts).with_suffix(".txt")
-
-
-def _list_inside(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _is_yolo(path: Path) -> bool:
@@ -106,7 +101,7 @@ def describe_yaml(path: Path) -> YoloLayout:
     names = _read_names(plain, path)
     base = _find_base(plain, path)
     images = {
-        split: list(chain.from_iterable(_list_images(place, path, base) for place in places))
+        split: [image for place in places for image in _list_images(place, path, base)]
         for split, places in _find_places(plain, path, base).items()
     }
     notes = [f"{path.name}: the key {key!r:.40} is not used" for key in sorted(plain.keys() - KNOWN)]
@@ -132,18 +127,23 @@ def _find_base(plain: Mapping[str, Any], path: Path) -> Path:
 
 def _find_places(plain: Mapping[str, Any], path: Path, base: Path) -> dict[str, list[Path]]:
     """The folders, or lists, of images of each split."""
-    finder = _Finder(base)
+    files = NamedFiles(base)
     places: dict[str, list[Path]] = {}
+    moved = False
     for word, split in SPLITS.items():
         given = [] if plain.get(word) is None else _read_places(plain[word], path)
         if given and split in places:
             raise DataError(f"{path} has several keys for the split {split}, e.g. {word!r}", "keep one of them")
-        if given:
-            places[split] = [finder.find(place, path) for place in given]
+        for place in given:
+            if (found := _locate(place, files)) is None:
+                what = f"{path} names {base / place}, which does not exist"
+                raise DataError(what, "give paths relative to the file, or to its 'path'")
+            places.setdefault(split, []).append(found)
+            moved |= files.find(place) is None
     if not places:
         raise DataError(f"{path} names no images", "give a folder of images as 'train', and perhaps 'val' and 'test'")
     same = [split for split, found in places.items() if found == places.get("train")]
-    if finder.moved and len(same) > 1:
+    if moved and len(same) > 1:
         what = f"the paths of {path} do not exist, and the only folder of that name is {places['train'][0]}"
         raise DataError(f"{what}, for {' and '.join(same)}", "give paths relative to the file")
     return places
@@ -167,10 +167,8 @@ def describe_folder(root: Path) -> YoloLayout | None:
     Images are in the splits that lists as ``train.txt``, or folders, say.
     """
     folders = list_folders(root)
-    near = [
-        root,
-        *(path for path in folders if path.name.lower() in (*SPLITS, *IMAGES) or path.name.startswith("obj_")),
-    ]
+    near = [path for path in folders if path.name.lower() in (*SPLITS, *IMAGES) or path.name.startswith("obj_")]
+    near.insert(0, root)
     inside = any(path.name.lower() in LABELS for folder in near for path in list_folders(folder))
     if not inside and not any(list_files(folder, ".txt") for folder in near):
         return None
@@ -201,28 +199,12 @@ def _find_names(root: Path) -> dict[int, str] | None:
     return None
 
 
-class _Finder:
-    """Finds the paths of a description; of one that does not exist, the longest end that exists below the folder."""
-
-    def __init__(self, base: Path) -> None:
-        self.base, self.files, self.moved = base, NamedFiles(base), False
-
-    def find(self, given: str, named_in: Path) -> Path:
-        """Raises `DataError` for a path of which no end exists."""
-        if found := self.locate(given):
-            return found
-        what = f"{named_in} names {self.base / given}, which does not exist"
-        raise DataError(what, "give paths relative to the file, or to its 'path'")
-
-    def locate(self, given: str) -> Path | None:
-        if found := self.files.find(given):
-            return self.base / found
-        parts = [part for part in given.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        for first in range(len(parts)):
-            if found := self.files.find("/".join(parts[first:])):
-                self.moved = True
-                return self.base / found
-        return None
+def _locate(given: str, files: NamedFiles) -> Path | None:
+    """The path of a file or folder, or the longest end of it that exists below the folder of ``files``; None without."""
+    parts = [part for part in given.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    ends = (given, *("/".join(parts[first:]) for first in range(len(parts))))
+    found = next(filter(None, map(files.find, ends)), None)
+    return None if found is None else Path(files.root) / found
 
 
 def _list_images(place: Path, path: Path, base: Path) -> list[Path]:
@@ -239,23 +221,20 @@ def _list_images(place: Path, path: Path, base: Path) -> list[Path]:
             raise DataError(f"{place} lists no images", remedy)
         if unnamed := [line for line in lines if not Path(line).name]:
             raise DataError(f"{place} has the line {unnamed[0]!r}, which names no image", remedy)
-        finders = [_Finder(folder) for folder in dict.fromkeys((place.parent, base))]
-        return [next(filter(None, (finder.locate(line) for finder in finders)), place.parent / line) for line in lines]
-    raise DataError(
-        f"{path} names {place}, which is neither a folder nor a list", "give folders, or .txt files of paths"
-    )
+        folders = [NamedFiles(folder) for folder in dict.fromkeys((place.parent, base))]
+        located = ((_locate(line, files) for files in folders) for line in lines)
+        return [next(filter(None, found), place.parent / line) for line, found in zip(lines, located)]
+    what = f"{path} names {place}, which is neither a folder nor a list"
+    raise DataError(what, "give folders, or .txt files of paths")
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    try:
-        plain = parse_yaml(read_file(path), as_text=True)
-    except (BadImage, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}", "give a YAML file with train, val and names") from error
+    parse = partial(parse_yaml, as_text=True)
+    plain = read_document(path, "YAML", parse, "give a YAML file with train, val and names")
     return plain if isinstance(plain, dict) else {}
 
 
 def _read_places(value: Any, path: Path) -> list[str]:
-    """The paths under a key: one, or a list of them; none for a key without a value."""
     places = [value] if isinstance(value, str) else value
     if not isinstance(places, list) or not all(isinstance(place, str) and not find_fault(place) for place in places):
         raise DataError(f"{path} has {str(value)!r:.80} where paths should be", "give a path, or a list of paths")
@@ -274,9 +253,8 @@ def _read_names(plain: Mapping[str, Any], path: Path) -> dict[int, str]:
             return {number: str(number) for number in range(to_whole(plain["nc"], "nc", most=100_000))}
     except ValueError as error:
         raise DataError(f"the names of {path} cannot be read: {error}", "give a list of names") from error
-    raise DataError(
-        f"the names of {path} are {names!r:.80}", "give a list of names, or a mapping from numbers to names"
-    )
+    what = f"the names of {path} are {names!r:.80}"
+    raise DataError(what, "give a list of names, or a mapping from numbers to names")
 
 
 def _read_name(value: Any) -> str:
@@ -291,11 +269,8 @@ UNNAMED = "the classes have no names and are named after their numbers: put the 
 
 def find_yolo(place: Path) -> Read | None:
     """Finds a YAML file in YOLO's format in a folder, or at a path. Raises `DataError` for several."""
-    files = [path for path in list_files_at(place, ".yaml", ".yml") if _is_yolo(path)]
-    if len(files) > 1:
-        names = ", ".join(path.name for path in files)
-        raise DataError(f"{place} has several descriptions of objects: {names}", "give the file that is meant")
-    return (lambda outlines: read_yolo(describe_yaml(files[0]), outlines=outlines)) if files else None
+    path = find_only_file(place, _is_yolo, "descriptions of objects", ".yaml", ".yml")
+    return (lambda outlines: read_yolo(describe_yaml(path), outlines=outlines)) if path else None
 
 
 def find_yolo_texts(root: Path) -> Read | None:
@@ -304,11 +279,10 @@ def find_yolo_texts(root: Path) -> Read | None:
     return None if layout is None else partial(read_yolo, layout)
 
 
-def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
-    """Reads the objects of data in YOLO's format.
+def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> RawData:
+    """Reads the objects of data in YOLO's format. An image without a text file has no objects.
 
-    An image without a text file has no objects. Of a polygon the box is taken, and with ``outlines`` the polygon, too.
-    Keypoints are not used. A test split without any text file has no labels.
+    Of a polygon the box is taken, and with ``outlines`` the polygon, too. A test split without any text file has no labels.
 
     Raises:
         DataError: no image of a training or validation split has a text file, or boxes are in another convention.
@@ -403,4 +377,4 @@ def _read_line(line: str, size: Size, layout: YoloLayout, outlines: bool) -> Box
         box = (x - wide / 2) * width, (y - tall / 2) * height, (x + wide / 2) * width, (y + tall / 2) * height
         return Box(name, box, given=(x * width, y * height, wide * width, tall * height))
     points = [(width * x, height * y) for x, y in zip(places[::2], places[1::2])]
-    return enclose_polygon(name, points, size if outlines else None)
+    return Box.of_polygon(name, points, size if outlines else None)

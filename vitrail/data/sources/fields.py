@@ -1,0 +1,73 @@
+"""Reads the JSON and XML files of annotation tools, and the sizes, numbers, points and names in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from vitrail.data.sources.contents import read_file
+from vitrail.data.sources.labels import format_label
+from vitrail.errors import DataError
+from vitrail.images.decode import BadImage
+from vitrail.untrusted.json_documents import parse_json
+from vitrail.untrusted.numbers import to_real, to_whole
+from vitrail.untrusted.xml_documents import parse_xml
+
+
+def has_keys(path: Path, keys: Iterable[str]) -> bool:
+    """Whether all these keys stand in a JSON file, which is not parsed; False for a file that cannot be read."""
+    try:
+        content = read_file(path)
+    except BadImage:
+        return False
+    return all(f'"{key}"'.encode() in content for key in keys)
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file. Raises `DataError` for one that cannot be read or parsed."""
+    return read_document(path, "JSON", parse_json)
+
+
+def read_xml(path: Path) -> ElementTree.Element:
+    """Reads the root element of an XML file. Raises `DataError` for one that cannot be read, or that `parse_xml` refuses."""
+    return read_document(path, "XML", parse_xml)
+
+
+def read_document(path: Path, kind: str, parse: Callable[[bytes], Any], remedy: str = "") -> Any:
+    """Reads a file of this ``kind``. Raises `DataError` for one that cannot be read, or if ``parse`` raises `ValueError`."""
+    try:
+        return parse(read_file(path))
+    except BadImage as error:
+        raise DataError(f"{path} cannot be read: {error}", "check the file") from error
+    except ValueError as error:
+        raise DataError(f"{path} is no valid {kind}: {error}", remedy or "export the annotations again") from error
+
+
+def read_size(height: Any, width: Any) -> tuple[int, int]:
+    """Reads the (height, width) of a picture from its annotation; 0 if not stated. Raises `ValueError` unless whole numbers."""
+    return to_whole(height or 0, "the height of a picture"), to_whole(width or 0, "the width of a picture")
+
+
+def read_numbers(values: Any, count: int, what: str) -> tuple[float, ...]:
+    """Reads a list of ``count`` numbers. Raises `ValueError` for anything else."""
+    if not isinstance(values, list | tuple) or len(values) != count or any(isinstance(each, bool) for each in values):
+        raise ValueError(f"{what} is {values!s:.80}, not {count} numbers")
+    return tuple(to_real(value, what) for value in values)
+
+
+def read_points(values: Any, what: str) -> list[tuple[float, float]]:
+    """Reads pairs of numbers [[x, y], ...]. Raises `ValueError` for anything else."""
+    if not isinstance(values, list):
+        raise ValueError(f"{what} are {values!s:.80}, not pairs of numbers")
+    points = (read_numbers(point, 2, f"a point of {what}") for point in values)
+    return [(x, y) for x, y in points]
+
+
+def read_name(value: Any, what: str = "the label") -> str:
+    """Reads the name of a class. Raises `ValueError` for anything else than text or a number."""
+    name = "" if isinstance(value, dict | list | bool) else format_label(value)
+    if not name:
+        raise ValueError(f"{what} is {value!s:.80}")
+    return name
