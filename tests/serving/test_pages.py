@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from vitrail.analysis import pictures
 from vitrail.analysis.palette import ANCHORS, DARK, LIGHT
-from vitrail.serving.app import load_files, pages_routes
+from vitrail.serving.app import load_files, pages
 from vitrail.serving.refusals import Refused
 
 FOLDER = files("vitrail.serving") / "page"
@@ -24,7 +24,7 @@ DOCUMENTS = ("index.html", "docs.html")
 @pytest.fixture(scope="module")
 def client() -> TestClient:
     app = FastAPI(docs_url=None)
-    app.include_router(pages_routes())
+    app.include_router(pages)
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:

@@ -21,7 +21,7 @@ from vitrail.files import write_sealed
 from vitrail.reports.metric_names import curve_of
 from vitrail.runs.folder import RunFolder
 from vitrail.serving import runs as serving
-from vitrail.serving.runs import find_runs, parse_rows, thin_rows
+from vitrail.serving.runs import find_runs, parse_rows
 
 
 def test_settings_whose_aliases_expand_without_limit_are_not_read(tmp_path):
@@ -90,16 +90,6 @@ def test_curves_come_with_what_they_are_and_from_where_one_asks(place):
     later = client.get("/v1/runs/flowers/metrics", params={"after": 4}).json()
     assert later["rows"] == told["rows"][5:]
     assert client.get("/v1/runs/flowers/metrics", params={"after": "x"}).status_code == 422
-
-
-def test_many_rows_are_thinned_and_evaluations_and_the_last_stay():
-    rows = [{"step": step, "lr": 0.1} for step in range(50_001)] + [{"step": step} for step in range(0, 50_001, 100)]
-    kept = thin_rows(rows)
-    assert 1_500 < len(kept) <= 2_000
-    assert [row for row in kept if "lr" not in row] == rows[50_001:]
-    assert kept[-1]["step"] == 50_000
-    assert [row["step"] for row in kept] == sorted(row["step"] for row in kept)
-    assert thin_rows(rows[:2_000]) == rows[:2_000]
 
 
 def test_a_run_that_grows_is_read_anew(place):
@@ -270,13 +260,12 @@ def test_a_folder_that_is_gone_holds_no_runs(tmp_path):
 def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_anew(tmp_path, monkeypatch):
     path, seen, real = tmp_path / "metrics.jsonl", [], serving.read
 
-    def told(*given):
-        seen.append(given[1] if len(given) > 1 else 0)
-        return real(*given)
+    def told(path, start=0):
+        seen.append(start)
+        return real(path, start)
 
     monkeypatch.setattr(serving, "read", told)
-    growing = serving.RowCache(most=1)
-    look = lambda: growing.rows(serving.stamp(path))  # noqa: E731
+    look = lambda: serving.read_rows(tmp_path)  # noqa: E731
     path.write_bytes(b'{"step": 1}\n{"step": 2')
     assert look() == ([{"step": 1}], 12)
     with path.open("ab") as file:
@@ -293,26 +282,22 @@ def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_
 def test_long_metrics_are_read_in_parts_and_thinned(tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "MOST_BYTES", 200)
     monkeypatch.setattr(serving, "MOST_VALUES", 100)
-    path, cache = tmp_path / "metrics.jsonl", serving.RowCache()
+    path = tmp_path / "metrics.jsonl"
     lines = [f'{{"step": {step}, "lr": 1.0}}\n' for step in range(1, 400)]
     lines.insert(200, '{"step": 200, "val_top1": 0.5}\n')
     lines.insert(300, '{"step": 300, "words": ' + "1" * 1000 + "}\n")  # longer than what is read at a time
     path.write_text("".join(lines))
-    rows, at = cache.rows(serving.stamp(path))
+    rows, at = serving.read_rows(tmp_path)
     assert at == path.stat().st_size
     assert serving.size_of_rows(rows) <= 100 and rows[-1]["step"] == 399
     assert [row for row in rows if "lr" not in row] == [{"step": 200, "val_top1": 0.5}]
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
 
 
-def test_all_metrics_together_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "MOST_VALUES", 100)
-    cache = serving.RowCache(most=2)
-    for name in "abcdef":
-        path = tmp_path / name
-        path.write_text("".join(f'{{"step": {step}}}\n' for step in range(20)))
-        assert len(cache.rows(serving.stamp(path))[0]) == 20
-    assert list(cache._known) == [str(tmp_path / name) for name in "ef"]
+def test_the_rows_of_so_many_files_are_kept():
+    known = [serving.rows_of(str(number), 0) for number in range(serving.FILES + 1)]
+    again = [serving.rows_of(str(number), 0) for number in (serving.FILES, 0)]
+    assert again[0] is known[-1] and again[1] is not known[0]
 
 
 def test_a_study_is_listed_with_its_trials_and_the_time_left(place):

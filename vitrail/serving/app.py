@@ -24,13 +24,20 @@ from vitrail.serving import image_routes, kserve, schemas
 from vitrail.serving.admission import Admission
 from vitrail.serving.refusals import STATUS, Refused
 from vitrail.serving.runs import runs_routes
-from vitrail.serving.schemas import MODEL_ERRORS, errors
+from vitrail.serving.schemas import MODEL_ERRORS, errors, replies
 from vitrail.serving.service import CurrentService, Service
 from vitrail.tasks.dense.drawing import class_colours, to_hex
 from vitrail.weights.description import describe
 
 CODES = {status: code for code, status in reversed(STATUS.items())}
-router = APIRouter(tags=["server"])
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+DOCUMENTS = {"/": "index.html", "/docs": "docs.html"}
+router, pages = APIRouter(tags=["server"]), APIRouter(include_in_schema=False)
 
 
 def create_app(
@@ -52,10 +59,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.service, app.state.token = service, token
-    app.include_router(image_routes.router)
-    app.include_router(router)
-    app.include_router(kserve.router)
-    app.include_router(pages_routes())
+    for routes in (image_routes.router, router, kserve.router, pages):
+        app.include_router(routes)
     if runs is not None:
         app.include_router(runs_routes(runs, lambda: service.draining))
     for kind in (Refused, ConfigError, RequestValidationError, HTTPException, Exception):
@@ -87,25 +92,14 @@ def _to_refused(error: Exception) -> Refused:
     return Refused("internal", "internal server error", "see the server log")
 
 
-def replies(model: type[schemas.Schema]) -> dict[int | str, dict[str, Any]]:
-    """Returns the responses of a health route, which has the same schema for 200 and 503."""
-    return {200: {"model": model}, 503: {"model": model}, **errors("forbidden")}
-
-
-@router.get(
-    "/v1/model", summary="Get the model", responses={200: {"model": schemas.AboutModel}, **errors(*MODEL_ERRORS)}
-)
-async def model(service: CurrentService) -> Response:
+@router.get("/v1/model", summary="Get the model", responses=replies(schemas.AboutModel, *MODEL_ERRORS))
+async def describe_model(service: CurrentService) -> Response:
     """Returns classes, preprocessing, metrics, model card, explanation methods and limits."""
-    return JSONResponse(describe_model(service))
-
-
-def describe_model(service: Service) -> dict[str, Any]:
     served, limits = service.served, service.limits
     model = served.model
     description = describe(model)
     colours = class_colours(model.classes) if model.draws_answers else {}
-    return {
+    about = {
         "name": served.name,
         "version": served.version,
         "source": served.about.get("source", ""),
@@ -133,6 +127,7 @@ def describe_model(service: Service) -> dict[str, Any]:
             "deadline_seconds": limits.deadline,
         },
     }
+    return JSONResponse(about)
 
 
 def strip_folders(value: Any) -> Any:
@@ -150,7 +145,7 @@ def strip_folders(value: Any) -> Any:
 @router.post(
     "/v1/reload",
     summary="Reload the model",
-    responses={200: {"model": schemas.ReloadReply}, **errors("unauthorised", "forbidden", "not_found", "conflict")},
+    responses=replies(schemas.ReloadReply, "unauthorised", "forbidden", "not_found", "conflict"),
 )
 async def reload(request: Request, service: CurrentService) -> Response:
     """Loads the model again from its source and serves it from then on. An invalid model is refused."""
@@ -161,14 +156,14 @@ async def reload(request: Request, service: CurrentService) -> Response:
 
 
 @router.head("/livez", include_in_schema=False)
-@router.get("/livez", summary="Check liveness", responses=replies(schemas.Liveness))
+@router.get("/livez", summary="Check liveness", responses=replies(schemas.Liveness, "forbidden", also=503))
 async def live(service: CurrentService) -> Response:
     alive = service.batcher.alive
     return JSONResponse({"alive": alive}, 200 if alive else 503)
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", summary="Check readiness", responses=replies(schemas.Readiness))
+@router.get("/readyz", summary="Check readiness", responses=replies(schemas.Readiness, "forbidden", also=503))
 async def ready(service: CurrentService) -> Response:
     reason = service.unready
     headers = {"Retry-After": "1"} if reason else {}
@@ -185,15 +180,6 @@ async def metrics(service: CurrentService) -> Response:
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-PALETTE, SIGN = "palette.css", "icon.svg"  # generated from the constants of the reports
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-
-
 class File(NamedTuple):
     """A file to send: its content, media type and ETag."""
 
@@ -203,18 +189,13 @@ class File(NamedTuple):
 
 
 @cache
-def load_files() -> Mapping[str, File]:
+def load_files() -> dict[str, File]:
     """Returns all files of the page by name."""
     folder = (files("vitrail.serving") / "page").iterdir()
-    contents = {file.name: file.read_bytes() for file in folder if _ending(file.name) in TYPES}
-    contents |= {PALETTE: palette().encode(), SIGN: ICON.encode()}
-    return {
-        name: File(content, TYPES[_ending(name)], f'"{sha256_of(content)[:16]}"') for name, content in contents.items()
-    }
-
-
-def _ending(name: str) -> str:
-    return name.rpartition(".")[2]
+    contents = {file.name: file.read_bytes() for file in folder if PurePath(file.name).suffix in TYPES}
+    contents |= {"palette.css": palette().encode(), "icon.svg": ICON.encode()}  # generated from those of the reports
+    tagged = {name: (content, f'"{sha256_of(content)[:16]}"') for name, content in contents.items()}
+    return {name: File(content, TYPES[PurePath(name).suffix], tag) for name, (content, tag) in tagged.items()}
 
 
 def palette() -> str:
@@ -228,32 +209,17 @@ def palette() -> str:
     return f":root{{color-scheme:light dark;{always};{properties(LIGHT)}}}\n{dark}\n"
 
 
-def pages_routes() -> APIRouter:
-    """Returns the routes ``/``, ``/docs`` and ``/page/NAME``."""
-    router = APIRouter(include_in_schema=False)
-
-    @router.api_route("/", methods=["GET", "HEAD"])
-    def page(request: Request) -> Response:
-        return _send_file("index.html", request)
-
-    @router.api_route("/docs", methods=["GET", "HEAD"])
-    def docs(request: Request) -> Response:
-        return _send_file("docs.html", request)
-
-    @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
-    def file(name: str, request: Request) -> Response:
-        if name not in load_files():
-            raise Refused("not_found", "there is no such file", "open / for the page")
-        return _send_file(name, request)
-
-    return router
-
-
-def _send_file(name: str, request: Request) -> Response:
-    """Returns the file, or 304 if the browser has the current version."""
+@pages.api_route("/", methods=["GET", "HEAD"])
+@pages.api_route("/docs", methods=["GET", "HEAD"])
+@pages.api_route("/page/{name:path}", methods=["GET", "HEAD"])
+def send_file(request: Request) -> Response:
+    """Returns a file of the page, or 304 if the browser has the current version."""
+    name = request.path_params.get("name", DOCUMENTS.get(request.scope["path"]))
+    if name not in load_files():
+        raise Refused("not_found", "there is no such file", "open / for the page")
     content, media, tag = load_files()[name]
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    known = [name.strip().removeprefix("W/") for name in request.headers.get("if-none-match", "").split(",")]
+    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     if tag in known or known == ["*"]:
         return Response(status_code=304, headers=headers)
     return Response(content, media_type=media, headers=headers)

@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.serving import schemas
 from vitrail.serving.loaded_model import ExplanationRequest, LayerMaps, LoadedModel, Output
 from vitrail.serving.refusals import Refused
-from vitrail.serving.schemas import IMAGE_ERRORS, errors, image_body
+from vitrail.serving.schemas import IMAGE_ERRORS, image_body, replies
 from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import Upload, parse_uploads
 from vitrail.tasks.task import choose_decode_options
@@ -66,10 +66,7 @@ Show = Annotated[
     "/v1/predict",
     summary="Predict the classes of images, the objects on them, or the class of every pixel",
     openapi_extra=image_body(),
-    responses={
-        200: {"model": schemas.Predictions, "content": PNG},
-        **errors(*IMAGE_ERRORS, "invalid", "cannot_explain", "no_head"),
-    },
+    responses=replies(schemas.Predictions, *IMAGE_ERRORS, "invalid", "cannot_explain", "no_head", content=PNG),
 )
 async def predict(
     request: Request,
@@ -138,7 +135,7 @@ async def _draw_answer(
     "/v1/embed",
     summary="Compute the features of images",
     openapi_extra=image_body(),
-    responses={200: {"model": schemas.Embeddings}, **errors(*IMAGE_ERRORS, "cannot_explain")},
+    responses=replies(schemas.Embeddings, *IMAGE_ERRORS, "cannot_explain"),
 )
 async def embed(
     request: Request, service: CurrentService, uploads: Annotated[list[Upload], Depends(get_uploads)]
@@ -158,10 +155,7 @@ async def embed(
     "/v1/explain",
     summary="Explain the prediction for an image",
     openapi_extra=image_body(several=False),
-    responses={
-        200: {"model": schemas.ExplanationReply, "content": PNG},
-        **errors(*IMAGE_ERRORS, "invalid", "cannot_explain"),
-    },
+    responses=replies(schemas.ExplanationReply, *IMAGE_ERRORS, "invalid", "cannot_explain", content=PNG),
 )
 async def explain(
     request: Request,

@@ -54,12 +54,7 @@ EXAMPLE = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data
 # without references: they are relative to the document that the schema becomes a part of
 SCHEMA = Inference.model_json_schema()
 SCHEMA["properties"]["inputs"]["items"] = SCHEMA.pop("$defs")["Input"]
-BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": SCHEMA, "example": EXAMPLE}},
-    }
-}
+BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": SCHEMA, "example": EXAMPLE}}}}
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -129,12 +124,7 @@ INFERS = errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504)
 
 
 @router.post(MODEL + "/infer", openapi_extra=BODY, responses=INFERS)
-@router.post(
-    VERSION + "/infer",
-    openapi_extra=BODY,
-    responses=INFERS,
-    operation_id="infer_of_version",
-)
+@router.post(VERSION + "/infer", openapi_extra=BODY, responses=INFERS, operation_id="infer_of_version")
 async def infer(request: Request, served: CurrentModel, service: CurrentService) -> Response:
     """Returns the outputs of the model's task for each image, or features if the model has no head.
 

@@ -15,7 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Annotated, Any, NamedTuple
 
@@ -28,15 +30,15 @@ from vitrail.files import parse_sealed
 from vitrail.reports.metric_names import SELECTED_BY, curve_of, metric_of
 from vitrail.runs.folder import is_abandoned
 from vitrail.serving.refusals import Refused
-from vitrail.serving.schemas import Schema, errors
+from vitrail.serving.schemas import Schema, errors, replies
 from vitrail.untrusted.json_documents import check_unicode
 from vitrail.untrusted.yaml_documents import parse_yaml
 
 PROGRESS = "progress.json"  # of a study
 MARKS = ("status.json", "config.yaml", ".lock", PROGRESS)  # a folder with one of these files is a run, or a study
 MOST_BYTES = 1 << 20  # read at a time; of a status, configuration or progress, in all
-MOST_VALUES = 1 << 16  # of the rows of a file that are kept, see `size_of_rows`
-MOST_ROWS = 2_000  # maximum number of rows of the curves in a reply
+MOST_VALUES = 1 << 15  # of the rows of a file that are kept, see `size_of_rows`
+FILES = 64  # whose rows are kept
 GOING_ON = ("starting", "running")
 EVERY, QUIET = 1.0, 15.0  # seconds between two polls of a run, and between two keep-alive comments
 SILENCE = 60.0  # seconds after which a study that writes no progress has stopped; it writes every ten
@@ -45,10 +47,8 @@ RUN_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
 POSITION = ("step", "epoch", "images")  # columns that locate a row and are not curves
 
 Row = dict[str, float | None]
-After = Annotated[int, Query(description="return only rows after this step")]
 At = Annotated[
-    int,
-    Query(ge=0, lt=1 << 50, description="byte offset in the metrics to start from: 'at' of the curves or the last id"),
+    int, Query(ge=0, lt=1 << 50, description="byte offset in the metrics: 'at' of the curves or the last id")
 ]
 
 
@@ -64,19 +64,17 @@ class Stamp(NamedTuple):
 def find_runs(folder: Path) -> dict[str, Path]:
     """Returns the runs directly inside ``folder`` by name, without links and hidden folders."""
     try:
-        entries = list(os.scandir(folder))
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
         return {}
-    folders = {
-        entry.name: Path(entry.path) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)
-    }
-    return {name: path for name, path in sorted(folders.items()) if any(stamp(path / mark) for mark in MARKS)}
+    folders = {entry.name: Path(entry.path) for entry in entries if _is_folder(entry)}
+    return {name: path for name, path in folders.items() if any(stamp(path / mark) for mark in MARKS)}
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         entry.name.encode()  # a name that is not valid Unicode cannot be requested
-        return entry.is_dir(follow_symlinks=False)
+        return not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
     except (OSError, UnicodeEncodeError):
         return False
 
@@ -104,78 +102,58 @@ def read(path: Path, start: int = 0) -> bytes:
         return b""
 
 
-@lru_cache(maxsize=256)
-def parse_status(file: Stamp) -> Mapping[str, Any]:
-    """Returns the content of a sealed JSON file, empty if it is damaged."""
+@lru_cache(maxsize=512)
+def parse_document(file: Stamp) -> Mapping[str, Any]:
+    """Returns the content of a sealed JSON file or of a config.yaml, empty if it is damaged."""
+    content = read(Path(file.path))
     try:
-        return parse_sealed(read(Path(file.path)))
-    except ValueError:
-        return {}
-
-
-@lru_cache(maxsize=256)
-def parse_settings(file: Stamp) -> Mapping[str, Any]:
-    """Returns the content of a config.yaml, empty if it is damaged."""
-    try:
-        content = read(Path(file.path)).decode()
-        settings = parse_yaml(content) if is_text_intact(content) else {}
+        if file.path.endswith(".json"):
+            return parse_sealed(content)
+        settings = parse_yaml(content) if is_text_intact(content.decode()) else {}
         check_unicode(settings)
     except ValueError:
         return {}
     return settings if isinstance(settings, dict) else {}
 
 
-class Parsed(NamedTuple):
-    """The rows of a file up to byte ``at``, and their `size_of_rows`."""
+@dataclass
+class Rows:
+    """The rows of a file up to byte ``at``. Of a file that has grown only the new bytes are read."""
 
-    file: Stamp
-    rows: list[Row]
-    size: int
-    at: int
+    rows: list[Row] = field(default_factory=list)
+    at: int = 0
+    changed: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def read_on(self, file: Stamp) -> tuple[list[Row], int]:
+        """Returns the rows, which must not be modified, and the number of bytes parsed.
 
-class RowCache:
-    """Cache of the rows of growing files. Only the new bytes are read, unless a file was replaced or truncated.
-
-    From a file whose rows are larger than `MOST_VALUES` rows are taken out by `halve_rows`. If all files together have more than
-    ``most`` times as many, those that were requested longest ago are forgotten.
-    """
-
-    def __init__(self, most: int = 16) -> None:
-        self.most = most
-        self._known: dict[str, Parsed] = {}
-        self._reading = threading.Lock()
-
-    def rows(self, file: Stamp) -> tuple[list[Row], int]:
-        """Returns the rows, which must not be modified, and the number of bytes parsed."""
-        with self._reading:
-            known = self._known.pop(file.path, Parsed(file, [], 0, 0))
-            same = file.size == known.at and file.changed != known.file.changed
-            if known.file.inode != file.inode or file.size < known.at or same:
-                known = Parsed(file, [], 0, 0)
-            known = _read_on(known._replace(file=file))
-            self._known[file.path] = known
-            while len(self._known) > 1 and sum(each.size for each in self._known.values()) > self.most * MOST_VALUES:
-                self._known.pop(next(iter(self._known)))
-            return known.rows, known.at
+        Of rows larger than `MOST_VALUES` every second one is left out until the rest fits.
+        """
+        with self.lock:
+            if file.size < self.at or (file.size == self.at and file.changed != self.changed):
+                self.rows, self.at = [], 0  # it was written anew
+            self.changed = file.changed
+            while self.at < file.size:
+                content = read(Path(file.path), self.at)
+                self.rows, self.at = [*self.rows, *parse_rows(content)], self.at + complete_bytes(content)
+                while size_of_rows(self.rows) > MOST_VALUES and len(self.rows) > 2:
+                    self.rows = halve_rows(self.rows)
+                if len(content) < MOST_BYTES:
+                    break
+            return self.rows, self.at
 
 
-METRICS = RowCache()
+@lru_cache(maxsize=FILES)
+def rows_of(path: str, inode: int) -> Rows:
+    """Returns what is known of the rows of a file; nothing for another file of the same name."""
+    return Rows()
 
 
-def _read_on(known: Parsed) -> Parsed:
-    """Returns what is known of a file with the rows after byte ``at``, a part of the file after the other."""
-    file, rows, size, at = known
-    while at < file.size:
-        content = read(Path(file.path), at)
-        new = list(parse_rows(content))
-        rows, size, at = rows + new, size + size_of_rows(new), at + complete_bytes(content)
-        while size > MOST_VALUES and len(rows) > 2:
-            rows = halve_rows(rows)
-            size = size_of_rows(rows)
-        if len(content) < MOST_BYTES:
-            break
-    return Parsed(file, rows, size, at)
+def read_rows(run: Path) -> tuple[list[Row], int]:
+    """Returns the rows of a run and the byte offset of the next row."""
+    file = stamp(run / "metrics.jsonl")
+    return rows_of(file.path, file.inode).read_on(file) if file else ([], 0)
 
 
 def size_of_rows(rows: list[Row]) -> int:
@@ -210,12 +188,6 @@ def parse_rows(content: bytes) -> Iterator[Row]:
 def finite(value: float) -> float | None:
     """Returns the value, or None if it is not finite: JSON cannot represent it."""
     return value if math.isfinite(value) else None
-
-
-def read_rows(run: Path) -> tuple[list[Row], int]:
-    """Returns the rows of a run and the byte offset of the next row."""
-    file = stamp(run / "metrics.jsonl")
-    return METRICS.rows(file) if file else ([], 0)
 
 
 class Best(Schema):
@@ -257,7 +229,7 @@ class Column(Schema):
 
 class Curves(RunState):
     columns: dict[str, Column]
-    rows: list[dict[str, float | None]] = Field(description="sorted by step, at most 2,000")
+    rows: list[dict[str, float | None]] = Field(description="sorted by step; of a long run every second one")
     at: int = Field(description="byte offset from which the events continue")
 
 
@@ -268,7 +240,7 @@ def read_state(run: Path) -> dict[str, Any]:
     if progress := stamp(run / PROGRESS):
         return _read_study(progress)
     file, (rows, _) = stamp(run / "status.json"), read_rows(run)
-    status = parse_status(file) if file else {"state": "starting"}
+    status = parse_document(file) if file else {"state": "starting"}
     state, steps = status.get("state"), status.get("steps")
     state = state if isinstance(state, str) else "damaged"
     return {
@@ -279,7 +251,7 @@ def read_state(run: Path) -> dict[str, Any]:
 
 
 def _read_study(file: Stamp) -> dict[str, Any]:
-    progress = parse_status(file)
+    progress = parse_document(file)
     state, trials, done, left = (progress.get(name) for name in ("state", "trials", "done", "seconds_left"))
     state = state if isinstance(state, str) else "damaged"
     # the process may run on any machine that sees the folder: only that nothing is written tells that it is gone
@@ -300,7 +272,7 @@ def summarise(name: str, run: Path) -> dict[str, Any]:
         last |= row
     stamps = {file_name: stamp(run / file_name) for file_name in (*MARKS, "metrics.jsonl")}
     file = stamps["config.yaml"]
-    settings = parse_settings(file) if file else {}
+    settings = parse_document(file) if file else {}
     objective = _text(settings, "objective", "name")
     return {
         "name": name,
@@ -335,25 +307,6 @@ def find_best(rows: list[Row]) -> dict[str, Any] | None:
     return None
 
 
-def thin_rows(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
-    """Subsamples rows evenly to at most ``most``, including the last. Up to half of them are evaluations."""
-    if len(rows) <= most:
-        return rows
-    steps, evaluations = [row for row in rows if "lr" in row], [row for row in rows if "lr" not in row]
-    kept = _take_evenly(evaluations, most // 2)
-    kept = [*_take_evenly(steps, most - len(kept)), *kept]
-    return sorted(kept, key=lambda row: row["step"] or 0)
-
-
-def _take_evenly(rows: list[Row], most: int) -> list[Row]:
-    stride = math.ceil(len(rows) / most) if rows else 1
-    return rows[::-1][::stride][::-1]
-
-
-def _replies(model: type[Schema], *codes: str) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model}, **errors(*codes)}
-
-
 def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> APIRouter:
     """Returns the routes under ``/v1/runs``.
 
@@ -361,7 +314,7 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
         folder: the folder that contains the run directories.
         draining: returns whether the server is stopping, which ends all event streams.
     """
-    router, watching = APIRouter(tags=["runs"]), [0]
+    router, watchers = APIRouter(tags=["runs"]), asyncio.Semaphore(WATCHERS)
 
     def find_run(name: str) -> Path:
         runs = find_runs(folder)
@@ -369,21 +322,23 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
             raise Refused("not_found", "there is no such run", "GET /v1/runs lists the runs")
         return runs[name]
 
-    @router.get("/v1/runs", summary="List the runs", responses=_replies(Summaries, "unauthorised", "forbidden"))
+    @router.get("/v1/runs", summary="List the runs", responses=replies(Summaries, "unauthorised", "forbidden"))
     def runs() -> Response:
         return JSONResponse({"runs": [summarise(name, run) for name, run in find_runs(folder).items()]})
 
-    @router.get("/v1/runs/{name}/metrics", summary="Get the curves of a run", responses=_replies(Curves, *RUN_ERRORS))
-    def metrics(name: str, after: After = -1) -> Response:
+    @router.get("/v1/runs/{name}/metrics", summary="Get the curves of a run", responses=replies(Curves, *RUN_ERRORS))
+    def metrics(
+        name: str, after: Annotated[int, Query(description="return only rows after this step")] = -1
+    ) -> Response:
         """Returns the metrics of all steps after `after`."""
         run = find_run(name)
         rows, at = read_rows(run)
         later = [row for row in rows if (row["step"] or 0) > after]
-        names = dict.fromkeys(name for row in rows for name in row if name not in POSITION)
-        curves = {name: curve_of(name) for name in names}
-        columns = {name: {"chart": chart, "label": line} for name, (chart, line) in curves.items()}
-        reply = {"name": name, **read_state(run), "columns": columns, "rows": thin_rows(later), "at": at}
-        return JSONResponse(reply)
+        curves = {
+            column: curve_of(column) for column in dict.fromkeys(chain.from_iterable(rows)) if column not in POSITION
+        }
+        columns = {column: {"chart": chart, "label": line} for column, (chart, line) in curves.items()}
+        return JSONResponse({"name": name, **read_state(run), "columns": columns, "rows": later, "at": at})
 
     @router.get(
         "/v1/runs/{name}/events",
@@ -394,20 +349,17 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
     async def events(name: str, request: Request, at: At = 0) -> Response:
         """Streams server-sent events until the run ends: `row`, a row of the metrics, and `state`."""
         run = await asyncio.to_thread(find_run, name)
-        if watching[0] >= WATCHERS:
+        if watchers.locked():
             raise Refused("queue_full", f"{WATCHERS} event streams are open", "try again later", retry_after=10)
         last_id = request.headers.get("last-event-id", "")
         start = int(last_id) if last_id.isdecimal() and len(last_id) < 16 else at
 
-        async def count_watcher() -> AsyncIterator[str]:
-            watching[0] += 1
-            try:
+        async def stream() -> AsyncIterator[str]:
+            async with watchers:
                 async for event in follow_run(run, start, draining):
                     yield event
-            finally:
-                watching[0] -= 1
 
-        return StreamingResponse(count_watcher(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        return StreamingResponse(stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     return router
 

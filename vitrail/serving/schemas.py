@@ -219,6 +219,11 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
     return replies
 
 
+def replies(model: type[Schema], *codes: str, also: int = 200, **more: Any) -> dict[int | str, dict[str, Any]]:
+    """Returns the documented responses of a route: ``model`` for the statuses 200 and ``also``, and its errors."""
+    return {200: {"model": model, **more}, also: {"model": model, **more}, **errors(*codes)}
+
+
 def image_body(*, several: bool = True) -> dict[str, Any]:
     """Returns the documentation of a body with images: multipart, raw or JSON."""
     binary, base64 = {"type": "string", "format": "binary"}, {"type": "string", "format": "byte"}

@@ -13,11 +13,7 @@ from vitrail.tasks.targets import TargetKind as TargetKind
 from vitrail.tasks.task import Task as Task
 from vitrail.tasks.task import create_task as create_task
 
-TASKS: dict[str, type[Task]] = {
-    "classification": Classifier,
-    "segmentation": Segmenter,
-    "detection": Detector,
-}
+TASKS: dict[str, type[Task]] = {"classification": Classifier, "segmentation": Segmenter, "detection": Detector}
 
 
 def register_task(kind: type[Task]) -> None:

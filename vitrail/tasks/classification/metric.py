@@ -13,16 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
-from vitrail.tasks.metric import (
-    Figures,
-    Metric,
-    Values,
-    as_array,
-    confusion,
-    divide,
-    mean_of_defined,
-    write_percent,
-)
+from vitrail.tasks.metric import Figures, Metric, Values, as_array, confusion, divide, mean_of_defined, write_percent
 
 ROWS = 4096  # rows of logits in float64 at a time
 
