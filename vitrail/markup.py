@@ -52,6 +52,11 @@ def join(*children: Any) -> Markup:
 
 def image_uri(image: Image, kind: str) -> str:
     """Encodes an image as a data URI, ``kind`` "png" or "jpeg"."""
+    return f"data:image/{kind};base64,{base64.b64encode(encode_image(image, kind, quality=85)).decode()}"
+
+
+def encode_image(image: Image, kind: str, **options: Any) -> bytes:
+    """Returns the bytes of an image file; ``options`` are those of `PIL.Image.Image.save`."""
     buffer = io.BytesIO()
-    image.save(buffer, kind, quality=85)
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()

@@ -156,14 +156,14 @@ async def reload(request: Request, service: CurrentService) -> Response:
 
 
 @router.head("/livez", include_in_schema=False)
-@router.get("/livez", summary="Check liveness", responses=replies(schemas.Liveness, "forbidden", also=503))
+@router.get("/livez", summary="Check liveness", responses=replies(dict[str, bool], "forbidden", also=503))
 async def live(service: CurrentService) -> Response:
     alive = service.batcher.alive
     return JSONResponse({"alive": alive}, 200 if alive else 503)
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", summary="Check readiness", responses=replies(schemas.Readiness, "forbidden", also=503))
+@router.get("/readyz", summary="Check readiness", responses=replies(dict[str, bool | str], "forbidden", also=503))
 async def ready(service: CurrentService) -> Response:
     reason = service.unready
     headers = {"Retry-After": "1"} if reason else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 from base64 import b64encode
@@ -16,6 +15,7 @@ from PIL import Image
 from vitrail.analysis.explanation import ExplainOptions, Explanation, PreparedImage, draw_heads
 from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.errors import ConfigError, nearest
+from vitrail.markup import encode_image
 from vitrail.serving import schemas
 from vitrail.serving.loaded_model import ExplanationRequest, LayerMaps, LoadedModel, Output
 from vitrail.serving.refusals import Refused
@@ -54,12 +54,8 @@ def get_upload(request: Request) -> Upload:
 
 Method = Literal["attention", "rollout", "gradient", "occlusion"]
 Top = Annotated[int, Query(ge=1, le=1000, description="maximum number of classes")]
-
-
+Show = Annotated[Literal["json", "png"], Query(alias="as", description="values, or a picture with them drawn on it")]
 PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
-Show = Annotated[
-    Literal["json", "png"], Query(alias="as", description="values, or a picture with them drawn on the image")
-]
 
 
 @router.post(
@@ -73,13 +69,8 @@ async def predict(
     service: CurrentService,
     uploads: Annotated[list[Upload], Depends(get_uploads)],
     top: Top = LISTED,
-    threshold: Annotated[
-        float | None, Query(ge=0, le=1, description="least score of an object; by default that of the detector")
-    ] = None,
-    side: Annotated[
-        int | None,
-        Query(ge=1, description="pixels of the longer side of a map, at most; by default those of the image"),
-    ] = None,
+    threshold: Annotated[float | None, Query(ge=0, le=1, description="least score, by default the detector's")] = None,
+    side: Annotated[int | None, Query(ge=1, description="most pixels of a map's longer side; by default all")] = None,
     show: Show = "json",
     explain: Method | None = None,
 ) -> Response:
@@ -91,19 +82,16 @@ async def predict(
     options = _choose_options(served, top, threshold, side)
     if show == "png":
         return await _draw_answer(request, service, served, uploads, options)
-    wanted = (
-        None if explain is None else served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
-    )
+    wanted = explain and served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
     with service.batcher.reserve(len(uploads), explain or served.answer, deadline, request.state.expected):
         outputs = await service.run_each(served, served.answer, uploads, deadline)
         decoded = [await _decode(service, served, output, options, deadline) for output in outputs]
         rows = [{"name": upload.name, **row} for upload, row in zip(uploads, decoded)]
-        if wanted is not None:
-            for upload, row in zip(uploads, rows):
-                if "error" not in row:
-                    prepared = await service.prepare(served.prepare_explanation, upload, deadline)
-                    maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
-                    row["explanation"] = _encode_explanation(prepared, wanted, maps)
+        for upload, row in zip(uploads, rows):
+            if wanted and "error" not in row:
+                prepared = await service.prepare(served.prepare_explanation, upload, deadline)
+                maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
+                row["explanation"] = _encode_explanation(prepared, wanted, maps)
     about = {"model": served.identity, "task": served.model.name, "multi_label": served.model.multi_label}
     return JSONResponse({**about, "predictions": rows})
 
@@ -163,11 +151,9 @@ async def explain(
     upload: Annotated[Upload, Depends(get_upload)],
     method: Method = "attention",
     layer: Annotated[
-        str, Query(pattern=r"^(all|-?[0-9]{1,3})$", description="index of the layer (-1 is the last), or all")
+        str, Query(pattern=r"^(all|-?[0-9]{1,3})$", description="its index (-1: the last), or all")
     ] = "-1",
-    head: Annotated[
-        str, Query(pattern=r"^(mean|all|[0-9]{1,3})$", description="index of the head, mean or all")
-    ] = "mean",
+    head: Annotated[str, Query(pattern=r"^(mean|all|[0-9]{1,3})$", description="its index, mean or all")] = "mean",
     query: Annotated[
         str, Query(pattern=r"^([0-9]{1,4},[0-9]{1,4})?$", description="row,column of the query patch")
     ] = "",
@@ -180,27 +166,18 @@ async def explain(
     of the class token.
     """
     served, deadline = service.served, request.state.deadline
-    options = ExplainOptions(
-        method=method,
-        layer=-1 if layer == "all" else int(layer),
-        head=int(head) if head.isdigit() else head,
-        target=target,
-    )
+    which = -1 if layer == "all" else int(layer)
+    options = ExplainOptions(method=method, layer=which, head=int(head) if head.isdigit() else head, target=target)
     row, _, column = query.partition(",")
-    wanted = served.check_request(
-        ExplanationRequest(
-            options=options, every_layer=layer == "all", query=(int(row), int(column)) if query else None
-        )
-    )
+    place = (int(row), int(column)) if query else None
+    wanted = served.check_request(ExplanationRequest(options=options, every_layer=layer == "all", query=place))
     with service.batcher.reserve(1, method, deadline, request.state.expected):
         prepared = await service.prepare(served.prepare_explanation, upload, deadline)
         if show == "png":
             verb = served.explain if options.head == "all" else served.maps
             result = await _explain(service, served, verb, prepared, wanted, deadline)
-            return Response(
-                await service.run_in_thread(_draw_png, prepared, wanted, result, deadline=deadline),
-                media_type="image/png",
-            )
+            content = await service.run_in_thread(_draw_png, prepared, wanted, result, deadline=deadline)
+            return Response(content, media_type="image/png")
         prediction = None
         if served.model.answers_classes:
             images = prepared.images[0].cpu().numpy()  # (C, h, w), decoded once for both
@@ -240,13 +217,12 @@ async def _decode(
     """Returns the prediction for one image, or its error."""
     if isinstance(output, Refused):
         return {"error": output.fault}
-    if not served.model.draws_answers:
+
+    def encode() -> dict[str, Any]:
         return served.decode(output, options).to_json()
 
-    def work() -> dict[str, Any]:
-        return served.decode(output, options).to_json()
-
-    return await service.run_in_thread(work, deadline=deadline)  # a map is as large as its image
+    # a map is as large as its image
+    return await service.run_in_thread(encode, deadline=deadline) if served.model.draws_answers else encode()
 
 
 def _encode_explanation(prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]) -> dict[str, Any]:
@@ -270,9 +246,8 @@ def _encode_reply(
 ) -> bytes:
     """Returns the body of a reply with the picture. Encoding is slow and must not run in the event loop."""
     height, width, _ = prepared.picture.shape
-    file = io.BytesIO()
-    Image.fromarray(prepared.picture).save(file, "JPEG", quality=88)
-    picture = {"width": width, "height": height, "jpeg": b64encode(file.getvalue()).decode()}
+    jpeg = encode_image(Image.fromarray(prepared.picture), "JPEG", quality=88)
+    picture = {"width": width, "height": height, "jpeg": b64encode(jpeg).decode()}
     return json.dumps({**reply, "picture": picture, **_encode_explanation(prepared, wanted, maps)}).encode()
 
 
@@ -283,6 +258,4 @@ def _draw_png(prepared: PreparedImage, wanted: ExplanationRequest, result: Expla
     else:
         heat = result[0].values[0]
         drawn = overlay(prepared.picture, heat, box=prepared.box, reach=result[0].reach, range=find_light_range(heat))
-    file = io.BytesIO()
-    Image.fromarray(drawn).save(file, "PNG")
-    return file.getvalue()
+    return encode_image(Image.fromarray(drawn), "PNG")

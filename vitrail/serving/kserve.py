@@ -29,10 +29,6 @@ DATATYPES = {"float32": "FP32", "int64": "INT64", "uint8": "UINT8"}
 router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
 
-class InferenceError(BaseModel):
-    error: str
-
-
 class Input(BaseModel):
     name: str
     shape: list[int]
@@ -49,8 +45,6 @@ class Inference(BaseModel):
 
 
 EXAMPLE = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [PIXEL]}]}
-
-
 # without references: they are relative to the document that the schema becomes a part of
 SCHEMA = Inference.model_json_schema()
 SCHEMA["properties"]["inputs"]["items"] = SCHEMA.pop("$defs")["Input"]
@@ -58,7 +52,7 @@ BODY = {"requestBody": {"required": True, "content": {"application/json": {"sche
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": InferenceError} for status in statuses}
+    return {status: {"model": dict[str, str], "description": "error: what is wrong"} for status in statuses}
 
 
 async def get_model(service: CurrentService, model: str, version: str | None = None) -> LoadedModel:
@@ -226,12 +220,9 @@ def _select_outputs(outputs: list[dict[str, Any]], inference: dict[str, Any]) ->
     if wanted is None:
         return outputs
     by_name = {output["name"]: output for output in outputs}
-    names = (
-        [output.get("name") if isinstance(output, dict) else None for output in wanted]
-        if isinstance(wanted, list)
-        else [None]
-    )
-    if not all(isinstance(name, str) and name in by_name for name in names) or len(set(names)) < len(names):
+    names = [output.get("name") for output in wanted if isinstance(output, dict)] if isinstance(wanted, list) else []
+    is_known = all(isinstance(name, str) and name in by_name for name in names)
+    if not is_known or not isinstance(wanted, list) or len({*names}) < len(wanted):
         raise Refused("bad_request", "unknown or repeated output name", f"the outputs are: {', '.join(by_name)}")
     return [by_name[name] for name in names]
 

@@ -6,7 +6,6 @@ C channels, K classes, F features, H heads, h x w pixels of the input or cells o
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 import threading
 import time
@@ -40,6 +39,7 @@ from vitrail.errors import ConfigError
 from vitrail.images.decode import size_of
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions, tune_options
+from vitrail.markup import encode_image
 from vitrail.models import device_of
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Answer, Task
@@ -181,9 +181,7 @@ class LoadedModel:
         answer, image = self.decode(output, options), open_image(content)
         assert isinstance(answer, PlacedAnswer)
         image.thumbnail((SHOWN, SHOWN))
-        file = io.BytesIO()
-        answer.draw_over(image).save(file, "PNG")
-        return file.getvalue()
+        return encode_image(answer.draw_over(image), "PNG")
 
     def encode(self, outputs: list[Output]) -> dict[str, np.ndarray | list[str]]:
         """Returns outputs as named arrays with the images on the first axis."""

@@ -190,11 +190,6 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Best(Schema):
-    name: str = Field(examples=["val_top1"])
-    value: float
-
-
 class RunState(Schema):
     """The progress of a run."""
 
@@ -214,21 +209,12 @@ class Summary(RunState):
     command: str = Field(examples=["train"], description="train, pretrain or study")
     model: str | None
     data: str | None
-    best: Best | None
+    best: dict[str, str | float] | None = Field(examples=[{"name": "val_top1", "value": 0.75}])
     last: dict[str, float | None] = Field(description="the latest value of each column")
 
 
-class Summaries(Schema):
-    runs: list[Summary]
-
-
-class Column(Schema):
-    chart: str = Field(examples=["Accuracy"])
-    label: str = Field(examples=["validation"])
-
-
 class Curves(RunState):
-    columns: dict[str, Column]
+    columns: dict[str, dict[str, str]] = Field(examples=[{"val_top1": {"chart": "Accuracy", "label": "validation"}}])
     rows: list[dict[str, float | None]] = Field(description="sorted by step; of a long run every second one")
     at: int = Field(description="byte offset from which the events continue")
 
@@ -322,7 +308,9 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
             raise Refused("not_found", "there is no such run", "GET /v1/runs lists the runs")
         return runs[name]
 
-    @router.get("/v1/runs", summary="List the runs", responses=replies(Summaries, "unauthorised", "forbidden"))
+    @router.get(
+        "/v1/runs", summary="List the runs", responses=replies(dict[str, list[Summary]], "unauthorised", "forbidden")
+    )
     def runs() -> Response:
         return JSONResponse({"runs": [summarise(name, run) for name, run in find_runs(folder).items()]})
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from vitrail.serving.refusals import STATUS
+from vitrail.tasks import TASKS
 
 # a PNG of one grey pixel
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
 IMAGE_ERRORS = ("bad_request", "unauthorised", "forbidden", "not_found", "too_slow", "too_large")
 IMAGE_ERRORS += ("unsupported_media_type", "bad_image", "internal", "queue_full", "deadline")
 MODEL_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
-Score = Field(ge=0, le=1, examples=[0.81])
 
 
 class Schema(BaseModel):
@@ -42,32 +42,6 @@ class ModelName(Schema):
     )
 
 
-class Ranked(Schema):
-    label: str = Field(examples=["tabby"])
-    score: float = Score
-
-
-class Object(Schema):
-    label: str = Field(examples=["cat"])
-    score: float = Score
-    box: list[float] = Field(
-        description="left, top, right, bottom in pixels of the image after EXIF orientation",
-        examples=[[12.5, 40.0, 210.0, 180.5]],
-    )
-
-
-class Share(Schema):
-    label: str = Field(examples=["road"])
-    share: float = Field(ge=0, le=1, description="of the pixels of the image", examples=[0.31])
-
-
-class ClassMap(Schema):
-    """The class of every pixel, as an index of the model's classes."""
-
-    size: list[int] = Field(description="height and width")
-    png: str = Field(description="base64: a PNG with a palette, whose pixel values are the indices")
-
-
 class LayerMap(Schema):
     """The maps of a layer: one list of values per head, in row-major order."""
 
@@ -88,31 +62,26 @@ class Explanation(Schema):
     maps: list[LayerMap]
 
 
-class Answer(Schema):
-    """The prediction for one image. For an invalid image, only ``error`` is set.
-
-    A classifier sets ``label``, ``score`` and ``top``, a detector ``width``, ``height`` and ``objects``, a segmenter ``width``,
-    ``height``, ``classes`` and ``map``.
-    """
-
+class AnyAnswer(BaseModel):
     name: str | None = Field(examples=["cat.jpg"])
-    label: str | None = None
-    score: float | None = None
-    top: list[Ranked] | None = None
-    width: int | None = None
-    height: int | None = None
-    objects: list[Object] | None = Field(None, description="by score, the highest first")
-    classes: list[Share] | None = Field(None, description="those that occur, the largest share first")
-    map: ClassMap | None = None
     explanation: Explanation | None = None
     error: Fault | None = None
 
 
+REPLIES = {name: kind for task in TASKS.values() for name, kind in task.answer.reply.items()}
+Answer = create_model(
+    "Answer",
+    __base__=AnyAnswer,
+    __doc__="The answer for one image, as the task of the model gives it. For an invalid image, only ``error`` is set.",
+    **{name: (kind | None, None) for name, kind in REPLIES.items()},
+)
+
+
 class Predictions(Schema):
     model: ModelName
-    task: str = Field(examples=["classification", "detection", "segmentation"])
+    task: str = Field(examples=list(TASKS))
     multi_label: bool
-    predictions: list[Answer]
+    predictions: list[Answer]  # type: ignore[valid-type]
 
 
 class Embedding(Schema):
@@ -134,16 +103,10 @@ class Picture(Schema):
     jpeg: str = Field(description="base64")
 
 
-class Ranking(Schema):
-    label: str
-    score: float = Score
-    top: list[Ranked]
-
-
 class ExplanationReply(Explanation):
     model: ModelName
     name: str | None
-    prediction: Ranking | None = Field(description="null for a model without a head")
+    prediction: dict[str, Any] | None = Field(description="as of /v1/predict; null for a model without a head")
     picture: Picture
 
 
@@ -161,17 +124,13 @@ class AboutLimits(Schema):
     deadline_seconds: float
 
 
-class Attention(Schema):
-    layers: list[LayerAttention]
-
-
 class AboutModel(Schema):
     """Description of the model: configuration, classes, preprocessing, metrics and provenance."""
 
     name: str
     version: str
     source: str
-    task: str = Field(examples=["classification", "detection", "segmentation"])
+    task: str = Field(examples=list(TASKS))
     sha256: str | None = Field(description="SHA-256 of the file; of a folder that of the hashes of its files")
     architecture: str
     image_size: list[int]
@@ -188,7 +147,7 @@ class AboutModel(Schema):
     provenance: dict[str, Any]
     card: str | None = Field(description="Markdown")
     parity: dict[str, Any] | None = Field(description="comparison of an exported model with its source")
-    attention: Attention | None
+    attention: dict[str, list[LayerAttention]] | None = Field(description="the layers")
     methods: list[str]
     limits: AboutLimits
 
@@ -196,15 +155,6 @@ class AboutModel(Schema):
 class ReloadReply(Schema):
     model: ModelName
     previous: str = Field(description="the previous version")
-
-
-class Readiness(Schema):
-    ready: bool
-    reason: str
-
-
-class Liveness(Schema):
-    alive: bool
 
 
 def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
@@ -219,7 +169,7 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
     return replies
 
 
-def replies(model: type[Schema], *codes: str, also: int = 200, **more: Any) -> dict[int | str, dict[str, Any]]:
+def replies(model: Any, *codes: str, also: int = 200, **more: Any) -> dict[int | str, dict[str, Any]]:
     """Returns the documented responses of a route: ``model`` for the statuses 200 and ``also``, and its errors."""
     return {200: {"model": model, **more}, also: {"model": model, **more}, **errors(*codes)}
 
@@ -234,25 +184,20 @@ def image_body(*, several: bool = True) -> dict[str, Any]:
         "additionalProperties": False,
     }
     image = {"oneOf": [base64, named]}
-    one = {"type": "object", "properties": {"image": image}, "required": ["image"]}
-    many: dict[str, Any] = {
-        "type": "object",
-        "properties": {"images": {"type": "array", "items": image, "minItems": 1}},
-    }
-    many["required"] = ["images"]
-    form = {"type": "array", "items": binary} if several else binary
-    examples: dict[str, Any] = {"one image": {"value": {"image": PIXEL}}}
+    json = describe_object(image=image)
+    form, examples = binary, {"one image": {"value": {"image": PIXEL}}}
     if several:
+        json = {"oneOf": [json, describe_object(images={"type": "array", "items": image, "minItems": 1})]}
+        form = {"type": "array", "items": binary}
         examples["multiple, with names"] = {"value": {"images": [{"name": "grey.png", "data": PIXEL}, PIXEL]}}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "multipart/form-data": {
-                    "schema": {"type": "object", "properties": {"file": form}, "required": ["file"]}
-                },
-                "image/*": {"schema": binary},
-                "application/json": {"schema": {"oneOf": [one, many]} if several else one, "examples": examples},
-            },
-        }
+    content = {
+        "multipart/form-data": {"schema": describe_object(file=form)},
+        "image/*": {"schema": binary},
+        "application/json": {"schema": json, "examples": examples},
     }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def describe_object(**properties: Any) -> dict[str, Any]:
+    """Returns the JSON schema of an object with these properties, which are all required."""
+    return {"type": "object", "properties": properties, "required": list(properties)}

@@ -66,6 +66,7 @@ class Task(nn.Module, ABC):
     """
 
     name: ClassVar[str]  # in `TASKS`, in config.json and as a setting
+    answer: ClassVar[type[Answer]] = Answer  # what `decode` returns
     has_own_head: ClassVar[bool] = False  # whether ``own`` makes the outputs, and the backbone has no head
     targets: TargetKind = TargetKind()  # what it learns from
     losses: ClassVar[

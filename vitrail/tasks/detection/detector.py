@@ -63,7 +63,7 @@ class Detector(DenseTask):
         ConfigError: as `DenseTask` has it; an argument that cannot be meant.
     """
 
-    name = "detection"
+    name, answer = "detection", Detections
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"coco": CocoResults, "yolo": YoloFiles}
     targets = BoxTargets()
     decode_options = ("threshold",)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.files import make_folder, replace_file
-from vitrail.markup import Markup
+from vitrail.markup import Markup, encode_image
 from vitrail.rows import SHOWN
 from vitrail.tasks.answer import Answer, AnswerFiles
 from vitrail.tasks.dense.answer import PlacedAnswer, list_classes
@@ -37,6 +37,7 @@ class Segmentation(PlacedAnswer):
         size: (height, width) of the picture, where a smaller map was asked for.
     """
 
+    reply = {"width": int, "height": int, "classes": list[dict[str, str | float]], "map": dict[str, str | list[int]]}  # noqa: RUF012
     map: NDArray[np.uint8]
     classes: tuple[str, ...]
     top: int = 5
@@ -77,9 +78,7 @@ class Segmentation(PlacedAnswer):
         image = Image.fromarray(self.map)
         colours = [self.colours[name] for name in self.classes]
         image.putpalette(np.array([*colours, *[BLACK] * (256 - len(colours))], np.uint8).tobytes())
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        return file.getvalue()
+        return encode_image(image, "PNG")
 
     def draw_over(self, image: Image.Image) -> Image.Image:
         return tint_classes(image, self.map, self.classes, self.colours)

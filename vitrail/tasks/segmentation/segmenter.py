@@ -54,7 +54,7 @@ class Segmenter(PixelTask):
         ConfigError: as `DenseTask` has it; an argument that cannot be meant.
     """
 
-    name = "segmentation"
+    name, answer = "segmentation", Segmentation
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"masks": MaskFiles}
     targets = PixelTargets(LabelMaps, "a class for every pixel")
     decode_options = ("side",)
