@@ -10,7 +10,7 @@ from tests.looked_at import shaken
 from tests.serving.test_admission import SHOWN, TOKEN
 from vitrail.errors import CheckpointError
 from vitrail.inference.options import InferenceOptions
-from vitrail.serving.batcher import HUNG, Current
+from vitrail.serving.batcher import HUNG
 from vitrail.serving.loaded_model import LoadedModel, load_model
 from vitrail.weights.native import save_model
 
@@ -65,7 +65,7 @@ def test_a_network_that_hangs_for_two_minutes_or_has_died_is_not_alive(client):
         return [client.get(path).status_code for path in ("/livez", "/readyz", "/v2/health/live")]
 
     for seconds, status in ((60, 200), (121, 503)):
-        batcher._current = Current(time.monotonic() - seconds, 0.0)
+        batcher._current = (time.monotonic() - seconds, 0.0)
         assert statuses() == [status] * 3, seconds
     batcher._current = None
     assert statuses() == [200] * 3 and HUNG == 120

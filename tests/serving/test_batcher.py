@@ -13,16 +13,6 @@ from vitrail.serving.batcher import RECEIVING, Batcher, BatchTiming, name_work
 from vitrail.serving.refusals import Refused
 
 
-class Told:
-    """Keeps the sizes of batches."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def batch(self, size: int, seconds: float) -> None:
-        self.sizes.append(size)
-
-
 class Gate:
     """Work that doubles numbers, and waits until it is let go on."""
 
@@ -41,17 +31,17 @@ class Gate:
 
 def run(scenario, *, batch: int = 4, capacity: int = 64):
     """What ``scenario(batcher, gate)`` returns in a loop of its own; and the batches that there were."""
-    told, gate = Told(), Gate()
+    sizes, gate = [], Gate()
 
     async def whole():
-        batcher = Batcher(batch=batch, capacity=capacity, watcher=told)
+        batcher = Batcher(batch=batch, capacity=capacity, observe=lambda size, _: sizes.append(size))
         try:
             return await scenario(batcher, gate)
         finally:
             gate.open.set()
             await asyncio.to_thread(batcher.close)
 
-    return asyncio.run(whole()), told, gate
+    return asyncio.run(whole()), sizes, gate
 
 
 def soon() -> float:
@@ -90,9 +80,9 @@ def test_what_waits_while_the_network_is_busy_is_answered_together_each_with_its
         others = [asyncio.ensure_future(batcher.run(gate, number, soon())) for number in range(1, 7)]
         return await finish(gate, first, *others)
 
-    answers, told, gate = run(scenario)
+    answers, sizes, gate = run(scenario)
     assert answers == [0, 2, 4, 6, 8, 10, 12]
-    assert gate.seen == [[0], [1, 2, 3, 4], [5, 6]] and told.sizes == [1, 4, 2]
+    assert gate.seen == [[0], [1, 2, 3, 4], [5, 6]] and sizes == [1, 4, 2]
 
 
 def test_work_of_two_kinds_is_never_mixed():
@@ -105,8 +95,8 @@ def test_work_of_two_kinds_is_never_mixed():
         mixed = [asyncio.ensure_future(batcher.run(work, at, soon())) for at, work in enumerate([gate, other] * 2)]
         return await finish(gate, first, *mixed)
 
-    answers, told, _ = run(scenario)
-    assert answers == [0, 0, "other 1", 4, "other 3"] and told.sizes == [1, 2, 2]
+    answers, sizes, _ = run(scenario)
+    assert answers == [0, 0, "other 1", 4, "other 3"] and sizes == [1, 2, 2]
 
 
 def test_one_bad_item_of_a_batch_fails_alone():

@@ -66,17 +66,17 @@ def server(start) -> Iterator[Server]:
     service.decoders.shutdown()
 
 
-def test_names_of_hosts_that_are_given_replace_those_of_this_machine(start, monkeypatch):
+def test_names_of_hosts_that_are_given_replace_those_of_this_machine(monkeypatch):
     asked = []
 
     def create(*_, hosts, **__):
         asked.append(hosts)
-        raise InterruptedError
+        raise ConfigError("this is enough", "end here")
 
     monkeypatch.setattr(module, "create_app", create)
-    for host, hosts in (("127.0.0.1", ()), ("127.0.0.1", ("a.example", "b")), ("0.0.0.0", ())):
-        with bind(host, 0) as bound, pytest.raises(InterruptedError):
-            module.run(start(None).service, bound, token=None, hosts=hosts, runs=None)
+    monkeypatch.setenv("VITRAIL_TOKEN", "a-token-of-some-length")
+    for words in ([], ["--allow-host", "a.example", "--allow-host", "b"], ["--host", "0.0.0.0"]):
+        assert run(["serve", "--runs", ".", "--port", "0", *words]) == 2
     assert asked == [("127.0.0.1", "localhost", "[::1]"), ("a.example", "b"), None]
 
 

@@ -125,12 +125,11 @@ class Admission:
             raise head_error(MOST_HEAD)
         host = headers.get(b"host", b"").decode("latin-1")
         # health probes connect by IP address
-        probed = scope["path"] in ("/livez", "/readyz")
+        path, probed = scope["path"], scope["path"] in ("/livez", "/readyz")
         # a malformed header matches no allowed name
         name = match[1] if (match := HOST.fullmatch(host)) else host
         if self.hosts is not None and not probed and name not in self.hosts:
             raise Refused("forbidden", "the Host header is not allowed", "start the server with --allow-host NAME")
-        path = scope["path"]
         if self.token is None:
             origin = headers.get(b"origin", b"").decode("latin-1")
             if origin and origin.partition("://")[2] != host:
@@ -138,13 +137,11 @@ class Admission:
         elif path not in OPEN and not path.startswith("/page/"):
             kind, _, shown = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(shown.strip(), self.token):
-                raise Refused(
-                    "unauthorised", "no valid token was sent", "send the header 'Authorization: Bearer TOKEN'"
-                )
+                remedy = "send the header 'Authorization: Bearer TOKEN'"
+                raise Refused("unauthorised", "no valid token was sent", remedy)
         if _is_ambiguous(headers):
-            raise Refused(
-                "bad_request", "both Transfer-Encoding and Content-Length were sent", "send one of the two headers"
-            )
+            what = "both Transfer-Encoding and Content-Length were sent"
+            raise Refused("bad_request", what, "send one of the two headers")
         if _content_length(headers) > self.limits.body:
             raise self._too_large()
 
@@ -157,9 +154,8 @@ class Admission:
         if not text:
             return self.limits.deadline
         if not re.fullmatch(r"[0-9]{1,9}", text):
-            raise Refused(
-                "bad_request", "X-Deadline-Ms is not an integer of milliseconds", "send a non-negative integer"
-            )
+            what = "X-Deadline-Ms is not an integer of milliseconds"
+            raise Refused("bad_request", what, "send a non-negative integer")
         if not int(text):  # a queue, after which another try could help, is not the reason
             raise deadline_error()
         return min(int(text) / 1000, self.limits.deadline)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from vitrail.serving.refusals import Refused
 
@@ -22,12 +22,6 @@ Work = Callable[[list[Any]], Sequence[Any]]  # maps the items of a batch to one 
 LAST = 1.0  # seconds to wait for the last batch when closing; its clients already have a reply
 RECEIVING = 0.5  # seconds for which a request counts that is still being received
 HUNG = 120.0  # seconds in one batch after which the thread counts as dead
-
-
-class Watcher(Protocol):
-    """Observer of batches, implemented by `service.Metrics`."""
-
-    def batch(self, size: int, seconds: float) -> None: ...
 
 
 @dataclass(eq=False)
@@ -45,25 +39,17 @@ class Job:
         return not self.answer.done() and time.monotonic() < self.deadline
 
 
-@dataclass(frozen=True)
-class Current:
-    """The batch that is being computed."""
-
-    start: float
-    predicted: float  # seconds
-
-
 class Batcher:
     """A bounded queue of items and the thread that processes it.
 
     Args:
         batch: maximum number of items per batch; a batch contains items of the same work only.
         capacity: maximum number of items that are queued or in progress.
-        watcher: called in the thread after every batch.
+        observe: called in the thread after every batch, with its size and its seconds.
     """
 
-    def __init__(self, *, batch: int, capacity: int, watcher: Watcher) -> None:
-        self.batch, self.capacity, self.watcher = batch, capacity, watcher
+    def __init__(self, *, batch: int, capacity: int, observe: Callable[[int, float], None]) -> None:
+        self.batch, self.capacity, self.observe = batch, capacity, observe
         self.reserved = 0  # reserved items; only changed in the event loop
         self._reserved_seconds = 0.0  # predicted seconds of all of them
         self.guess = 0.05  # seconds per item of a work that was not measured yet
@@ -74,7 +60,7 @@ class Batcher:
         self._waiting: list[Job] = []
         self._changed = threading.Condition()
         self._closed = False
-        self._current: Current | None = None
+        self._current: tuple[float, float] | None = None  # start and predicted seconds of the batch that is computed
         self._thread = threading.Thread(target=self._serve, name="network", daemon=True)
         self._thread.start()
 
@@ -173,8 +159,8 @@ class Batcher:
     @property
     def backlog(self) -> float:
         """The predicted seconds until all reserved items are answered."""
-        current = self._current
-        done = 0.0 if current is None else min(time.monotonic() - current.start, current.predicted)
+        start, predicted = self._current or (0.0, 0.0)
+        done = min(time.monotonic() - start, predicted)
         return max(self._reserved_seconds - done, 0.0)
 
     def queue_error(self, wait: float | None = None) -> Refused:
@@ -189,8 +175,7 @@ class Batcher:
             Refused: the deadline has passed, or could not be met any more.
             Exception: raised by the work for this item.
         """
-        loop = asyncio.get_running_loop()
-        job = Job(work, item, deadline, loop.create_future())
+        job = Job(work, item, deadline, asyncio.get_running_loop().create_future())
         with self._changed:
             self._waiting.append(job)
             self._changed.notify()
@@ -203,8 +188,8 @@ class Batcher:
     @property
     def alive(self) -> bool:
         """Whether the thread is running and not stuck in one batch for more than `HUNG` seconds."""
-        current = self._current
-        return self._thread.is_alive() and (current is None or time.monotonic() - current.start < HUNG)
+        start, _ = self._current or (time.monotonic(), 0.0)
+        return self._thread.is_alive() and time.monotonic() - start < HUNG
 
     def close(self) -> None:
         """Processes the remaining items and ends the thread, waiting at most `LAST` seconds."""
@@ -216,12 +201,13 @@ class Batcher:
     def _serve(self) -> None:
         while jobs := self._next():
             timing = self._timings[name_work(jobs[0].work)]
-            self._current = Current(time.monotonic(), timing.predict(len(jobs)))
+            start = time.monotonic()
+            self._current = start, timing.predict(len(jobs))
             answers = _run_work(jobs[0].work, [job.item for job in jobs])
-            seconds = time.monotonic() - self._current.start
+            seconds = time.monotonic() - start
             self._current = None
             timing.add(len(jobs), seconds)
-            self.watcher.batch(len(jobs), seconds)
+            self.observe(len(jobs), seconds)
             _deliver(jobs, answers)
 
     def _next(self) -> list[Job]:
@@ -250,8 +236,8 @@ class Batcher:
         chosen = [job for job in self._waiting if job.work == first.work][: self.batch]
         while len(chosen) > 1 and timing.predict(len(chosen)) + timing.margin > left:
             chosen.pop()
-        taken = set(map(id, chosen))
-        self._waiting = [job for job in self._waiting if id(job) not in taken]
+        taken = set(chosen)
+        self._waiting = [job for job in self._waiting if job not in taken]
         return chosen
 
 
@@ -281,12 +267,9 @@ def _deliver(jobs: list[Job], answers: Sequence[Any]) -> None:
 
     def hand_over() -> None:
         for job, answer in zip(jobs, answers, strict=True):
-            if job.answer.done():
-                continue
-            if isinstance(answer, Exception):
-                job.answer.set_exception(answer)
-            else:
-                job.answer.set_result(answer)
+            if not job.answer.done():
+                deliver = job.answer.set_exception if isinstance(answer, Exception) else job.answer.set_result
+                deliver(answer)
 
     loop = jobs[0].answer.get_loop()
     if not loop.is_closed():  # closed after a second signal
@@ -305,29 +288,26 @@ class BatchTiming:
 
     def __init__(self, guess: float) -> None:
         self._guess = guess
-        self._weight = self._size = self._seconds = 0.0  # sums over batches: of 1, n, the seconds,
-        self._square = self._product = 0.0  # of n^2, and of n times the seconds
+        self._sums = [0.0] * 5  # over batches: of 1, n, the seconds, n^2, and n times the seconds
         self._error = 0.0  # mean absolute error of predictions
         self._fastest = 0.0  # seconds per item; until the first batch nothing is known
 
     def add(self, size: int, seconds: float) -> None:
         """Records a batch of ``size`` items."""
-        if self._weight:
+        if self._sums[0]:
             self._error += (1 - FORGETS) * (abs(seconds - self.predict(size)) - self._error)
         new = (1.0, size, seconds, size * size, size * seconds)
-        old = (self._weight, self._size, self._seconds, self._square, self._product)
-        self._weight, self._size, self._seconds, self._square, self._product = (
-            FORGETS * before + added for before, added in zip(old, new)
-        )
+        self._sums = [FORGETS * before + added for before, added in zip(self._sums, new)]
         self._fastest = min(RISES * self._fastest, seconds / size) if self._fastest else seconds / size
 
     def predict(self, size: int) -> float:
         """Returns the seconds of a batch of ``size`` items."""
-        if not self._weight:
+        weight, *sums = self._sums
+        if not weight:
             return self._guess * size
-        mean_size, mean_seconds = self._size / self._weight, self._seconds / self._weight
-        variance = self._square / self._weight - mean_size**2
-        covariance = self._product / self._weight - mean_size * mean_seconds
+        mean_size, mean_seconds, mean_square, mean_product = (each / weight for each in sums)
+        variance = mean_square - mean_size**2
+        covariance = mean_product - mean_size * mean_seconds
         most = mean_seconds / mean_size  # if nothing is fixed; batches of one size say no more
         slope = min(max(covariance / variance, 0.0), most) if variance > 1e-6 else most
         return mean_seconds + slope * (size - mean_size)

@@ -65,17 +65,13 @@ class Output(NamedTuple):
 
 
 class LayerMaps(NamedTuple):
-    """Attention maps of one layer, (H, h, w), or the map of a method without layers, (1, h, w).
-
-    ``heads`` are the head indices, or None for the mean or a method without heads. ``reach`` is that of
-    `analysis.pictures.overlay`. ``note`` says what is special about them.
-    """
+    """Attention maps of one layer, (H, h, w), or the map of a method without layers, (1, h, w)."""
 
     layer: int | None
-    heads: list[int] | None
+    heads: list[int] | None  # indices; None for the mean or a method without heads
     values: np.ndarray
-    reach: tuple[float, float]
-    note: str | None = None
+    reach: tuple[float, float]  # of `analysis.pictures.overlay`
+    note: str | None = None  # what is special about them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +121,8 @@ class LoadedModel:
         determining = (digest_of(model), model.classes, *model.describe().values())
         self.version = hashlib.sha256(repr(determining).encode()).hexdigest()[:12]
         self.attention = _describe_attention(model)
-        self.methods = [
-            method
-            for method in METHODS
-            if (self.attention or method not in NEEDS_ATTENTION)
-            and (model.answers_classes or method not in NEEDS_ANSWER)
-        ]
+        lacking = (*(() if self.attention else NEEDS_ATTENTION), *(() if model.answers_classes else NEEDS_ANSWER))
+        self.methods = [method for method in METHODS if method not in lacking]
         self.sample = self._try()  # raises for a model that does not run
         start = time.monotonic()
         self._try()
@@ -161,10 +153,8 @@ class LoadedModel:
     def answer(self, pictures: list[Picture]) -> list[Output]:
         """Returns the output for each picture of `prepare`. Raises `ArithmeticError` if an output is not finite."""
         values = self._run(self.model, self._normalise(pictures))
-        return [
-            Output(row, None if picture.crop is None else Frames.of([picture]))
-            for row, picture in zip(values, pictures)
-        ]
+        frames = (None if picture.crop is None else Frames.of([picture]) for picture in pictures)
+        return list(map(Output, values, frames))
 
     def answer_normalised(self, pictures: list[np.ndarray]) -> list[Output]:
         """Returns the output for each normalised image, float32 (C, h, w)."""
@@ -186,10 +176,8 @@ class LoadedModel:
     def encode(self, outputs: list[Output]) -> dict[str, np.ndarray | list[str]]:
         """Returns outputs as named arrays with the images on the first axis."""
         frames = [output.frames for output in outputs if output.frames is not None]
-        return self.model.reply_arrays(
-            torch.stack([output.values for output in outputs]),
-            Frames.join(frames) if len(frames) == len(outputs) else None,
-        )
+        joined = Frames.join(frames) if len(frames) == len(outputs) else None
+        return self.model.reply_arrays(torch.stack([output.values for output in outputs]), joined)
 
     def features(self, pictures: list[Picture]) -> list[np.ndarray]:
         """Returns the features of each picture of `prepare`: (F,) float32. Raises `ArithmeticError`."""
@@ -245,15 +233,13 @@ class LoadedModel:
         finally:
             hook.remove()
 
-    def explain(
-        self, prepared: PreparedImage, request: ExplanationRequest, deadline: float | None = None
-    ) -> Explanation:
+    def explain(self, prepared: PreparedImage, request: ExplanationRequest, deadline: float) -> Explanation:
         """Explains one image as `vitrail.explain` does. ``request`` is a result of `check_request`.
 
-        With a ``deadline`` (by time.monotonic) occlusion covers larger regions where the usual ones would take longer.
+        Occlusion covers larger regions where the usual ones would take longer than the ``deadline`` (by time.monotonic).
         """
         options = request.options
-        if options.method == "occlusion" and deadline is not None:
+        if options.method == "occlusion":
             options = replace(options, window=self._choose_window(prepared.images, deadline))
         return explain_image(self.model, "image", prepared, options, VERSIONS)
 
@@ -264,13 +250,10 @@ class LoadedModel:
         self.model(images.expand(VERSIONS, -1, -1, -1))
         now = time.monotonic()
         passes = OCCLUSION_SHARE * (deadline - now) / max(now - start, 1e-6)
-        return coarsen_window(
-            self.model.config, self.model.preprocessing.size, max(int(passes) * VERSIONS, FEWEST_REGIONS)
-        )
+        regions = max(int(passes) * VERSIONS, FEWEST_REGIONS)
+        return coarsen_window(self.model.config, self.model.preprocessing.size, regions)
 
-    def maps(
-        self, prepared: PreparedImage, request: ExplanationRequest, deadline: float | None = None
-    ) -> list[LayerMaps]:
+    def maps(self, prepared: PreparedImage, request: ExplanationRequest, deadline: float) -> list[LayerMaps]:
         """Returns the values of an explanation, one entry per layer; ``deadline`` as in `explain`."""
         if request.options.method != "attention":
             explanation = self.explain(prepared, request, deadline)

@@ -68,12 +68,12 @@ class AnyAnswer(BaseModel):
     error: Fault | None = None
 
 
-REPLIES = {name: kind for task in TASKS.values() for name, kind in task.answer.reply.items()}
+REPLIES: Any = {name: (kind | None, None) for task in TASKS.values() for name, kind in task.answer.reply.items()}
 Answer = create_model(
     "Answer",
     __base__=AnyAnswer,
     __doc__="The answer for one image, as the task of the model gives it. For an invalid image, only ``error`` is set.",
-    **{name: (kind | None, None) for name, kind in REPLIES.items()},
+    **REPLIES,
 )
 
 
@@ -184,8 +184,8 @@ def image_body(*, several: bool = True) -> dict[str, Any]:
         "additionalProperties": False,
     }
     image = {"oneOf": [base64, named]}
-    json = describe_object(image=image)
-    form, examples = binary, {"one image": {"value": {"image": PIXEL}}}
+    json, form = describe_object(image=image), binary
+    examples: dict[str, Any] = {"one image": {"value": {"image": PIXEL}}}
     if several:
         json = {"oneOf": [json, describe_object(images={"type": "array", "items": image, "minItems": 1})]}
         form = {"type": "array", "items": binary}

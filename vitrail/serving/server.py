@@ -14,9 +14,11 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -24,6 +26,7 @@ from vitrail.errors import ConfigError
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.libtiff import redirect_libtiff
 from vitrail.runtime.process import cores, release_memory
+from vitrail.serving.admission import Admission
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import MOST_HEAD, ServerLimits
 from vitrail.serving.loaded_model import load_model
@@ -70,7 +73,7 @@ def start(
         service = Service(load, limits, threads=cores())
         if model is not None:
             log.info("serving %s %s", service.served.name, service.served.version)
-        run(service, bound, token=token, hosts=hosts, runs=runs)
+        run(create_app(service, token=token, hosts=hosts or default_hosts(bound), runs=runs), bound)
 
 
 @contextlib.contextmanager
@@ -94,10 +97,8 @@ def read_token(file: Path | None) -> str | None:
         return None
     if not TOKEN.fullmatch(token):
         what = f"the token of {source} has {len(token)} characters, or contains spaces"
-        remedy = (
-            "use 16 to 256 printable characters, such as: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-        )
-        raise ConfigError(what, remedy)
+        made = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        raise ConfigError(what, f"use 16 to 256 printable characters, such as: {made}")
     return token
 
 
@@ -121,7 +122,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.service = service
         self._stop_time: float | None = None  # time of the first signal
-        self._reloads: set[asyncio.Task[None]] = set()
+        self._reloading: Future[None] | None = None  # kept, or it could be collected before it ends
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -145,19 +146,13 @@ class Server(uvicorn.Server):
         log.info("%s: draining, answering the accepted requests", signal.Signals(sig).name)
 
     def _handle_reload(self, sig: int, frame: FrameType | None) -> None:
-        loop = asyncio.get_event_loop()
-        loop.call_soon_threadsafe(self._reload)
+        self._reloading = asyncio.run_coroutine_threadsafe(self._reload(), asyncio.get_event_loop())
 
-    def _reload(self) -> None:
-        async def reload_or_log() -> None:
-            try:
-                await self.service.reload()
-            except Refused as refused:
-                log.warning("reload on SIGHUP failed: %s", refused.message)
-
-        task = asyncio.ensure_future(reload_or_log())
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
+    async def _reload(self) -> None:
+        try:
+            await self.service.reload()
+        except Refused as refused:
+            log.warning("reload on SIGHUP failed: %s", refused.message)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
@@ -184,16 +179,14 @@ class Server(uvicorn.Server):
     async def _take_over(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
-        make = self.config.http_protocol_class
+        make: Any = self.config.http_protocol_class
+        given = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
         while True:
             try:
                 connection, _ = listening.accept()
             except OSError:  # the backlog is empty
                 return
-            await loop.connect_accepted_socket(
-                lambda: make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state),  # type: ignore[call-arg]
-                connection,
-            )
+            await loop.connect_accepted_socket(lambda: make(**given), connection)
 
 
 def check_reach(host: str, token: str | None) -> None:
@@ -201,6 +194,11 @@ def check_reach(host: str, token: str | None) -> None:
     if host not in LOOPBACK and token is None:
         what = f"--host {host} accepts connections from other machines, which requires a token"
         raise ConfigError(what, "give --token-file FILE, or leave --host out to listen on this machine only")
+
+
+def default_hosts(bound: socket.socket) -> tuple[str, ...] | None:
+    """Returns the host names of requests that are accepted: those of the loopback interface, or None for any."""
+    return ("127.0.0.1", "localhost", "[::1]") if bound.getsockname()[0] in LOOPBACK else None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -219,15 +217,9 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def run(
-    service: Service, bound: socket.socket, *, token: str | None, hosts: tuple[str, ...], runs: Path | None
-) -> None:
-    """Serves until a signal stops it. On the loopback interface, ``hosts`` defaults to the loopback names."""
-    host, port, *_ = bound.getsockname()
-    local = host in LOOPBACK
-    known = hosts or (("127.0.0.1", "localhost", "[::1]") if local else None)
-    app = create_app(service, token=token, hosts=known, runs=runs)
-    limits = service.limits
+def run(app: Admission, bound: socket.socket) -> None:
+    """Serves until a signal stops it."""
+    (host, port, *_), limits = bound.getsockname(), app.limits
     config = uvicorn.Config(
         app,
         http=make_protocol(limits, functools.partial(reject_fast, app)),
@@ -246,8 +238,8 @@ def run(
     bound.listen(config.backlog)  # before the address is printed, so that clients can connect immediately
     shown = f"[{host}]" if ":" in host else host
     print(f"listening on http://{shown}:{port}", file=sys.stderr, flush=True)
-    Server(config, service).run(sockets=[bound])
-    service.close()
+    Server(config, app.service).run(sockets=[bound])
+    app.service.close()
 
 
 def _allow_files(connections: int) -> None:
@@ -257,6 +249,5 @@ def _allow_files(connections: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + SPARE_FILES
     if soft < wanted:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-        )
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

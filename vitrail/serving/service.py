@@ -40,7 +40,7 @@ class Service:
 
     def __init__(self, load: Callable[[], LoadedModel] | None, limits: ServerLimits, *, threads: int = 2) -> None:
         self.load, self.limits, self.metrics = load, limits, Metrics()
-        self.batcher = Batcher(batch=limits.batch, capacity=limits.queue, watcher=self.metrics)
+        self.batcher = Batcher(batch=limits.batch, capacity=limits.queue, observe=self.metrics.batch)
         self.threads = threads
         self.decoders = ThreadPoolExecutor(threads, thread_name_prefix="decoder")
         self.held = 0  # bytes of requests in memory
@@ -49,14 +49,17 @@ class Service:
         self._reloading: asyncio.Future[LoadedModel] | None = None
         self._large = threading.Lock()
         self._served: LoadedModel | None = None
-        self.metrics.follow(lambda: self.batcher.reserved, lambda: self.held, lambda: not self.unready)
+        self.metrics.queue.set_function(lambda: self.batcher.reserved)
+        self.metrics.held.set_function(lambda: self.held)
+        self.metrics.ready.set_function(lambda: not self.unready)
         if load is not None:
             self._take(load())
 
     def _take(self, served: LoadedModel) -> None:
         self._served = served
         self.batcher.guess = served.seconds
-        self.metrics.serves(served.name, served.version)
+        self.metrics.model.clear()
+        self.metrics.model.labels(served.name, served.version).set(1)
 
     @property
     def served(self) -> LoadedModel:
@@ -95,9 +98,8 @@ class Service:
             log.error("reload failed, keeping %s %s: %s", before.name, before.version, error)
             # the error message may contain paths, which are only logged
             reason = type(error).__name__ if isinstance(error, VitrailError) else "error"
-            raise Refused(
-                "conflict", f"the new model is invalid ({reason}); the old one is kept", "see the log"
-            ) from error
+            what = f"the new model is invalid ({reason}); the old one is kept"
+            raise Refused("conflict", what, "see the log") from error
         self._take(new)
         self.metrics.reloads.labels("taken").inc()
         log.info("reloaded: serving %s %s instead of %s", new.name, new.version, before.version)
@@ -201,17 +203,6 @@ class Metrics:
         self.images.inc(size)
         self.batches.observe(size)
         self.inference.observe(seconds)
-
-    def serves(self, name: str, version: str) -> None:
-        """Records the name and version of the served model."""
-        self.model.clear()
-        self.model.labels(name, version).set(1)
-
-    def follow(self, queue: Callable[[], float], held: Callable[[], float], ready: Callable[[], float]) -> None:
-        """Sets the functions that return the values of the gauges."""
-        self.queue.set_function(queue)
-        self.held.set_function(held)
-        self.ready.set_function(ready)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
