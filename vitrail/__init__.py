@@ -114,7 +114,12 @@ def __getattr__(name: str) -> Any:
         return version("vitrail")
     if name not in _HOMES:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_HOMES[name]), name)
+    if _HOMES[name].startswith("vitrail.verbs."):
+        from vitrail.verbs.verb import document
+
+        document(value)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -32,10 +32,11 @@ from vitrail.verbs import (
     train,
     transfer,
 )
+from vitrail.verbs.verb import summary_of
 
 
-def build_app() -> App:
-    """The command-line application with all its verbs."""
+def build_app(only: str | None = None) -> App:
+    """Returns the application with all its verbs; with ``only`` the others have no options, for a quick start."""
     app = App(
         name="vitrail",
         help="The Vision Transformer workbench: train, fine-tune, judge and use ViTs on your own images.",
@@ -61,17 +62,20 @@ def build_app() -> App:
         ("settings", settings.list_settings, settings.run),
         ("doctor", doctor.doctor, doctor.run),
     ):
-        app.command(to_command(verb, run), name=name)
-    group = App(name="data", help="Check a data set, or write it as shards.")
-    group.command(to_command(data.check_data, data.run_check), name="check")
-    group.command(to_command(data.shard_data, data.run_shard), name="shard")
-    group.command(to_command(data.index_data, data.run_index), name="index")
-    app.command(group)
-    studies = App(name="study", help=study.study.__doc__)
-    studies.default(to_command(study.study, study.run))
-    for command in (study.work, study.report, study.write):
-        studies.command(to_command(command, command))
-    app.command(studies)
+        if only in (None, name):
+            app.command(to_command(verb, run), name=name)
+        else:
+            app.command(App(name=name, help=summary_of(verb)))
+    app.command(group := App(name="data", help="Check a data set, or write it as shards."))
+    if only in (None, "data"):
+        group.command(to_command(data.check_data, data.run_check), name="check")
+        group.command(to_command(data.shard_data, data.run_shard), name="shard")
+        group.command(to_command(data.index_data, data.run_index), name="index")
+    app.command(studies := App(name="study", help=summary_of(study.study)))
+    if only in (None, "study"):
+        studies.default(to_command(study.study, study.run))
+        for command in (study.work, study.report, study.write):
+            studies.command(to_command(command, command))
     return app
 
 
@@ -98,10 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(tokens: Sequence[str], *, debug: bool = False) -> int:
     """The exit code of one command; an error is printed on stderr without a traceback unless ``debug``."""
     try:
-        return (
-            build_app()(_end_with_stdin(tokens), exit_on_error=False, print_error=False, result_action="return_value")
-            or 0
-        )
+        app = build_app(next((token for token in tokens if not token.startswith("-")), ""))
+        tokens = _end_with_stdin(tokens)
+        return app(tokens, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except VitrailError as error:
         if debug:
             raise

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import to_stderr
-from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs import options
 from vitrail.verbs.devices import PartDevices, launch_parts, must_launch, write_parts_on_ranks
 from vitrail.verbs.predict import choose_division
@@ -29,27 +28,8 @@ def embed(
     format: Annotated[
         Literal["parquet", "jsonl", "npy"] | None, "With --parts: format of the parts, parquet by default."
     ] = None,
-    bad_list: options.BadList = None,
-    parts: options.Parts = None,
-    part_size: options.PartSize = None,
-    shard: options.Shard = None,
-    engine: options.Engine = None,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
-    device: options.Device = None,
-    precision: options.Precision = "fp32",
-    batch: options.Batch = 64,
-    workers: options.Workers = 0,
-    max_bad: options.MaxBad = None,
-    max_pixels: options.MaxPixels = PIXELS,
-    quiet: options.Quiet = False,
-    tune: options.Tune = True,
     log: options.Log = to_stderr,
+    **given: Unpack[options.ReadingInParts],
 ) -> Results[Embedding] | Any:
     """Computes the features of images, which the network's pooling gives to its head; of many images in parts.
 
@@ -60,14 +40,13 @@ def embed(
     Raises:
         ConfigError, DataError: as `predict`.
     """
-    given = locals()
     reading = options.read(given, max_bad=options.ALL)
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.options import tune_options
     from vitrail.inference.outputs import embed_images
     from vitrail.inference.results import Results
 
-    if division := choose_division(given, kinds=("parquet", "jsonl", "npy")):
+    if division := choose_division(given, out=out, format=format, kinds=("parquet", "jsonl", "npy")):
         from vitrail.inference.parts.compute import Job
         from vitrail.inference.parts.write import write_parts
 
@@ -78,7 +57,7 @@ def embed(
     task = reading.load(model, log)
     images = find_inputs(options.list_inputs(inputs))
     reading = tune_options(reading, task, log, images=len(images.source))
-    bad = reading.record_bad(images.source, options.to_path(bad_list))
+    bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))
     features = embed_images(task, images.source, reading, bad=bad)
     results = Results(features, images, bad, done="embedded", say=log)
     if (file := options.to_path(out)) is None:

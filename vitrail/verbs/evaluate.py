@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say, say_nothing, to_stderr
-from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs import options
 from vitrail.verbs.devices import Devices, join_ranks, launch_again, must_launch
 from vitrail.verbs.verb import verb
@@ -47,24 +46,10 @@ def evaluate(
     out: Annotated[options.File | None, "A folder for report.html, its charts and figures.json."] = None,
     zoom: options.Zoom = 1.0,
     corruptions: Annotated[bool, "Also evaluate on eight kinds of corruption at five levels."] = False,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
-    device: options.Device = None,
-    precision: options.Precision = "fp32",
-    batch: options.Batch = 64,
-    workers: options.Workers = 0,
-    max_bad: options.MaxBad = None,
-    max_pixels: options.MaxPixels = PIXELS,
-    quiet: options.Quiet = False,
-    tune: options.Tune = True,
     command: options.Command = "vitrail.evaluate",
     log: options.Log = to_stderr,
     ranks: options.SharedWork = None,
+    **given: Unpack[options.TunedReading],
 ) -> EvaluationResult:
     """Evaluates a model on labelled images that it was not trained on.
 
@@ -77,7 +62,7 @@ def evaluate(
         CheckpointError: weights that cannot be read, or with another SHA-256.
         DiskError: ``out`` cannot be written.
     """
-    reading = options.read(locals())
+    reading = options.read(given, zoom=zoom)
     import torch
 
     from vitrail.data.decoded_cache import keep_decoded

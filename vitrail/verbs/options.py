@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from vitrail.config.units import grid_of_patches, numbers, part, size_in_pixels
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say
+from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs.verb import Python
 
 if TYPE_CHECKING:
@@ -34,58 +35,18 @@ Data = Annotated[Any, "What `vitrail train` takes."]
 Inputs = Annotated[
     str | Path | Sequence[str | Path], "Files, folders, globs, a manifest, or - for paths on standard input."
 ]
-
-# what weights do not state themselves
-Classes = Annotated[File | None, "A text file with the class names, one per line, for weights without class names."]
-Crop = Annotated[
-    Pixels | None,
-    "Input size of the network in pixels, as 384 or 384x256 (height x width); position embeddings are interpolated.",
-]
-Grid = Annotated[
-    str | Sequence[int] | None,
-    "Rows x columns of patches of the position embeddings, as 4x9, for weights that do not state them.",
-]
-Resize = Annotated[int | str | None, "Pixels of the shorter side before the crop, or squash, fit or none."]
-Mean = Annotated[str | Sequence[float] | None, "Mean of the channels, of values in [0, 1]: 0.485,0.456,0.406."]
-Std = Annotated[str | Sequence[float] | None, "Standard deviation of the channels, in the same form."]
-PixelRange = Annotated[
-    str | Sequence[float] | None, "Values of 16-bit and float images that become black and white: 0,4095."
-]
 SameAsCrop = Annotated[Pixels | None, "The same as --crop."]
-
-# how a model and its images are read
-Device = Annotated[str | None, "cuda, mps or cpu."]
-Precision = Annotated[Literal["fp32", "bf16"], "fp32 or bf16."]
-Batch = Annotated[int, "Images per batch; it does not change the results."]
-Workers = Annotated[int, "Processes that read images."]
-MaxBad = Annotated[
-    str | float | None,
-    "Maximum share of unreadable images before the run stops; 1% by default, 100% for predict, embed and explain.",
-]
-MaxPixels = Annotated[int, "Maximum width x height of an image file; a larger one counts as unreadable."]
 BadList = Annotated[File | None, "A CSV of the images that could not be read, with the reason."]
 Zoom = Annotated[
     float,
     "Show pictures this many times as large to a detector or a segmenter, in overlapping windows: for small objects.",
 ]
-Tune = Annotated[bool, "On a CPU use the fastest way to compute, measured where that saves time."]
-Quiet = Annotated[bool, "No progress."]
+Quiet = Annotated[bool, "No progress.", False]
 
 # frozen features
 Neighbours = Annotated[int, "Neighbours that vote."]
 Shots = Annotated[str | Sequence[int], "Images per class, separated by commas."]
 Cache = Annotated[bool | str | Path, "Cache the features in VITRAIL_CACHE, or ~/.cache/vitrail/features."]
-
-# many images in parts
-Parts = Annotated[
-    File | None, "A folder for the results of many images, in parts: the same command resumes, wherever it was killed."
-]
-PartSize = Annotated[int | None, "With --parts: images per part, 4096 by default."]
-Shard = Annotated[str | None, "With --parts: compute only the share of one of several processes, 0/8 to 7/8 of eight."]
-Engine = Annotated[
-    Literal["local", "ray"] | None,
-    "With --parts: local, this process, by default; or ray, actors on a machine or a cluster that Ray manages.",
-]
 
 # what only Python has
 Log = Annotated[Say, Python("Called with each line on what is assumed and found.")]
@@ -99,22 +60,96 @@ SharedWork = Annotated[
 AsJson = Annotated[bool, "One JSON object on the last line of stdout."]
 
 
-def read(given: Mapping[str, Any], *, max_bad: str = "1%") -> InferenceOptions:
-    """Returns how model and images are read, of the arguments of a verb; ``max_bad`` holds where it is None or no option."""
+class Weights(TypedDict, total=False):
+    """What weights do not state themselves."""
+
+    classes: Annotated[File | None, "A text file with the class names, one per line, for weights without class names."]
+    crop: Annotated[
+        Pixels | None,
+        "Input size of the network in pixels, as 384 or 384x256 (height x width); position embeddings are interpolated.",
+    ]
+    grid: Annotated[
+        str | Sequence[int] | None,
+        "Rows x columns of patches of the position embeddings, as 4x9, for weights that do not state them.",
+    ]
+    resize: Annotated[int | str | None, "Pixels of the shorter side before the crop, or squash, fit or none."]
+    mean: Annotated[str | Sequence[float] | None, "Mean of the channels, of values in [0, 1]: 0.485,0.456,0.406."]
+    std: Annotated[str | Sequence[float] | None, "Standard deviation of the channels, in the same form."]
+    pixel_range: Annotated[
+        str | Sequence[float] | None, "Values of 16-bit and float images that become black and white: 0,4095."
+    ]
+
+
+class QuietWeights(Weights, total=False):
+    """What weights do not state themselves, and whether progress is shown."""
+
+    quiet: Quiet
+
+
+class Compute(Weights, total=False):
+    """Where a model computes, and how exactly."""
+
+    device: Annotated[str | None, "cuda, mps or cpu."]
+    precision: Annotated[Literal["fp32", "bf16"], "fp32 or bf16.", "fp32"]
+
+
+class Reading(Compute, total=False):
+    """How images are read."""
+
+    batch: Annotated[int, "Images per batch; it does not change the results.", 64]
+    workers: Annotated[int, "Processes that read images.", 0]
+    max_bad: Annotated[
+        str | float | None,
+        "Maximum share of unreadable images before the run stops; 1% by default, 100% for predict, embed and explain.",
+    ]
+    max_pixels: Annotated[int, "Maximum width x height of an image file; a larger one counts as unreadable.", PIXELS]
+    quiet: Quiet
+
+
+class TunedReading(Reading, total=False):
+    """How images are read by verbs that may measure the fastest way to compute."""
+
+    tune: Annotated[bool, "On a CPU use the fastest way to compute, measured where that saves time.", True]
+
+
+class Parts(TypedDict, total=False):
+    """How many images are divided into parts."""
+
+    bad_list: BadList
+    parts: Annotated[
+        File | None,
+        "A folder for the results of many images, in parts: the same command resumes, wherever it was killed.",
+    ]
+    part_size: Annotated[int | None, "With --parts: images per part, 4096 by default."]
+    shard: Annotated[
+        str | None, "With --parts: compute only the share of one of several processes, 0/8 to 7/8 of eight."
+    ]
+    engine: Annotated[
+        Literal["local", "ray"] | None,
+        "With --parts: local, this process, by default; or ray, actors on a machine or a cluster that Ray manages.",
+    ]
+
+
+class ReadingInParts(Parts, TunedReading, total=False):
+    """How images are read one after another, or in parts."""
+
+
+def read(given: Mapping[str, Any], *, max_bad: str = "1%", **further: Any) -> InferenceOptions:
+    """Returns how model and images are read, of options of `Reading`; ``max_bad`` holds where theirs is None."""
     from vitrail.inference.options import InferenceOptions
 
-    kept = ("device", "precision", "tune", "batch", "workers", "max_pixels", "quiet", "zoom")
+    kept = ("device", "precision", "tune", "batch", "workers", "max_pixels", "quiet")
     own = {name: given[name] for name in kept if name in given}
     share = given.get("max_bad")
-    return InferenceOptions(**own, **read_weights(given), max_bad=part(max_bad if share is None else share))
+    return InferenceOptions(**own, **further, **read_weights(given), max_bad=part(max_bad if share is None else share))
 
 
-def read_weights(given: Mapping[str, Any]) -> dict[str, Any]:
+def read_weights(given: Mapping[str, Any], size: Pixels | None = None) -> dict[str, Any]:
     """Returns the fields of `InferenceOptions` for what weights do not state. Raises `ConfigError` for a size and a crop."""
-    size, crop, resize = given.get("size"), given["crop"], given["resize"]
+    crop, resize, grid = given["crop"], given["resize"], given["grid"]
     if size is not None and crop is not None:
         raise ConfigError("--size and --crop are the same, and both are given", "give one of them")
-    pixels, grid = crop if size is None else size, given["grid"]
+    pixels = crop if size is None else size
     preprocessing: dict[str, Any] = {
         name: numbers(given[name]) for name in ("mean", "std", "pixel_range") if given[name] is not None
     }

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.errors import ConfigError, nearest
 from vitrail.runtime.progress import to_stderr
-from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs import options
 from vitrail.verbs.devices import PartDevices, launch_parts, must_launch, write_parts_on_ranks
 from vitrail.verbs.verb import verb
@@ -45,27 +44,8 @@ def predict(
         Literal["csv", "jsonl", "parquet", "coco", "yolo", "masks"] | None,
         "Format of the result; by default that of the file extension, with --parts parquet.",
     ] = None,
-    bad_list: options.BadList = None,
-    parts: options.Parts = None,
-    part_size: options.PartSize = None,
-    shard: options.Shard = None,
-    engine: options.Engine = None,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
-    device: options.Device = None,
-    precision: options.Precision = "fp32",
-    batch: options.Batch = 64,
-    workers: options.Workers = 0,
-    max_bad: options.MaxBad = None,
-    max_pixels: options.MaxPixels = PIXELS,
-    quiet: options.Quiet = False,
-    tune: options.Tune = True,
     log: options.Log = to_stderr,
+    **given: Unpack[options.ReadingInParts],
 ) -> Results[Answer] | Any:
     """Predicts what images show, in the order of the inputs: labels, objects, or the class of every pixel.
 
@@ -82,15 +62,14 @@ def predict(
         DataError: an input that does not exist; with ``out`` or ``parts``, after all is written, an image that was named by
             its path could not be read, or none could.
     """
-    given = locals()
-    reading = options.read(given, max_bad=options.ALL)
+    reading = options.read(given, max_bad=options.ALL, zoom=zoom)
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.options import tune_options
     from vitrail.inference.outputs import answer_images, check_fast, prepare_drawing
     from vitrail.inference.results import Results
     from vitrail.tasks.task import choose_decode_options
 
-    if division := choose_division(given, kinds=("parquet", "jsonl")):
+    if division := choose_division(given, out=out, format=format, overlay=overlay, kinds=("parquet", "jsonl")):
         from vitrail.inference.parts.compute import Job
         from vitrail.inference.parts.write import write_parts
 
@@ -105,10 +84,10 @@ def predict(
     check_fast(fast, reading)
     images = find_inputs(options.list_inputs(inputs))
     reading = tune_options(reading, task, log, images=len(images.source))
-    bad = reading.record_bad(images.source, options.to_path(bad_list))
+    bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))
     draw = None
     if overlay is not None:
-        draw = prepare_drawing(images.source, Path(overlay), task.preprocessing, max_pixels)
+        draw = prepare_drawing(images.source, Path(overlay), task.preprocessing, reading.max_pixels)
     answers = answer_images(task, images.source, reading, wanted, bad=bad, fast=fast, draw=draw)
     results = Results(answers, images, bad, done="predicted", say=log, task=task)
     if out is None:
@@ -137,10 +116,12 @@ def run(
     return 0
 
 
-def choose_division(given: Mapping[str, Any], *, kinds: tuple[str, ...]) -> Division | None:
-    """Returns how the work of `predict` or `embed` is divided, from the arguments; None without ``parts``.
+def choose_division(
+    given: Mapping[str, Any], *, format: str | None, kinds: tuple[str, ...], **outputs: object
+) -> Division | None:
+    """Returns how the work of `predict` or `embed` is divided, from the options of `options.Parts`; None without ``parts``.
 
-    Raises `ConfigError` for options that have no meaning with or without ``parts``.
+    Raises `ConfigError` for options that have no meaning without ``parts``, and with it for other ``outputs``.
     """
     if given["parts"] is None:
         for name in ("part_size", "shard", "engine"):
@@ -148,13 +129,13 @@ def choose_division(given: Mapping[str, Any], *, kinds: tuple[str, ...]) -> Divi
                 what = f"--{name.replace('_', '-')} divides parts, and there is no --parts"
                 raise ConfigError(what, "give --parts DIR")
         return None
-    for name in ("out", "overlay", "bad_list", "max_bad"):
-        if given.get(name) is not None:
+    for name, value in {**outputs, "bad_list": given["bad_list"], "max_bad": given["max_bad"]}.items():
+        if value is not None:
             what = f"--{name.replace('_', '-')} and --parts are both given"
             raise ConfigError(what, "leave one out: parts have a row for every image, with the reason if it is bad")
     from vitrail.inference.parts.write import PART_SIZE, Division, parse_shard
 
-    if (kind := given["format"] or "parquet") not in kinds:
+    if (kind := format or "parquet") not in kinds:
         raise ConfigError(f"parts are not written as {kind}", f"--format {' or '.join(kinds)}")
     return Division(
         folder=Path(given["parts"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from vitrail.errors import ConfigError
 from vitrail.verbs import options
@@ -40,15 +40,7 @@ def serve(
     tune: Annotated[bool, "On a CPU use the fastest way to compute, measured in 3 seconds at the start."] = True,
     drain: Annotated[float, "Seconds to finish open requests after the signal to stop."] = 25.0,
     access_log: Annotated[bool, "Log a line on stderr for every request."] = False,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
-    device: options.Device = None,
-    precision: options.Precision = "fp32",
+    **given: Unpack[options.Compute],
 ) -> None:
     """Answers over HTTP, with a page for people: predictions, features, explanations, and runs while they train.
 
@@ -58,7 +50,7 @@ def serve(
     Raises:
         ConfigError: nothing to serve, a folder of runs that does not exist, or a package that is not installed.
     """
-    reading = options.read(locals())
+    reading = options.read(given)
     if model is None and runs is None:
         raise ConfigError("there is nothing to serve", "name a model, as `vitrail serve latest`, or give --runs DIR")
     if runs is not None and not Path(runs).is_dir():

@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from vitrail.config.parse import plain
-from vitrail.config.recipes import find_recipe
 from vitrail.config.schema import list_fields
 from vitrail.errors import ConfigError, nearest
 from vitrail.rows import Records
@@ -48,10 +47,11 @@ def list_settings(
     Raises:
         ConfigError: an unknown name or recipe.
     """
-    arguments = [*options_of(train).items(), *options_of(pretrain).items()]
+    from vitrail.config.recipes import find_recipe
+
     flags = {
         option.meaning.key: f"--{argument.replace('_', '-')}"
-        for argument, option in arguments
+        for argument, option in [*options_of(train).items(), *options_of(pretrain).items()]
         if isinstance(option.meaning, Sets)
     }
     run = find_recipe(recipe).run

@@ -1,7 +1,8 @@
-"""A verb is a function whose parameters are its options: `verb` checks each call and documents every parameter.
+"""A verb is a function whose parameters are its options: `verb` checks each call, and `document` describes each parameter.
 
 A parameter is written once, as ``steps: Annotated[int | None, "Number of updates."] = None``: its name, type, meaning and
-default. `vitrail.cli` makes the command from the same parameters.
+default. Parameters of several verbs are keys of a `TypedDict`, ``**reading: Unpack[Reading]``; their default, where it is not
+None, stands after the meaning. `vitrail.cli` makes the command from the same parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from os import PathLike
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from vitrail.config.parse import KEYS, explain_key
 from vitrail.config.schema import meaning_of
@@ -63,52 +64,64 @@ class Option:
 
 @functools.cache
 def options_of(function: Callable[..., Any]) -> Mapping[str, Option]:
-    """Returns the parameters of a function by name."""
+    """Returns the parameters of a function by name, each key of an unpacked `TypedDict` as one of them."""
     function = inspect.unwrap(function)
-    options = {}
+    options: dict[str, Option] = {}
     for parameter in inspect.signature(function).parameters.values():
         hint = eval(parameter.annotation, function.__globals__)
-        metadata = getattr(hint, "__metadata__", ("",))
-        options[parameter.name] = Option(
-            getattr(hint, "__origin__", hint) if metadata[0] else hint, metadata[0], parameter
-        )
+        if typing.get_origin(hint) is typing.Unpack:
+            options |= _options_of_keys(typing.get_args(hint)[0])
+        elif typing.get_origin(hint) is Annotated:
+            options[parameter.name] = Option(hint.__origin__, hint.__metadata__[0], parameter)
+        else:
+            options[parameter.name] = Option(hint, "", parameter)
+    return dict(sorted(options.items(), key=lambda item: isinstance(item[1].meaning, Python)))  # theirs come last
+
+
+@functools.cache
+def _options_of_keys(keys: type) -> dict[str, Option]:
+    options = {}
+    for name, hint in typing.get_type_hints(keys, include_extras=True).items():
+        meaning, default = (*hint.__metadata__, None)[:2]
+        parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        options[name] = Option(hint.__origin__, meaning, parameter)
     return options
 
 
 def verb(function: Function) -> Function:
-    """Raises `ConfigError` in each call for an unknown option or a value of another type; adds ``Args`` to the docstring."""
-    options = options_of(function)
-    required = [
-        name
-        for name, option in options.items()
-        if option.parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        and option.parameter.default is inspect.Parameter.empty
-    ]
+    """Raises `ConfigError` in each call for an unknown option, a value of another type, or an option that must be given."""
 
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
+        options = options_of(function)
         for name, value in given.items():
             if name not in options:
                 remedy = _explain_setting(name, options) or nearest(name, list(options))
                 raise ConfigError(f"there is no option {name!r}", remedy)
             if not isinstance(options[name].meaning, Python) and not fits(value, options[name].type):
                 raise ConfigError(f"{name} is {value!r}", _remedy(value, options[name].type))
-        for name in required:
-            if name not in given:
-                raise ConfigError(f"the option {name!r} is not given", str(options[name].meaning))
-        return function(*args, **given)
+        values = given.copy()
+        for name, option in options.items():
+            if option.parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in given:
+                if option.parameter.default is inspect.Parameter.empty:
+                    raise ConfigError(f"the option {name!r} is not given", str(option.meaning))
+                values[name] = option.parameter.default
+        return function(*args, **values)
 
-    head, *sections = re.split(r"\n\n(?=(?:Returns|Raises):)", inspect.getdoc(function) or "", maxsplit=1)
-    arguments = [f"    {name}: {option.meaning}" for name, option in options.items()]
-    call.__doc__ = "\n\n".join([head, "\n".join(["Args:", *arguments]), *sections])
-    shown = [option.parameter.replace(annotation=_name_type(option.type)) for option in options.values()]
-    call.__signature__ = inspect.signature(function).replace(parameters=shown)  # type: ignore[attr-defined]
     return cast(Function, call)
 
 
-def _name_type(kind: Any) -> Any:
-    """Returns a type as `inspect.signature` shows it: one that is only named, to import no torch, by its name."""
-    return kind.__forward_arg__ if isinstance(kind, typing.ForwardRef) else kind
+@functools.cache
+def document(verb: Callable[..., Any]) -> None:
+    """Adds ``Args`` to the docstring of a verb, and its options to its signature, which takes longer than importing it."""
+    options = options_of(verb)
+    head, *sections = re.split(r"\n\n(?=(?:Returns|Raises):)", inspect.getdoc(verb) or "", maxsplit=1)
+    arguments = [f"    {name}: {option.meaning}" for name, option in options.items()]
+    verb.__doc__ = "\n\n".join([head, "\n".join(["Args:", *arguments]), *sections])
+    # types that are only named, to import no torch, are shown by their names
+    kinds = [getattr(option.type, "__forward_arg__", option.type) for option in options.values()]
+    shown = [option.parameter.replace(annotation=kind) for option, kind in zip(options.values(), kinds)]
+    verb.__signature__ = inspect.signature(inspect.unwrap(verb)).replace(parameters=shown)  # type: ignore[attr-defined]
 
 
 def summary_of(function: Callable[..., Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import to_stderr
@@ -42,14 +42,8 @@ def convert(
         options.File | Sequence[str] | None,
         "A text file with new class names, one per line; the head is replaced by a zero-initialised one.",
     ] = None,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
     log: options.Log = to_stderr,
+    **given: Unpack[options.Weights],
 ) -> Converted | Difference | Any:
     """Writes a model in another layout and verifies its outputs; or compares two models with --diff.
 
@@ -62,10 +56,8 @@ def convert(
         CheckpointError: the layout cannot express the model, or the copy computes other outputs; then nothing is left.
         ConfigError: an unknown layout, or a destination that exists and is no model in it.
     """
-    given = locals()
     if diff:
-        changes = (to, force, size, channels, head, classes, crop, grid, resize, mean, std, pixel_range)
-        if any(changes):
+        if any((to, force, size, channels, head, *given.values())):
             raise ConfigError("--diff compares two models as they are", "leave the other flags out, except --json")
         from vitrail.verbs.convert.compare import compare
 
@@ -76,7 +68,7 @@ def convert(
     from vitrail.verbs.convert.layouts import write_layout
     from vitrail.weights.adapt import read_classes
 
-    weights = options.read_weights(given)
+    weights = options.read_weights(given, size)
     return write_layout(
         source,
         destination,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import to_stderr
-from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs import options
 from vitrail.verbs.verb import verb
 
@@ -49,21 +48,8 @@ def explain(
         options.File | None,
         "A folder with a mask of the objects for each image, PNG by the same name: print how much attention lies inside.",
     ] = None,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
-    device: options.Device = None,
-    precision: options.Precision = "fp32",
-    batch: options.Batch = 64,
-    workers: options.Workers = 0,
-    max_bad: options.MaxBad = None,
-    max_pixels: options.MaxPixels = PIXELS,
-    quiet: options.Quiet = False,
     log: options.Log = to_stderr,
+    **given: Unpack[options.Reading],
 ) -> Results[Explanation] | Any:
     """Explains the predictions for images: overlays, contact sheets of heads, and the numbers.
 
@@ -77,7 +63,7 @@ def explain(
         DataError: an input that does not exist, or a mask that does not fit its image.
         DiskError: ``out`` cannot be written.
     """
-    reading = options.read(locals(), max_bad=options.ALL)
+    reading = options.read(given, max_bad=options.ALL)
     from vitrail.analysis.explanation import ExplainOptions
 
     if isinstance(head, str) and head.removeprefix("-").isdecimal():

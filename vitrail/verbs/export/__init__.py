@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.config.units import part
 from vitrail.errors import ConfigError
@@ -44,15 +44,8 @@ def export(
     force: Annotated[
         bool, "Overwrite a file that is not an export; convert even if the layout cannot express some numerics."
     ] = False,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
-    quiet: options.Quiet = False,
     log: options.Log = to_stderr,
+    **given: Unpack[options.QuietWeights],
 ) -> Exported | Converted | Any:
     """Writes a model as a file that runs without vitrail, compared with the model on images before it is put in place.
 
@@ -68,11 +61,10 @@ def export(
         DataError: images that cannot be used.
         DiskError: the disk is full or cannot be written.
     """
-    given = locals()
     from vitrail.inference.options import InferenceOptions
     from vitrail.verbs.export.files import LAYOUTS, ExportOptions, Tolerances, write_export
 
-    reading = InferenceOptions(**options.read_weights(given), max_bad=part(max_bad), quiet=quiet)
+    reading = InferenceOptions(**options.read_weights(given, size), max_bad=part(max_bad), quiet=given["quiet"])
     kind = ExportOptions(to=to, int8=int8, pictures=pictures)
     path = Path(out).expanduser() if out is not None else kind.default_path(model)
     if to in LAYOUTS:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vitrail.config.units import size_in_pixels, split_commas
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import to_stderr
-from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs import options
 from vitrail.verbs.verb import verb
 
@@ -52,22 +51,9 @@ def inspect(
         int | None,
         "Images per timed pass of the comparison; 64 by default, and 8 on a CPU, fewer if they do not fit.",
     ] = None,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
-    device: options.Device = None,
-    precision: options.Precision = "fp32",
-    batch: options.Batch = 64,
-    workers: options.Workers = 0,
-    max_bad: options.MaxBad = None,
-    max_pixels: options.MaxPixels = PIXELS,
-    quiet: options.Quiet = False,
     command: options.Command = "vitrail.inspect",
     log: options.Log = to_stderr,
+    **given: Unpack[options.Reading],
 ) -> tuple[Path, dict[str, Any]]:
     """Inspects a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
 
@@ -82,7 +68,7 @@ def inspect(
         DataError: none of the images could be read.
         DiskError: ``out`` cannot be written.
     """
-    reading = options.read(locals())
+    reading = options.read(given)
     folder = Path(out)
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     how: dict[str, Any] = {"options": reading, "command": command, "say": log}

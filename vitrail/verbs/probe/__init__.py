@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.config.units import whole_numbers
 from vitrail.runtime.progress import say_nothing, to_stderr
-from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs import options
 from vitrail.verbs.devices import Devices, join_ranks, launch_again, must_launch
 from vitrail.verbs.verb import verb
@@ -29,23 +28,9 @@ def probe(
     seeds: Annotated[int, "Number of random draws of the shots."] = 5,
     against: Annotated[Any, "Another model, read as its own weights say, to compare with on the same images."] = None,
     cache: options.Cache = True,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
-    device: options.Device = None,
-    precision: options.Precision = "fp32",
-    batch: options.Batch = 64,
-    workers: options.Workers = 0,
-    max_bad: options.MaxBad = None,
-    max_pixels: options.MaxPixels = PIXELS,
-    quiet: options.Quiet = False,
-    tune: options.Tune = True,
     log: options.Log = to_stderr,
     ranks: options.SharedWork = None,
+    **given: Unpack[options.TunedReading],
 ) -> Probe:
     """Evaluates a model by its frozen features: a linear classifier, nearest neighbours, or a few shots.
 
@@ -57,7 +42,7 @@ def probe(
         DataError: several labels an image, unlabelled images, fewer than two classes, or nothing to evaluate on.
         CheckpointError: of the weights, or features that are not finite.
     """
-    reading = options.read(locals())
+    reading = options.read(given)
     from vitrail.inference.options import InferenceOptions
     from vitrail.runtime.distributed import SINGLE
     from vitrail.verbs.probe.protocols import (
@@ -76,7 +61,7 @@ def probe(
         settings = ProbeProtocol(protocol=protocol, k=k, shots=whole_numbers(shots), seeds=seeds)
         models = [reading.load(model, log)]
         if against is not None:
-            models.append(InferenceOptions(device=device).load(against, log))
+            models.append(InferenceOptions(device=reading.device).load(against, log))
         splits = open_to_probe(data, models[0])
         train, split, evaluated = choose_images(splits)
         settings.check(train.labels)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
-from vitrail.config.compose import check_objective, request
 from vitrail.config.schema import Precision, Run, TaskVerb
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say, say_nothing, to_stderr
@@ -17,25 +17,46 @@ from vitrail.verbs.verb import Python, Sets, options_of, verb
 if TYPE_CHECKING:
     from vitrail.training.train import Result
 
-Transform = Annotated[
-    Callable[[Any], Any] | None,
-    Python(
-        "A callable or ``nn.Module`` from a decoded picture to a tensor (C, h, w), uint8 or floats in [0, 1], in place of the "
-        "recipe's crops. It runs where images are read, so with workers it must pickle. Normalising is the model's: "
-        '``set=["model.preprocessing={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}"]``.'
-    ),
-]
-SayPlan = Annotated[Say | None, Python("With ``dry_run``, called with each line of the plan as soon as it is known.")]
-SetAgain = Annotated[Sequence[str] | None, Python("Another name of ``set``.")]
 
-# what only the command line has
-Devices = Annotated[
-    str | None,
-    "Train on this many devices of this machine, or on `all` GPUs: one process for each. With --dry-run a cluster, e.g. "
-    "64xH100, for which memory and time are estimated.",
-]
-Network = Annotated[str | None, "With --dry-run --devices: network cards of a machine and their rate, e.g. 8x400Gb."]
-Restarts = Annotated[int, "With --devices: maximum restarts, from the newest checkpoint, after a worker failure."]
+class Training(TypedDict, total=False):
+    """The options that trainings with and without labels share."""
+
+    model: Annotated[str | None, Sets("model.name")]
+    init: Annotated[
+        str | Path | None,
+        Sets("model.init", "a run, a model folder, a .safetensors, .pth or .npz file, or hf:owner/name"),
+    ]
+    size: Annotated[options.Pixels | None, Sets("model.size", "such as 384 or 384x256")]
+    epochs: Annotated[float | None, Sets("schedule.epochs")]
+    steps: Annotated[int | None, Sets("schedule.steps")]
+    time: Annotated[str | float | None, Sets("schedule.time", "or 90s, 10m, 1h30m")]
+    batch: Annotated[int | None, Sets("data.batch")]
+    lr: Annotated[float | None, Sets("optim.lr")]
+    limit: Annotated[int | None, Sets("data.limit")]
+    fraction: Annotated[str | float | None, Sets("data.fraction", "such as 10%")]
+    seed: Annotated[int | None, Sets("seed")]
+    out: Annotated[options.File | None, "The run directory; a new one under runs/ by default."]
+    resume: Annotated[options.File | None, "Resume the run in this directory, with its own settings."]
+    config: Annotated[options.File | None, "A YAML file of settings that override the recipe's; flags override both."]
+    set: Annotated[Sequence[str] | None, "One setting of the config, e.g. --set optim.clip=1."]
+    workers: Annotated[int | None, Sets("data.workers")]
+    device: Annotated[str | None, Sets("compute.device")]
+    precision: Annotated[Precision | None, Sets("compute.precision")]
+    max_bad: Annotated[str | float | None, Sets("data.max_bad", "such as 1%")]
+    pixel_range: Annotated[str | Sequence[float] | None, Sets("data.pixel_range", "such as 0,4095")]
+    max_pixels: Annotated[int | None, Sets("data.max_pixels")]
+    dry_run: Annotated[bool, "Print the plan, and an estimate of time and memory from a few measured steps.", False]
+    quiet: options.Quiet
+    transform: Annotated[
+        Callable[[Any], Any] | None,
+        Python(
+            "A callable or ``nn.Module`` from a decoded picture to a tensor (C, h, w), uint8 or floats in [0, 1], in place of "
+            "the recipe's crops. It runs where images are read, so with workers it must pickle. Normalising is the model's: "
+            '``set=["model.preprocessing={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}"]``.'
+        ),
+    ]
+    say: Annotated[Say | None, Python("With ``dry_run``, called with each line of the plan as soon as it is known.")]
+    settings: Annotated[Sequence[str] | None, Python("Another name of ``set``.")]
 
 
 @verb
@@ -59,38 +80,8 @@ def train(
         "apart.",
     ] = False,
     head_only: Annotated[bool, Sets("model.head_only")] = False,
-    model: Annotated[str | None, Sets("model.name")] = None,
-    init: Annotated[
-        str | Path | None,
-        Sets("model.init", "a run, a model folder, a .safetensors, .pth or .npz file, or hf:owner/name"),
-    ] = None,
-    size: Annotated[options.Pixels | None, Sets("model.size", "such as 384 or 384x256")] = None,
-    epochs: Annotated[float | None, Sets("schedule.epochs")] = None,
-    steps: Annotated[int | None, Sets("schedule.steps")] = None,
-    time: Annotated[str | float | None, Sets("schedule.time", "or 90s, 10m, 1h30m")] = None,
-    batch: Annotated[int | None, Sets("data.batch")] = None,
-    lr: Annotated[float | None, Sets("optim.lr")] = None,
-    limit: Annotated[int | None, Sets("data.limit")] = None,
-    fraction: Annotated[str | float | None, Sets("data.fraction", "such as 10%")] = None,
-    seed: Annotated[int | None, Sets("seed")] = None,
-    out: Annotated[options.File | None, "The run directory; a new one under runs/ by default."] = None,
-    resume: Annotated[options.File | None, "Resume the run in this directory, with its own settings."] = None,
-    config: Annotated[
-        options.File | None, "A YAML file of settings that override the recipe's; flags override both."
-    ] = None,
-    set: Annotated[Sequence[str] | None, "One setting of the config, e.g. --set optim.clip=1."] = None,
-    workers: Annotated[int | None, Sets("data.workers")] = None,
-    device: Annotated[str | None, Sets("compute.device")] = None,
-    precision: Annotated[Precision | None, Sets("compute.precision")] = None,
-    max_bad: Annotated[str | float | None, Sets("data.max_bad", "such as 1%")] = None,
-    pixel_range: Annotated[str | Sequence[float] | None, Sets("data.pixel_range", "such as 0,4095")] = None,
-    max_pixels: Annotated[int | None, Sets("data.max_pixels")] = None,
-    dry_run: Annotated[bool, "Print the plan, and an estimate of time and memory from a few measured steps."] = False,
-    quiet: options.Quiet = False,
-    transform: Transform = None,
     command: options.Command = "vitrail.train",
-    say: SayPlan = None,
-    settings: SetAgain = None,
+    **shared: Unpack[Training],
 ) -> Result | Any:
     """Trains a ViT on your images, from scratch or from given weights (--init).
 
@@ -103,20 +94,7 @@ def train(
         ConfigError: invalid settings, or the folder of another run.
         DataError: data that cannot be used for training.
     """
-    return start(train, locals(), labels=True)
-
-
-def run(
-    data: str | None = None,
-    /,
-    *,
-    devices: Devices = None,
-    restarts: Restarts = 0,
-    network: Network = None,
-    json: options.AsJson = False,
-    **given: Any,
-) -> int:
-    return run_training(train, data, given, labels=True, devices=devices, restarts=restarts, network=network, json=json)
+    return start(train, {**locals(), **shared}, labels=True)
 
 
 def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -> Result | str:
@@ -163,6 +141,7 @@ def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool)
 
     Raises `ConfigError` or `DataError`.
     """
+    from vitrail.config.compose import check_objective, request
     from vitrail.data.sources.open import find_data
 
     data = given["data"]
@@ -197,43 +176,56 @@ def to_settings(verb: Callable[..., Any], given: Mapping[str, Any], source: str 
     return tree
 
 
-def run_training(
-    verb: Callable[..., Any],
-    data: str | None,
-    given: dict[str, Any],
-    *,
-    labels: bool,
-    devices: str | None,
-    restarts: int,
-    network: str | None,
-    json: bool,
-) -> int:
-    """Runs `vitrail train` or `vitrail pretrain` and prints the path of the report, or the plan of a cluster."""
-    import os
-    from json import dumps
+def make_run(verb: Callable[..., Any], *, labels: bool) -> Callable[..., int]:
+    """Returns the command of `train` or `pretrain`, which prints the path of the report, or the plan of a cluster."""
 
-    from vitrail.verbs.printing import command_line, one_line
+    def run(
+        data: str | None = None,
+        /,
+        *,
+        devices: Annotated[
+            str | None,
+            "Train on this many devices of this machine, or on `all` GPUs: one process for each. With --dry-run a cluster, e.g. "
+            "64xH100, for which memory and time are estimated.",
+        ] = None,
+        restarts: Annotated[
+            int, "With --devices: maximum restarts, from the newest checkpoint, after a worker failure."
+        ] = 0,
+        network: Annotated[
+            str | None, "With --dry-run --devices: network cards of a machine and their rate, e.g. 8x400Gb."
+        ] = None,
+        json: options.AsJson = False,
+        **given: Any,
+    ) -> int:
+        import os
+        from json import dumps
 
-    def print_line(line: str) -> None:
-        print(line, flush=True)  # at once, also into a pipe
+        from vitrail.verbs.printing import command_line, one_line
 
-    if devices is not None and given.get("dry_run"):
-        from vitrail.verbs.train.cluster_plan import plan_cluster
+        print_line = partial(print, flush=True)  # at once, also into a pipe
+        if devices is not None and given.get("dry_run"):
+            from vitrail.config.compose import request
+            from vitrail.verbs.train.cluster_plan import plan_cluster
 
-        config = options.to_path(given.get("config"))
-        settings, further = to_settings(verb, given, data or "images"), given.get("set") or ()
-        run, _ = request(recipe=given.get("recipe"), flags=settings, settings=further, config=config)
-        rows = plan_cluster(run, data, devices, network, print_line)
+            config = options.to_path(given.get("config"))
+            settings, further = to_settings(verb, given, data or "images"), given.get("set") or ()
+            planned, _ = request(recipe=given.get("recipe"), flags=settings, settings=further, config=config)
+            rows = plan_cluster(planned, data, devices, network, print_line)
+            if json:
+                print(dumps({"plan": rows}))
+            return 0
+        if devices is not None and must_launch(devices):
+            compose(verb, {**given, "data": data}, labels=labels)  # mistakes are reported here, once
+            return launch_again(devices, restarts=restarts)
+        result = verb(data, command=command_line(), say=print_line, **given)
+        if isinstance(result, str) or os.environ.get("RANK", "0") != "0":  # of several ranks the first one prints
+            return 0
+        print(f"report: {result.report}")
         if json:
-            print(dumps({"plan": rows}))
+            print(one_line(result.figures))
         return 0
-    if devices is not None and must_launch(devices):
-        compose(verb, {**given, "data": data}, labels=labels)  # mistakes are reported here, once
-        return launch_again(devices, restarts=restarts)
-    result = verb(data, command=command_line(), say=print_line, **given)
-    if isinstance(result, str) or os.environ.get("RANK", "0") != "0":  # of several ranks the first one prints
-        return 0
-    print(f"report: {result.report}")
-    if json:
-        print(one_line(result.figures))
-    return 0
+
+    return run
+
+
+run = make_run(train, labels=True)

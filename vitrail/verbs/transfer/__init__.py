@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vitrail.config.units import split_commas, whole_numbers
 from vitrail.runtime.progress import say_nothing, to_stderr
-from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs import options
 from vitrail.verbs.devices import Devices, join_ranks, launch_again, must_launch
 from vitrail.verbs.verb import verb
@@ -47,24 +46,10 @@ def transfer(
     seeds: Annotated[int, "Fine-tuning runs per data set; the result is their mean."] = 1,
     set: Annotated[Sequence[str] | None, "One setting of the fine-tuning, e.g. --set optim.lr=1e-4."] = None,
     cache: options.Cache = True,
-    classes: options.Classes = None,
-    crop: options.Crop = None,
-    grid: options.Grid = None,
-    resize: options.Resize = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    pixel_range: options.PixelRange = None,
-    device: options.Device = None,
-    precision: options.Precision = "fp32",
-    batch: options.Batch = 64,
-    workers: options.Workers = 0,
-    max_bad: options.MaxBad = None,
-    max_pixels: options.MaxPixels = PIXELS,
-    quiet: options.Quiet = False,
-    tune: options.Tune = True,
     command: options.Command = "vitrail.transfer",
     log: options.Log = to_stderr,
     ranks: options.SharedWork = None,
+    **given: Unpack[options.TunedReading],
 ) -> Transfer:
     """Evaluates a model on several data sets, by its frozen features and by fine-tuning: one table, and the mean over data sets.
 
@@ -75,7 +60,7 @@ def transfer(
         ConfigError: invalid settings, or settings other than those that ``out`` was begun with.
         CheckpointError, DiskError, Preempted, Interrupted: whatever concerns all data sets.
     """
-    reading = options.read(locals())
+    reading = options.read(given)
     from dataclasses import replace
     from datetime import date
 
