@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.slow import few_or_nightly
-from vitrail.images.rle import Rle, intersections, mask_iou, unite
+from vitrail.images.rle import Rle, unite
 
 SIZE = (37, 53)
 
@@ -42,13 +42,10 @@ def test_masks_and_their_text_are_pycocotools_both_ways(coco, masks):
     generator = np.random.default_rng(0)
     for _ in range(masks):
         mask = random_mask(generator)
-        rle, expected = Rle.of_mask(mask), coco.encode(np.asfortranarray(mask, np.uint8))
-        assert rle.to_coco() == {"size": expected["size"], "counts": expected["counts"].decode()}
-        again = Rle.of_coco(expected, mask.shape)
-        np.testing.assert_array_equal(again.counts, rle.counts)
-        np.testing.assert_array_equal(again.to_mask(), mask)
-        np.testing.assert_array_equal(Rle.of_coco(json.loads(json.dumps(rle.to_coco())), mask.shape).to_mask(), mask)
-        assert rle.area == coco.area(expected)
+        expected = coco.encode(np.asfortranarray(mask, np.uint8))
+        rle = Rle.of_coco(expected, mask.shape)
+        np.testing.assert_array_equal(rle.to_mask(), mask)
+        assert theirs(rle) == expected
         x, y, width, height = coco.toBbox(expected)
         assert rle.box == (x, y, x + width, y + height)
 
@@ -62,7 +59,7 @@ def test_polygons_are_rasterised_as_pycocotools_does(coco, polygons):
         (expected,) = coco.frPyObjects([polygon], *SIZE)
         rle = Rle.of_polygons([polygon], SIZE)
         assert theirs(rle) == expected, polygon
-        filled += rle.area > 0
+        filled += len(rle.counts) > 1
     assert 0.4 * polygons < filled < 0.95 * polygons  # some lie outside
 
 
@@ -88,23 +85,6 @@ def test_all_polygons_of_real_photographs_are_equal(coco, real_data):
         assert theirs(Rle.of_coco(found, size)) == expected
         forms["polygons" if isinstance(found, list) else "runs"] += 1
     assert forms == {"polygons": 89, "runs": 1}
-
-
-def test_the_overlap_of_masks_is_pycocotools_also_of_crowds_and_empty_masks(coco):
-    generator = np.random.default_rng(3)
-    for _ in range(100):
-        one, other = (
-            [Rle.of_mask(generator.random(SIZE) < generator.choice([0, 0.1, 0.9, 1])) for _ in range(count)]
-            for count in generator.integers(1, 6, 2)
-        )
-        crowd = generator.random(len(other)) < 0.4
-        expected = coco.iou(list(map(theirs, one)), list(map(theirs, other)), crowd.tolist())
-        np.testing.assert_array_equal(mask_iou(one, other, crowd), expected)
-        np.testing.assert_array_equal(
-            intersections(one, other), [[(a.to_mask() & b.to_mask()).sum() for b in other] for a in one]
-        )
-    assert mask_iou([], other).shape == (0, len(other))
-    assert mask_iou(one, []).shape == (len(one), 0)
 
 
 def test_empty_runs_in_uncompressed_lengths_are_joined():

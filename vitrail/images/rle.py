@@ -37,13 +37,6 @@ class Rle:
         return cls(size, np.diff(edges, prepend=0, append=size[0] * size[1]))
 
     @classmethod
-    def of_mask(cls, mask: NDArray[Any]) -> Rle:
-        """A mask (H, W), whose pixels are where it is not 0."""
-        height, width = mask.shape
-        pixels = np.asarray(mask, bool).ravel(order="F")
-        return cls.of_edges(np.flatnonzero(np.diff(pixels, prepend=False)), (height, width))
-
-    @classmethod
     def of_patch(cls, patch: NDArray[Any], corner: tuple[int, int], size: tuple[int, int]) -> Rle:
         """Places a mask (h, w) in the picture with its upper left pixel at ``corner``, (x, y); pixels outside are cut off.
 
@@ -60,10 +53,9 @@ class Rle:
 
     @classmethod
     def of_counts(cls, counts: Sequence[int] | Integers, size: tuple[int, int]) -> Rle:
-        """Uncompressed run lengths. Runs of no pixels are joined with their neighbours.
+        """Uncompressed run lengths; runs of no pixels are joined with their neighbours.
 
-        Raises:
-            ValueError: lengths that are no whole numbers, negative, or do not add up to H x W.
+        Raises `ValueError` for lengths that are no whole numbers, negative, or do not add up to H x W.
         """
         given = np.asarray(counts)
         if given.ndim != 1 or not (given.size == 0 or np.issubdtype(given.dtype, np.integer)):
@@ -78,16 +70,13 @@ class Rle:
     def of_text(cls, text: str | bytes, size: tuple[int, int]) -> Rle:
         """Compressed run lengths, as COCO's json holds them.
 
-        Raises:
-            ValueError: characters that are none of the format's, an unfinished number, or lengths as `of_counts` has it.
+        Raises `ValueError` for characters that are none of the format's, an unfinished number, or as `of_counts` does.
         """
         codes = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8).astype(np.int64) - 48
         if not len(codes):
             return cls.of_counts([], size)
-        if (codes < 0).any() or (codes > 63).any():
-            raise ValueError(
-                f"a character {chr(codes[(codes < 0) | (codes > 63)][0] + 48)!r} in compressed run lengths"
-            )
+        if len(wrong := codes[(codes < 0) | (codes > 63)]):
+            raise ValueError(f"a character {chr(wrong[0] + 48)!r} in compressed run lengths")
         last = (codes & 32) == 0  # of a number: the others say that more follows
         first = np.flatnonzero(np.append(True, last[:-1]))
         places = np.arange(len(codes)) - np.repeat(first, np.diff(first, append=len(codes)))
@@ -103,9 +92,8 @@ class Rle:
     def of_polygons(cls, polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Rle:
         """The union of polygons, each a flat list x, y, x, y, ... in pixels; parts outside of the picture are cut off.
 
-        Raises:
-            ValueError: no polygon; one of fewer than three points or of an odd number of coordinates; a coordinate that is not
-                finite, or farther than `FARTHEST` from the origin; a boundary longer than `BOUNDARY`.
+        Raises `ValueError` for no polygon, fewer than three points, an odd number of coordinates, one not finite or farther
+        than `FARTHEST` from the origin, and a boundary longer than `BOUNDARY`.
         """
         if not len(polygons):
             raise ValueError("an object without a polygon")
@@ -115,11 +103,7 @@ class Rle:
     def of_coco(cls, segmentation: Any, size: tuple[int, int]) -> Rle:
         """Reads the field "segmentation" of COCO's json: polygons, or run lengths of either form.
 
-        Args:
-            size: (H, W) of the picture.
-
-        Raises:
-            ValueError: a form that COCO does not have, run lengths of another size, or as the other constructors have it.
+        Raises `ValueError` for a form that COCO does not have, run lengths of another size, or as the other constructors do.
         """
         if isinstance(segmentation, list | tuple):
             return cls.of_polygons(segmentation, size)
@@ -147,15 +131,6 @@ class Rle:
             written = written & more
         codes = np.stack(columns, 1).astype(np.uint8)  # (R, characters)
         return codes[codes > 0].tobytes().decode()
-
-    def to_coco(self) -> dict[str, Any]:
-        """As COCO's json holds it."""
-        return {"size": list(self.size), "counts": self.to_text()}
-
-    @cached_property
-    def area(self) -> int:
-        """In pixels."""
-        return int(self.counts[1::2].sum())
 
     @cached_property
     def ends(self) -> tuple[Integers, Integers]:
@@ -190,38 +165,6 @@ def unite(masks: Sequence[Rle]) -> Rle:
     return Rle.of_edges(_odd_ones(edges[order][changes], height * width), masks[0].size)
 
 
-def intersections(masks: Sequence[Rle], others: Sequence[Rle]) -> Integers:
-    """The pixels that each of ``masks`` shares with each of ``others``, all of one size: (n, m)."""
-    shared = np.zeros((len(masks), len(others)), np.int64)
-    filled = [row for row, mask in enumerate(masks) if mask.area]
-    if not filled:
-        return shared
-    starts, stops = (np.concatenate(ends) for ends in zip(*(masks[row].ends for row in filled)))
-    first = np.cumsum([0, *(len(masks[row].ends[0]) for row in filled[:-1])])
-    for column, other in enumerate(others):
-        # pixels of the other before a place: its edges joined by lines that rise by 1 a pixel inside, exact in float64
-        edges = np.cumsum(other.counts)
-        risen = np.cumsum(np.where(np.arange(len(edges)) % 2, other.counts, 0))
-        inside = np.interp(stops, edges, risen) - np.interp(starts, edges, risen)
-        shared[filled, column] = np.add.reduceat(inside, first)
-    return shared
-
-
-def mask_iou(
-    masks: Sequence[Rle], others: Sequence[Rle], crowd: NDArray[np.bool_] | None = None
-) -> NDArray[np.float64]:
-    """Intersection over union of masks of one size: (n, m).
-
-    Args:
-        crowd: (m,) where the other is a region of many objects, the intersection is divided by the mask's own area instead.
-    """
-    shared = intersections(masks, others)
-    own, theirs = (np.array([mask.area for mask in each], np.int64) for each in (masks, others))
-    crowd = np.zeros(len(others), bool) if crowd is None else crowd
-    whole = np.where(crowd, own[:, None], own[:, None] + theirs - shared)
-    return shared / np.maximum(whole, 1)
-
-
 def _odd_ones(edges: Integers, end: int) -> Integers:
     """The places that occur an odd number of times, without ``end``: to begin and end at one place is to do nothing."""
     places, times = np.unique(edges, return_counts=True)
@@ -234,10 +177,8 @@ def _check_polygon(polygon: Sequence[float]) -> NDArray[np.float64]:
         values = np.asarray(polygon, np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"a polygon is a flat list of numbers, not {str(polygon)[:60]}") from None
-    if values.ndim != 1:
+    if values.ndim != 1 or len(values) % 2:
         raise ValueError(f"a polygon is a flat list x, y, x, y, ..., not an array of shape {values.shape}")
-    if len(values) % 2:
-        raise ValueError(f"a polygon is a flat list x, y, x, y, ..., not {len(values)} numbers")
     if len(values) < 6:
         raise ValueError(f"a polygon of {len(values) // 2} points; at least three are required")
     if not (np.abs(values) <= FARTHEST).all():
