@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from typing import Any, BinaryIO
 
@@ -24,10 +24,9 @@ EXTENSIONS = frozenset(
     | {"heic", "heif", "avif", "dcm", "dicom"}
 )
 ISO_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", **dict.fromkeys((b"heic", b"heix", b"hevc", b"mif1", b"msf1"), "HEIC")}
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes; the last two are those of BigTIFF
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-
-# value of EXIF's Orientation tag -> the transpose that turns the image upright
-UPRIGHT = {
+UPRIGHT = {  # the transpose that turns an image upright, by EXIF's Orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -47,6 +46,10 @@ class BadImage(Exception):
         self.reason = reason
 
 
+class UnknownFormat(BadImage):
+    """A file of a format that Pillow does not read here."""
+
+
 def decode(
     content: bytes, *, channels: int = 3, max_pixels: int = MAX_PIXELS, at_least: tuple[int, int] | None = None
 ) -> Image.Image | np.ndarray:
@@ -64,64 +67,60 @@ def decode(
         at_least: (height, width); a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, but not smaller than this. This
             is several times faster and changes pixels slightly, so only training crops and fast prediction use it.
 
-    Raises:
-        BadImage: the file cannot be used; contains the reason.
-        ConfigError: image files cannot have that number of channels.
+    Raises `BadImage` with the reason, and `ConfigError` for another number of channels.
     """
     if channels not in MODES:
         raise ConfigError(f"image files cannot have {channels} channels", "use .npy or .npz arrays")
-    try:
-        with open_header(content) as image:
-            check_pixels(image.size, max_pixels)
-            if at_least is not None:
-                lies = _read_orientation(image) >= 5  # stored rotated by 90 degrees
-                image.draft(image.mode, at_least if lies else at_least[::-1])
-            image.load()
-            return convert_image(image, channels)
-    except BadImage:
-        raise
-    except Image.UnidentifiedImageError as error:
-        raise BadImage(_explain_unknown(content)) from error
-    except Exception as error:  # Pillow raises many types for a broken file
-        raise BadImage(f"{type(error).__name__}: {error}") from error
+    with open_header(content) as image:
+        check_pixels(image.size, max_pixels)
+        if at_least is not None:
+            lies = _read_orientation(image) >= 5  # stored rotated by 90 degrees
+            image.draft(image.mode, at_least if lies else at_least[::-1])
+        image.load()
+        return convert_image(image, channels)
 
 
 @contextmanager
 def open_header(content: bytes | BinaryIO) -> Iterator[Image.Image]:
-    """Opens an image file of one of the `FORMATS` without Pillow's warnings. Only its header is read until it is loaded."""
+    """Opens an image file of one of the `FORMATS` without Pillow's warnings. Only its header is read until it is loaded.
+
+    Raises `BadImage` for whatever is raised here and within the context: Pillow raises many types for a broken file.
+    """
+    file = BytesIO(content) if isinstance(content, bytes) else content
     with warnings.catch_warnings():
         # by module: if threads leave this filter behind, it hides only Pillow's warnings
         warnings.filterwarnings("ignore", module=r"PIL\.|vitrail\.images\.decode")
-        with Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
-            yield image
+        try:
+            with Image.open(file, formats=FORMATS) as image:
+                yield image
+        except BadImage:
+            raise
+        except Image.UnidentifiedImageError as error:
+            raise UnknownFormat(_explain_unknown(content if isinstance(content, bytes) else b"")) from error
+        except Exception as error:
+            raise BadImage(f"{type(error).__name__}: {error}") from error
 
 
 def header_size(content: bytes) -> tuple[int, int] | None:
     """(height, width) from the header of an image file, without decoding; None if the header has no size."""
-    try:
-        with open_header(content) as image:
-            return image.height, image.width
-    except Exception:
-        return None
+    with suppress(BadImage), open_header(content) as image:
+        return image.height, image.width
+    return None
 
 
 def upright_size(content: bytes | BinaryIO) -> tuple[int, int] | None:
     """(height, width) as `header_size`, after the EXIF orientation is applied. Of an open file only the header is read."""
-    try:
-        with open_header(content) as image:
-            lies = _read_orientation(image) >= 5
-            return (image.width, image.height) if lies else (image.height, image.width)
-    except Exception:
-        return None
+    with suppress(BadImage), open_header(content) as image:
+        lies = _read_orientation(image) >= 5
+        return (image.width, image.height) if lies else (image.height, image.width)
+    return None
 
 
 def read_orientation(content: bytes | BinaryIO) -> int:
     """EXIF's orientation of an image file, 1 (upright) to 8; 1 for one that states none or cannot be read."""
-    try:
-        with open_header(content) as image:
-            return _read_orientation(image)
-    except Exception:
-        return 1
+    with suppress(BadImage), open_header(content) as image:
+        return _read_orientation(image)
+    return 1
 
 
 def size_of(image: Image.Image | np.ndarray) -> tuple[int, int]:
@@ -148,7 +147,7 @@ def convert_image(image: Image.Image, channels: int = 3) -> Image.Image | np.nda
 
 def looks_like_image(head: bytes) -> bool:
     """Whether the first 16 bytes of a file belong to a format that `decode` supports."""
-    starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+    starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", *TIFF)
     is_ppm = head[:1] == b"P" and head[1:2] in (b"1", b"2", b"3", b"4", b"5", b"6") and head[2:3].isspace()
     return head.startswith(starts) or is_ppm or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
@@ -157,12 +156,10 @@ def _explain_unknown(content: bytes) -> str:
     if not content:
         return "the file is empty"
     if content[4:8] == b"ftyp" and (name := ISO_BRANDS.get(content[8:12])):
-        return (
-            f"{name} images are not supported; convert it to JPEG or PNG, e.g. with `magick mogrify -format jpg FILE`"
-        )
+        return f"{name} images are not supported; convert it to JPEG or PNG with `magick mogrify -format jpg FILE`"
     if content[128:132] == b"DICM":
         return "DICOM files are not read; export the slices as 16-bit PNG or TIFF, e.g. with `dcmj2pnm +on2`"
-    if content.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+    if content.startswith(TIFF):
         return "a TIFF of a kind that Pillow does not read, as of several bands; train on such images, or convert it"
     return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image"
 
@@ -171,10 +168,8 @@ def check_pixels(size: tuple[int, int], most: int) -> None:
     """Raises `BadImage` for a (width, height) of more than ``most`` pixels."""
     width, height = size
     if width * height > most:
-        millions = width * height / 1e6
-        raise BadImage(
-            f"{width}x{height} is {millions:.1f} million pixels, over the limit of {most / 1e6:g} (--max-pixels)"
-        )
+        size = f"{width}x{height} is {width * height / 1e6:.1f} million pixels"
+        raise BadImage(f"{size}, over the limit of {most / 1e6:g} (--max-pixels)")
 
 
 def _read_orientation(image: Image.Image) -> int:
@@ -198,7 +193,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 
 def _scale_to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale mode I;16 (any byte order) to L without clipping. Handles TIFF's 12 bits and white-is-zero."""
+    """Scales mode I;16 (any byte order) to L without clipping. Handles TIFF's 12 bits and white-is-zero."""
     tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
     top = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1
     grey = np.asarray(image).astype(np.uint32)  # (H, W)
@@ -219,7 +214,7 @@ ROWS = 1 << 20  # pixels composited at a time: otherwise several copies of a lar
 
 
 def composite_on_white(image: Image.Image) -> Image.Image:
-    """Composite an image of any mode with transparency on white, as RGB."""
+    """Composites an image of any mode with transparency on white, as RGB."""
     width, height = image.size
     opaque = Image.new("RGB", image.size)
     step = max(1, ROWS // max(width, 1))

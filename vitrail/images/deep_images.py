@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from contextlib import suppress
 from io import BytesIO
 from typing import NamedTuple
 
@@ -19,7 +20,9 @@ from vitrail.images.decode import (
     BITS_PER_SAMPLE,
     MODES,
     PHOTOMETRIC,
+    TIFF,
     BadImage,
+    UnknownFormat,
     check_pixels,
     decode,
     open_header,
@@ -27,10 +30,6 @@ from vitrail.images.decode import (
 )
 from vitrail.images.pixel_range import Levels
 from vitrail.untrusted.limits import PIXELS
-
-BIG_TIFF = (b"II+\0", b"MM\0+")
-TIFF = (b"II*\0", b"MM\0*", *BIG_TIFF)
-DEEP_MODES = ("I", "F")  # of Pillow, beside those that begin with I;16
 
 SAMPLES_PER_PIXEL = 277  # a tag of TIFF
 MOST_BANDS = 32  # of a TIFF of as many pixels as are read
@@ -51,18 +50,14 @@ class Pixels(NamedTuple):
 
 def describe_pixels(content: bytes) -> Pixels | None:
     """Describes the pixels of an image file from its header; None if it cannot be read."""
-    try:
-        with open_header(content) as image:
-            deep = image.mode.startswith("I;16") or image.mode in DEEP_MODES
-            return Pixels(len(image.getbands()), 16 if deep else 8, deep)
-    except Exception:
-        pass
+    with suppress(BadImage), open_header(content) as image:
+        deep = image.mode.startswith(("I", "F"))
+        return Pixels(len(image.getbands()), 16 if deep else 8, deep)
     if not content.startswith(TIFF):
         return None
     try:
         file = BytesIO(content)
-        header = file.read(16 if content.startswith(BIG_TIFF) else 8)
-        tags = ImageFileDirectory_v2(header)
+        tags = ImageFileDirectory_v2(file.read(16 if content.startswith(TIFF[2:]) else 8))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"PIL\.|vitrail\.images\.deep_images")
             file.seek(tags.next)
@@ -73,11 +68,7 @@ def describe_pixels(content: bytes) -> Pixels | None:
 
 
 def read_levels(content: bytes, *, max_pixels: int = PIXELS) -> NDArray[np.generic]:
-    """Reads the stored values of a deep image or a TIFF of several bands, upright: (H, W, B) of its own type.
-
-    Raises:
-        BadImage: the file cannot be used; contains the reason.
-    """
+    """Reads the stored values of a deep image or a TIFF of several bands, upright, as (H, W, B). Raises `BadImage`."""
     try:
         with open_header(content) as image:
             check_pixels(image.size, max_pixels)
@@ -85,12 +76,8 @@ def read_levels(content: bytes, *, max_pixels: int = PIXELS) -> NDArray[np.gener
             tags = getattr(image, "tag_v2", {})
             if tags.get(PHOTOMETRIC) == 0 and values.dtype.kind == "u":  # white is zero
                 values = 2 ** tags[BITS_PER_SAMPLE][0] - 1 - values
-    except BadImage:
-        raise
-    except Image.UnidentifiedImageError:
+    except UnknownFormat:
         values = _read_tiff(content, max_pixels)
-    except Exception as error:  # Pillow raises many types for a broken file
-        raise BadImage(f"{type(error).__name__}: {error}") from error
     values = values[..., None] if values.ndim == 2 else values
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise BadImage("it has values that are not finite")
@@ -104,9 +91,7 @@ def decode_deep(
 
     Images of 8 bits are those of `decode`. Of others ``levels`` become 0 and 1, and values beyond are clipped; without ``levels``
     whole numbers have the range of their type. A single band is repeated for three channels.
-
-    Raises:
-        BadImage: the file cannot be used, has another number of bands, or needs ``levels``.
+    Raises `BadImage` for a file that cannot be used, has another number of bands, or needs ``levels``.
     """
     found = describe_pixels(content)
     if found is None or not (found.deep or found.bands not in MODES or channels not in MODES):
@@ -119,7 +104,12 @@ def decode_deep(
         values = np.repeat(values, 3, axis=2)
     if values.shape[2] != channels:
         raise BadImage(f"it has {values.shape[2]} bands, and {channels} are needed")
-    low, high = (0.0, 255.0) if values.dtype == np.uint8 else levels or _range_of_type(values.dtype)
+    if values.dtype == np.uint8 or (levels is None and values.dtype.kind == "u"):
+        levels = 0.0, float(np.iinfo(values.dtype).max)
+    if levels is None:
+        what = f"values of {values.dtype} have no defined range"
+        raise BadImage(f"{what}; give the range with --pixel-range LOW,HIGH, or train on such images")
+    low, high = levels
     return ((values.astype(np.float32) - low) / max(high - low, 1e-12)).clip(0, 1)
 
 
@@ -147,13 +137,6 @@ def _name_bands(content: bytes, channels: int) -> str:
         return ""
     what = f"a TIFF of {found.bands} bands of {found.bits} bits, for a network of {channels} channels"
     return f"{what}; train on such images, or save {channels} bands of 8 bits as PNG"
-
-
-def _range_of_type(dtype: np.dtype) -> Levels:
-    if dtype.kind != "u":
-        what = f"values of {dtype} have no defined range"
-        raise BadImage(f"{what}; give the range with --pixel-range LOW,HIGH, or train on such images")
-    return 0.0, float(np.iinfo(dtype).max)
 
 
 def _read_tiff(content: bytes, max_pixels: int) -> NDArray[np.generic]:

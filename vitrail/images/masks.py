@@ -1,7 +1,4 @@
-"""Reading the pixels of mask files as numbers or colours.
-
-H and W of a mask.
-"""
+"""Reading the pixels of mask files as numbers or colours. H and W of a mask."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
-from vitrail.images.decode import MAX_PIXELS, BadImage, open_header
+from vitrail.images.decode import BadImage, check_pixels, open_header
+from vitrail.untrusted.limits import PIXELS
 
 IGNORED = 255  # the value of pixels without a class; so there are at most 255 classes
 WIDE_VOID = (65_535, -1)  # of 16 and 32 bits, pixels without a class
@@ -27,33 +25,28 @@ def decode_mask(content: bytes) -> NDArray[np.uint8]:
     A palette gives its indices, not its colours. Masks have no EXIF orientation. Raises `BadImage` as `open_mask`.
     """
     image = open_mask(content)
-    return read_colours(image) if image.mode == "RGB" else read_numbers(image)
+    return np.asarray(image) if image.mode == "RGB" else read_numbers(image)
 
 
 def open_mask(content: bytes) -> Image.Image:
     """Loads a mask in one of the modes 1, L, P and RGB. Transparency is left out.
 
-    In numbers of 16 and 32 bits 65,535 and -1 are pixels without a class, which 255 stands for here.
-
-    Raises:
-        BadImage: no lossless image, or one with other values above 255.
+    In numbers of 16 and 32 bits 65,535 and -1 are pixels without a class, which 255 stands for here. Raises `BadImage` for
+    anything but a lossless image, and for other values above 255.
     """
     try:
         with open_header(content) as image:
             if image.format in ("JPEG", "WEBP"):
-                raise BadImage(f"a mask in {image.format}, which does not keep values exactly; save it as PNG")
-            if image.width * image.height > MAX_PIXELS:
-                raise BadImage(f"the mask has {image.width} x {image.height} pixels, over {MAX_PIXELS:,}")
+                raise BadImage(f"stored in {image.format}, which does not keep values exactly; save it as PNG")
+            check_pixels(image.size, PIXELS)
             image.load()
-            if image.mode in ("LA", "PA"):
-                return image.getchannel(0)
-            if image.mode in ("RGBA", "RGBX"):
-                return image.convert("RGB")
-            return image if image.mode in ("1", "L", "P", "RGB") else _narrow(image)
-    except BadImage:
-        raise
-    except Exception as error:  # Pillow raises many types for a broken file
-        raise BadImage(f"the mask: {type(error).__name__}: {error}") from error
+    except BadImage as error:
+        raise BadImage(f"the mask: {error.reason}") from error
+    if image.mode in ("LA", "PA"):
+        return image.getchannel(0)
+    if image.mode in ("RGBA", "RGBX"):
+        return image.convert("RGB")
+    return image if image.mode in ("1", "L", "P", "RGB") else _narrow(image)
 
 
 def _narrow(image: Image.Image) -> Image.Image:
@@ -78,11 +71,6 @@ def read_numbers(image: Image.Image) -> NDArray[np.uint8]:
     if not is_grey(image):
         raise BadImage("the mask has colours, others have numbers; save all masks in one mode")
     return np.asarray(image)[..., 0]
-
-
-def read_colours(image: Image.Image) -> NDArray[np.uint8]:
-    """Returns the colours of a mask as they are shown, (H, W, 3)."""
-    return np.asarray(image.convert("RGB"))
 
 
 def is_grey(image: Image.Image) -> bool:

@@ -59,7 +59,5 @@ def _interpolate(values: NDArray[np.floating], places: NDArray[np.float64]) -> N
     places = (places - 0.5).clip(0, len(values) - 1)
     first = np.floor(places).astype(int)
     share = (places - first)[:, None]
-    second = np.where(
-        share[:, 0] > 0, first + 1, first
-    )  # a neighbour without weight does not matter, even if it is NaN
+    second = first + (share[:, 0] > 0)  # a neighbour without weight does not matter, even if it is NaN
     return values[first] + share * (values[second] - values[first])

@@ -580,7 +580,7 @@ NOTES: dict[str, tuple[str, dict[str, Image.Image | str | None], str]] = {
     "a mask that is no image": (
         "Pascal VOC: trainval and test",
         {"SegmentationClass/a.png": "no"},
-        "train: masks that cannot be used: 1 mask, e.g. SegmentationClass/a.png: the mask: UnidentifiedImageError",
+        "train: masks that cannot be used: 1 mask, e.g. SegmentationClass/a.png: the mask: not a JPEG",
     ),
     "a void class": (
         "ADE20K: SceneParsing",
@@ -661,7 +661,7 @@ def test_many_masks_that_cannot_be_read_stop_the_run(tmp_path):
     write_data(tmp_path, [grey(0, 1)] * 4, {"masks/2.png": "no image"})
     message = refusal(tmp_path)
     assert message.startswith(
-        "1 of 4 masks cannot be read, more than 1 %; the first: masks/2.png: the mask: Unidentified"
+        "1 of 4 masks cannot be read, more than 1 %; the first: masks/2.png: the mask: not a JPEG"
     )
     assert "masks that cannot be used: 1 mask, e.g. masks/2.png" in open_data(tmp_path, max_bad=0.3).notes[0]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.sources.contents import Contents, choose_evenly
 from vitrail.images.decode import BadImage
-from vitrail.images.masks import IGNORED, encode_colours, open_mask, read_colours, read_numbers
+from vitrail.images.masks import IGNORED, encode_colours, open_mask, read_numbers
 from vitrail.images.pixel_format import PixelFormat
 from vitrail.stamps import Stamped, hash_each
 
@@ -277,7 +277,7 @@ class LabelMaps(PixelMaps):
         colours = self.values.ndim == 2
         if isinstance(content, bytes):
             image = open_mask(content)
-            levels = read_colours(image) if colours else read_numbers(image)
+            levels = np.asarray(image.convert("RGB")) if colours else read_numbers(image)
         else:
             levels = content[..., 0]
         if colours:
