@@ -5,36 +5,16 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
-
-from vitrail.untrusted.limits import MEMBER_BYTES
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 class ObjectArrayError(ValueError):
     """An array of objects, which only a pickle can hold."""
-
-
-def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo | str, most: int = MEMBER_BYTES) -> bytes:
-    """Reads a member of an archive.
-
-    Raises:
-        ValueError: it has more than ``most`` bytes, also where its header says less, is encrypted, or is damaged.
-        KeyError: there is no such member.
-    """
-    described = archive.getinfo(member) if isinstance(member, str) else member
-    if described.file_size <= most:
-        with _open(archive, described) as file:
-            content = file.read(most + 1)
-        if len(content) <= most:
-            return content
-    raise ValueError(f"the member {described.filename!r} has more than {most:,} bytes")
 
 
 def check_expansion(archive: zipfile.ZipFile, size: int, most: int, *, spared: int = 0) -> None:
@@ -46,16 +26,21 @@ def check_expansion(archive: zipfile.ZipFile, size: int, most: int, *, spared: i
 
 def read_array_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     """Reads a member as `read_array` does. Raises `ValueError` with its name."""
-    with _open(archive, member) as file:
-        return read_array(file, member.file_size)
+    try:
+        with archive.open(member) as file:
+            return read_array(file, member.file_size)
+    except ObjectArrayError as error:
+        raise ObjectArrayError(f"the member {member.filename!r}: {error}") from error
+    # RuntimeError: encrypted, NotImplementedError: an unknown compression
+    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"the member {member.filename!r} cannot be read: {error}") from error
 
 
 def read_array(file: IO[bytes], size: int) -> np.ndarray:
     """Reads an array of numbers in NumPy's format from the ``size`` bytes of a file.
 
-    Raises:
-        ObjectArrayError: it holds objects.
-        ValueError: the file is damaged, or has fewer or more bytes than its header says; nothing is allocated before.
+    Raises `ObjectArrayError` for objects, and `ValueError` for a damaged file or one that has fewer or more bytes than its header
+    says; nothing is allocated before.
     """
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
@@ -70,15 +55,3 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray:
     if file.readinto(content) != count or file.read(1):  # type: ignore[attr-defined]
         raise ValueError(f"an array of {shape} {kind} has other than {count:,} bytes")
     return np.frombuffer(content, kind).reshape(shape, order="F" if by_columns else "C")
-
-
-@contextmanager
-def _open(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
-    try:
-        with archive.open(member) as file:
-            yield file
-    except ObjectArrayError as error:
-        raise ObjectArrayError(f"the member {member.filename!r}: {error}") from error
-    # RuntimeError: encrypted, NotImplementedError: an unknown compression
-    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"the member {member.filename!r} cannot be read: {error}") from error

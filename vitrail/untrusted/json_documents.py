@@ -10,11 +10,9 @@ from vitrail.untrusted.limits import DEPTH, DIGITS
 
 
 def parse_json(content: bytes | str, *, unique: bool = False) -> Any:
-    r"""Parses JSON.
+    r"""Parses JSON, text or its bytes in UTF-8, with or without a byte order mark.
 
-    Args:
-        content: text, or its bytes in UTF-8, with or without a byte order mark.
-        unique: whether a key that appears twice in an object is refused: parsers disagree about its value.
+    With ``unique`` a key that appears twice in an object is refused: parsers disagree about its value.
 
     Raises:
         ValueError: the content is not JSON in UTF-8, is nested deeper than `DEPTH`, has a whole number of more than `DIGITS`

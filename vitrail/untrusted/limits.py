@@ -11,7 +11,6 @@ YAML_BYTES = 2**20
 YAML_NODES = 50_000  # with those that aliases and merge keys repeat; 20,000 names of classes have 40,000
 HEADER_BYTES = 16 * 2**20  # of JSON that describes weights
 HEADER_PIECES = 500_000  # keys, values and brackets of it, which need far more memory than their text
-SEALED_BYTES = 2**26  # of all JSON in an archive of a study's results, where it compresses well
 # of tables and lists
 LINE_CHARACTERS = 2**20
 LIST_BYTES = 2**24  # of names of classes, or what maps them

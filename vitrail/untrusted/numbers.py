@@ -8,15 +8,9 @@ from vitrail.untrusted.limits import DIGITS
 
 
 def to_whole(value: Any, what: str, *, least: int = 0, most: int = 2**31 - 1) -> int:
-    """Converts a number, or text of one such as "7" and "7.0", to a whole number.
+    """Converts a number, or text of one such as "7" and "7.0", to a whole number from ``least`` to ``most``.
 
-    Args:
-        value: as a parser gave it.
-        what: name of the value in the message.
-        least, most: the smallest and the largest value that is accepted.
-
-    Raises:
-        ValueError: it is no whole number in this range.
+    Raises `ValueError` for anything else, which names the value as ``what``.
     """
     try:
         number = value if isinstance(value, int) and not isinstance(value, bool) else to_real(value, what)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from xml.etree import ElementTree
-from xml.parsers import expat
 
 from vitrail.untrusted.limits import DEPTH
 
-CHUNK = 2**16  # bytes that are parsed at a time to find the root
 
-
-class _AtRoot(Exception):
-    """The root element begins."""
+class _Builder(ElementTree.TreeBuilder):
+    def doctype(self, *_: object) -> None:
+        """Called where a document type begins, before any entity is declared."""
+        raise ValueError("it declares a document type, whose XML entities can expand without limit")
 
 
 def parse_xml(content: bytes) -> ElementTree.Element:
@@ -21,9 +20,8 @@ def parse_xml(content: bytes) -> ElementTree.Element:
     without limit, and for elements that are nested deeper than `DEPTH`.
     """
     try:
-        _refuse_document_type(content)
-        root = ElementTree.fromstring(content)
-    except (expat.ExpatError, ElementTree.ParseError, LookupError) as error:  # LookupError: an unknown encoding
+        root = ElementTree.fromstring(content, ElementTree.XMLParser(target=_Builder()))
+    except (ElementTree.ParseError, LookupError) as error:  # LookupError: an unknown encoding
         raise ValueError(str(error)) from error
     level = [root]
     for _ in range(DEPTH):
@@ -31,21 +29,3 @@ def parse_xml(content: bytes) -> ElementTree.Element:
     if level:
         raise ValueError(f"it is nested deeper than {DEPTH} levels")
     return root
-
-
-def _refuse_document_type(content: bytes) -> None:
-    parser = expat.ParserCreate()
-    parser.StartDoctypeDeclHandler, parser.StartElementHandler = _refuse, _stop
-    try:
-        for start in range(0, len(content), CHUNK):
-            parser.Parse(content[start : start + CHUNK])
-    except _AtRoot:
-        return
-
-
-def _refuse(*_: object) -> None:
-    raise ValueError("it declares a document type, whose XML entities can expand without limit")
-
-
-def _stop(*_: object) -> None:
-    raise _AtRoot

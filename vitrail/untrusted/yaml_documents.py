@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -36,15 +36,13 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _check(self, event: yaml.Event, is_loop: bool = False) -> None:
-        fault = ""
-        if is_loop:
-            fault = "an alias inside of what it stands for"
-        elif self.depth > DEPTH:
-            fault = f"nested deeper than {DEPTH} levels"
-        elif self.nodes > YAML_NODES:
-            fault = f"more than {YAML_NODES:,} values, with those that aliases repeat"
-        if fault:
-            raise yaml.composer.ComposerError(None, None, fault, event.start_mark)
+        for is_wrong, fault in (
+            (is_loop, "an alias inside of what it stands for"),
+            (self.depth > DEPTH, f"nested deeper than {DEPTH} levels"),
+            (self.nodes > YAML_NODES, f"more than {YAML_NODES:,} values, with those that aliases repeat"),
+        ):
+            if is_wrong:
+                raise yaml.composer.ComposerError(None, None, fault, event.start_mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag in _NUMBERS and len(node.value) > DIGITS:
@@ -80,17 +78,13 @@ class YamlError(ValueError):
 class _TextLoader(_Loader):
     """Keeps every scalar but merge keys as the text that the document has."""
 
-
-_TextLoader.yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
+    yaml_implicit_resolvers: ClassVar = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
 
 
 def parse_yaml(content: bytes | str, *, as_text: bool = False) -> Any:
-    """Parses a YAML document of plain values.
+    """Parses a YAML document of plain values, text or its bytes in UTF-8.
 
-    Args:
-        content: text, or its bytes in UTF-8.
-        as_text: whether scalars stay text as they are written, where YAML 1.1 reads ``no`` as false, ``010`` as 8 and ``12:30``
-            as 750.
+    With ``as_text`` scalars stay as they are written, where YAML 1.1 reads ``no`` as false, ``010`` as 8 and ``12:30`` as 750.
 
     Raises:
         YamlError: the content is not YAML in UTF-8, has other tags than those of plain values or a key twice in a mapping, or
