@@ -22,7 +22,7 @@ PARSERS = {
 DIRECT = {
     "untrusted/json_documents.py": {"json.loads": "the reader"},
     "untrusted/yaml_documents.py": {"yaml.load": "the reader", "yaml.SafeLoader": "the reader"},
-    "untrusted/xml_documents.py": {"ElementTree.fromstring": "the reader", "expat.ParserCreate": "the reader"},
+    "untrusted/xml_documents.py": {"ElementTree.fromstring": "the reader", "ElementTree.XMLParser": "the reader"},
     "untrusted/archives.py": {"zipfile.ZipFile": "the reader"},
     # its own bytes, which it wrote in the same process, or receives from its own process
     "checksums.py": {"json.loads": "the header of tensors that were encoded just now"},
