@@ -153,14 +153,14 @@ def rank(heat: Tensor, seed: int) -> Tensor:
         raise ConfigError(
             f"heat is NaN in {wrong} of {values.size} cells", "look for NaN in the image and in the weights"
         )
-    noise = uniforms(seed, "equal heat", 0, np.arange(len(values)), 0, values.shape[1])  # (B, N)
+    noise = uniforms(seed, "equal heat", 0, np.arange(len(values)), 0, count=values.shape[1])  # (B, N)
     return torch.from_numpy(np.lexsort((noise, -values), axis=1)).to(heat.device)
 
 
 def draw_random_heat(images: int, grid: tuple[int, int], seed: int, *, draw: int = 0) -> Tensor:
     """Draws a random map per image: (B, r, c), uniform in [0, 1). The map of image i does not depend on their number."""
     rows, columns = grid
-    noise = uniforms(seed, "random heat", 0, np.arange(images), draw, rows * columns)
+    noise = uniforms(seed, "random heat", 0, np.arange(images), draw, count=rows * columns)
     return torch.from_numpy(noise).float().view(images, rows, columns)
 
 

@@ -27,7 +27,7 @@ At = tuple[int, str, int, int, int]  # (seed, stream, epoch, sample, view): the 
 
 def gaussian_noise(picture: np.ndarray, deviation: float, at: At) -> np.ndarray:
     """Add independent normal noise; the deviation is in 8-bit steps."""
-    return picture + deviation * normals(*at, picture.size).reshape(picture.shape)
+    return picture + deviation * normals(*at, count=picture.size).reshape(picture.shape)
 
 
 def shot_noise(picture: np.ndarray, photons: float, at: At) -> np.ndarray:
@@ -41,7 +41,7 @@ def shot_noise(picture: np.ndarray, photons: float, at: At) -> np.ndarray:
     # one sorted table for all brightnesses: the distribution function of brightness b is between b and b + 1
     table = (np.minimum(np.cumsum(chance, 1), 1) + np.arange(256)[:, None]).ravel()
     value = picture.astype(np.int64).ravel()
-    drawn = np.searchsorted(table, uniforms(*at, picture.size) + value, side="right") - value * len(counts)
+    drawn = np.searchsorted(table, uniforms(*at, count=picture.size) + value, side="right") - value * len(counts)
     return drawn.reshape(picture.shape) * (255 / photons)
 
 
@@ -56,7 +56,7 @@ def defocus_blur(picture: np.ndarray, radius: float, at: At) -> np.ndarray:
 def motion_blur(picture: np.ndarray, length: float, at: At) -> np.ndarray:
     """Convolve with a line of random direction; its length is a fraction of the shorter side."""
     length = length * min(picture.shape[1:])
-    angle = np.pi * float(uniforms(*at, 1)[0])
+    angle = np.pi * float(uniforms(*at, count=1)[0])
     half = int(length / 2) + 1
     along = np.linspace(-length / 2, length / 2, 8 * half + 1)
     kernel = np.zeros((2 * half + 1, 2 * half + 1))

@@ -168,8 +168,8 @@ def check_pixels(size: tuple[int, int], most: int) -> None:
     """Raises `BadImage` for a (width, height) of more than ``most`` pixels."""
     width, height = size
     if width * height > most:
-        size = f"{width}x{height} is {width * height / 1e6:.1f} million pixels"
-        raise BadImage(f"{size}, over the limit of {most / 1e6:g} (--max-pixels)")
+        what = f"{width}x{height} is {width * height / 1e6:.1f} million pixels"
+        raise BadImage(f"{what}, over the limit of {most / 1e6:g} (--max-pixels)")
 
 
 def _read_orientation(image: Image.Image) -> int:

@@ -105,7 +105,7 @@ def decode_deep(
     if values.shape[2] != channels:
         raise BadImage(f"it has {values.shape[2]} bands, and {channels} are needed")
     if values.dtype == np.uint8 or (levels is None and values.dtype.kind == "u"):
-        levels = 0.0, float(np.iinfo(values.dtype).max)
+        levels = 0.0, 256.0**values.itemsize - 1
     if levels is None:
         what = f"values of {values.dtype} have no defined range"
         raise BadImage(f"{what}; give the range with --pixel-range LOW,HIGH, or train on such images")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -78,7 +78,8 @@ class YamlError(ValueError):
 class _TextLoader(_Loader):
     """Keeps every scalar but merge keys as the text that the document has."""
 
-    yaml_implicit_resolvers: ClassVar = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
+
+_TextLoader.yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
 
 
 def parse_yaml(content: bytes | str, *, as_text: bool = False) -> Any:

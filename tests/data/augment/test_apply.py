@@ -309,7 +309,7 @@ def test_noise_is_made_of_the_words_of_randomness():
     assert np.allclose(
         box_muller(np.uint64(state), 1)[0], normal(torch.tensor(state.view(np.int64)), torch.tensor(0)), atol=1e-5
     )
-    first = int(words(0, "noise", 0, 5, 0, 1)[0])
+    first = int(words(0, "noise", 0, 5, 0, count=1)[0])
     high, low = first >> 32, first & (2**32 - 1)
     expected = np.sqrt(-2 * np.log((high + 0.5) / 2**32)) * np.cos(2 * np.pi * low / 2**32)
     assert np.isclose(box_muller(np.uint64(state), 1)[0], expected)

@@ -15,30 +15,10 @@ TRIES = 10  # draws of a crop before the largest part is used instead, as in tor
 
 
 def crop_box(
-    policy: Augment,
-    seed: int,
-    epoch: int,
-    sample: int,
-    view: int,
-    height: int,
-    width: int,
-    *,
-    aspect: float = 1.0,
-    attempt: int = 0,
+    policy: Augment, seed: int, *where: int, aspect: float = 1.0, attempt: int = 0
 ) -> tuple[int, int, int, int]:
-    """The crop box of one view of an image: (left, top, width, height), whole pixels.
-
-    It lies inside the image, but for ``crop="jitter"``, whose box is larger than the image where that is scaled down.
-
-    A function of its arguments alone; worker processes call it before they decode. It does not include the shift of
-    ``crop="pad"``, which `augment` applies.
-
-    Args:
-        aspect: width / height of the size to which the crop is scaled.
-        attempt: of ``crop="jitter"``, whose boxes are drawn again where a crop cannot be used.
-    """
-    how = {"aspect": aspect, "attempt": attempt}
-    left, top, wide, tall = crop_boxes(policy, seed, epoch, sample, view, height, width, **how).tolist()
+    """`crop_boxes` of one view of an image, as integers; worker processes call it before they decode."""
+    left, top, wide, tall = crop_boxes(policy, seed, *where, aspect=aspect, attempt=attempt).tolist()
     return left, top, wide, tall
 
 
@@ -54,11 +34,19 @@ def crop_boxes(
     aspect: float = 1.0,
     attempt: int = 0,
 ) -> NDArray[np.int64]:
-    """`crop_box` of several ids, for images of one size.  # -> (..., 4)"""
+    """The crop boxes of views of images of one size: (left, top, width, height), whole pixels.  # -> (..., 4)
+
+    They lie inside the image, but for ``crop="jitter"``, whose boxes are larger where the image is scaled down. They do not
+    include the shift of ``crop="pad"``, which `augment` applies.
+
+    Args:
+        aspect: width / height of the size to which the crop is scaled.
+        attempt: of ``crop="jitter"``, whose boxes are drawn again where a crop cannot be used.
+    """
     if policy.crop == "jitter":
-        draws = uniforms(seed, "crop", epoch, sample, view, 3 * (attempt + 1))[..., -3:]  # (..., 3)
+        draws = uniforms(seed, "crop", epoch, sample, view, count=3 * (attempt + 1))[..., -3:]  # (..., 3)
         return _jittered_boxes(policy, draws, height, width, aspect)
-    draws = uniforms(seed, "crop", epoch, sample, view, 2 + 2 * TRIES)  # (..., 2 + 2 tries)
+    draws = uniforms(seed, "crop", epoch, sample, view, count=2 + 2 * TRIES)  # (..., 2 + 2 tries)
     wide = min(width, round(height * aspect))
     tall = min(height, round(width / aspect))
     if policy.crop == "squash":
