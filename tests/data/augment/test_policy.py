@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from typing import get_type_hints
 
@@ -18,22 +17,6 @@ from vitrail.errors import ConfigError
 SAMPLES = np.arange(4000)
 
 
-def test_every_policy_survives_json():
-    for name, policy in POLICIES.items():
-        assert Augment.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy, name
-
-
-def test_a_plain_form_may_be_partial():
-    assert Augment.from_dict({"crop_area": [0.5, 1], "layers": 2}) == Augment(crop_area=(0.5, 1), layers=2)
-
-
-def test_what_was_written_before_views_had_blurs_of_their_own_draws_nothing_new():
-    old = {"jitter": [0.3, 0.3, 0.3], "three_augment": True, "blur": [0.1, 2.0]}
-    policy = Augment.from_dict(old)
-    assert (policy.hue, policy.jitter_probability, policy.grey) == (0, 1, 0)
-    assert policy.blur_views == policy.solarise_views == (0, 0)
-
-
 def test_the_recipes_of_two_views_have_the_papers_values():
     moco, simclr, small = (POLICIES[name] for name in ("moco", "simclr", "simclr32"))
     assert {each.crop_area for each in (moco, simclr, small)} == {(0.08, 1.0)}
@@ -45,11 +28,6 @@ def test_the_recipes_of_two_views_have_the_papers_values():
     assert (*small.jitter, small.hue) == (0.4, 0.4, 0.4, 0.1)
     assert small.blur_views == small.solarise_views == (0, 0)
     assert POLICIES["mae"] == Augment(crop_area=(0.2, 1.0), flip=0.5)
-
-
-def test_an_unknown_key_gets_the_nearest_right_one():
-    with pytest.raises(ConfigError, match="'magnitude'"):
-        Augment.from_dict({"magnitud": 3})
 
 
 REFUSED = [

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, get_args
 
 from vitrail.errors import ConfigError, nearest
 
@@ -12,13 +11,12 @@ OPERATIONS = (
     "auto_contrast", "equalise", "invert", "rotate", "posterise", "solarise", "solarise_add", "colour", "contrast",
     "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y", "cutout",
 )  # fmt: skip
-CHOICES = {
-    "crop": ("none", "squash", "inception", "pad", "jitter"),
-    "crop_rule": ("area", "height"),
-    "pad_mode": ("reflect", "zero"),
-    "erase_fill": ("noise", "constant"),
-    "mix_each": ("batch", "image"),
-}
+Crop = Literal["none", "squash", "inception", "pad", "jitter"]
+CropRule = Literal["area", "height"]
+PadMode = Literal["reflect", "zero"]
+EraseFill = Literal["noise", "constant"]
+MixEach = Literal["batch", "image"]
+CHOICES = {"crop": Crop, "crop_rule": CropRule, "pad_mode": PadMode, "erase_fill": EraseFill, "mix_each": MixEach}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +45,15 @@ class Augment:
     """
 
     crop: Annotated[
-        Literal["none", "squash", "inception", "pad", "jitter"],
-        "random part of the image, or the image shifted or scaled at random, or the largest centred part",
+        Crop, "random part of the image, or the image shifted or scaled at random, or the largest centred part"
     ] = "inception"
     crop_area: Annotated[tuple[float, float], "range of the area of the crop, relative to the image"] = (0.08, 1.0)
     crop_aspect: Annotated[tuple[float, float], "range of the width / height of the crop"] = (3 / 4, 4 / 3)
-    crop_rule: Annotated[
-        Literal["area", "height"], "draw the area (torchvision) or the height (TensorFlow) uniformly"
-    ] = "area"
-    crop_scale: Annotated[tuple[float, float], "range of the factor of jitter; at 1 the whole image just fits"] = (
-        0.5,
-        2.0,
-    )
+    crop_rule: Annotated[CropRule, "draw the area (torchvision) or the height (TensorFlow) uniformly"] = "area"
+    crop_scale: Annotated[tuple[float, float], "range of the factor of jitter; at 1 the image just fits"] = (0.5, 2.0)
     crop_major: Annotated[float, "share of one class of pixels above which a crop of jitter is drawn again"] = 1.0
     pad: Annotated[float, "largest shift of the crop over a padded border, relative to the side"] = 0.125
-    pad_mode: Annotated[Literal["reflect", "zero"], "border of reflected pixels, or of zeros"] = "reflect"
+    pad_mode: Annotated[PadMode, "border of reflected pixels, or of zeros"] = "reflect"
     flip: Annotated[float, "probability of a horizontal flip"] = 0.5
     layers: Annotated[int, "operations of RandAugment per image; 0 disables it"] = 0
     magnitude: Annotated[float, "strength of RandAugment, on a scale of 10"] = 9.0
@@ -72,11 +64,7 @@ class Augment:
     fill: Annotated[int, "level of uncovered pixels, 0 to 255"] = 128
     three_augment: Annotated[bool, "one of grey, solarise and blur per image (DeiT III)"] = False
     blur: Annotated[tuple[float, float], "range of the standard deviation of the blur in pixels"] = (0.1, 2.0)
-    jitter: Annotated[tuple[float, float, float], "strengths of the jitter of brightness, contrast and saturation"] = (
-        0.0,
-        0.0,
-        0.0,
-    )
+    jitter: Annotated[tuple[float, float, float], "strengths of jitter: brightness, contrast, saturation"] = (0.0,) * 3
     hue: Annotated[float, "largest shift of the hue, relative to the colour circle"] = 0.0
     jitter_probability: Annotated[float, "probability of jittering an image"] = 1.0
     grey: Annotated[float, "probability of converting an image to grey"] = 0.0
@@ -85,28 +73,25 @@ class Augment:
     erase: Annotated[float, "probability of random erasing"] = 0.0
     erase_area: Annotated[tuple[float, float], "range of the erased area, relative to the image"] = (0.02, 1 / 3)
     erase_aspect: Annotated[tuple[float, float], "range of the height / width of the erased box"] = (0.3, 1 / 0.3)
-    erase_fill: Annotated[Literal["noise", "constant"], "noise per pixel, or the level `fill`"] = "noise"
+    erase_fill: Annotated[EraseFill, "noise per pixel, or the level `fill`"] = "noise"
     mixup: Annotated[float, "parameter of the Beta distribution of mixup; 0 disables it"] = 0.0
     cutmix: Annotated[float, "parameter of the Beta distribution of CutMix; 0 disables it"] = 0.0
     switch: Annotated[float, "probability of CutMix if mixup is enabled, too"] = 0.5
     mix_probability: Annotated[float, "probability of mixing a batch or an image"] = 1.0
-    mix_each: Annotated[Literal["batch", "image"], "draw the mixture per batch, or per image"] = "batch"
+    mix_each: Annotated[MixEach, "draw the mixture per batch, or per image"] = "batch"
     mix_major: Annotated[bool, "each image keeps the larger share of a mixture (big_vision)"] = False
     smoothing: Annotated[float, "label smoothing"] = 0.0
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"augment.{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), choices)
-                )
+            if (value := getattr(self, name)) not in get_args(choices):
+                raise ConfigError(f"augment.{name} is {value!r}", nearest(str(value), get_args(choices)))
         for name in ("flip", "probability", "jitter_probability", "grey", "erase", "switch", "mix_probability"):
             self._demand(name, 0 <= getattr(self, name) <= 1, "give a probability, 0 to 1")
         for name in ("blur_views", "solarise_views"):
             views = getattr(self, name)
-            self._demand(
-                name, len(views) == 2 and all(0 <= view <= 1 for view in views), "give two probabilities, 0 to 1"
-            )
+            are_shares = len(views) == 2 and all(0 <= view <= 1 for view in views)
+            self._demand(name, are_shares, "give two probabilities, 0 to 1")
         for name in ("crop_area", "crop_aspect", "crop_scale", "erase_area", "erase_aspect", "blur"):
             low, high = getattr(self, name)
             self._demand(name, 0 < low <= high, "give two numbers above 0 in increasing order")
@@ -135,52 +120,11 @@ class Augment:
         """Whether images of a batch are ever mixed."""
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_probability > 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON or YAML."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Augment:
-        """The inverse of `to_dict`; missing keys keep their defaults. Raises `ConfigError` for an unknown key."""
-        known = [field.name for field in fields(cls)]
-        for key in plain:
-            if key not in known:
-                raise ConfigError(f"unknown setting augment.{key}", nearest(key, known))
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
-        }
-        return cls(**values)
-
 
 GOOGLE = Augment(crop_area=(0.05, 1.0), crop_rule="height")  # the inception crop of the ViT papers, and a flip
-TIMM = Augment(
-    layers=2,
-    magnitude_std=0.5,
-    increasing=True,
-    probability=0.5,
-    operations=OPERATIONS[:-1],
-    erase=0.25,
-    mixup=0.8,
-    cutmix=1.0,
-    smoothing=0.1,
-)
-
-# two views of each image: MoCo v3 (Chen et al. 2021) uses those of BYOL (Grill et al. 2020, appendix B)
-MOCO = Augment(
-    jitter=(0.4, 0.4, 0.2),
-    hue=0.1,
-    jitter_probability=0.8,
-    grey=0.2,
-    blur_views=(1.0, 0.1),
-    solarise_views=(0.0, 0.2),
-)
-SIMCLR = Augment(  # Chen et al. 2020, appendix A, strength 1
-    jitter=(0.8, 0.8, 0.8),
-    hue=0.2,
-    jitter_probability=0.8,
-    grey=0.2,
-    blur_views=(0.5, 0.5),
-)
+RANDAUGMENT = Augment(layers=2, magnitude_std=0.5, increasing=True, probability=0.5, operations=OPERATIONS[:-1])
+# for two views of each image: Chen et al. 2020, appendix A, strength 1
+SIMCLR = Augment(jitter=(0.8, 0.8, 0.8), hue=0.2, jitter_probability=0.8, grey=0.2, blur_views=(0.5, 0.5))
 
 
 def _augreg(magnitude: float, mixup: float) -> Augment:
@@ -199,11 +143,13 @@ POLICIES: dict[str, Augment] = {
     "strong1": _augreg(20, 0.5),
     "strong2": _augreg(20, 0.8),
     "plain_vit": _augreg(10, 0.2),  # Beyer et al. 2022
-    "deit": TIMM,  # Touvron et al. 2021, table 9: rand-m9-mstd0.5-inc1
+    # Touvron et al. 2021, table 9: rand-m9-mstd0.5-inc1
+    "deit": replace(RANDAUGMENT, erase=0.25, mixup=0.8, cutmix=1.0, smoothing=0.1),
     # DeiT III (Touvron et al. 2022), section 3
     "three_augment": Augment(three_augment=True, jitter=(0.3, 0.3, 0.3), mixup=0.8, cutmix=1.0),
     "mae": Augment(crop_area=(0.2, 1.0)),  # He et al. 2022, section 3
-    "moco": MOCO,
+    # MoCo v3 (Chen et al. 2021) uses the views of BYOL (Grill et al. 2020, appendix B)
+    "moco": replace(SIMCLR, jitter=(0.4, 0.4, 0.2), hue=0.1, blur_views=(1.0, 0.1), solarise_views=(0.0, 0.2)),
     "simclr": SIMCLR,
     # Chen et al. 2020, appendix B.9: CIFAR-10, half the strength and no blur
     "simclr32": replace(SIMCLR, jitter=(0.4, 0.4, 0.4), hue=0.1, blur_views=(0.0, 0.0)),
