@@ -24,7 +24,7 @@ from vitrail.objectives.supervised import Supervised
 from vitrail.runs.checkpoint import BackgroundSaver
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks.classification.classifier import create_classifier
-from vitrail.training.parallel import spread
+from vitrail.training.parallel import parallelise
 
 TIMES = 7
 
@@ -34,7 +34,7 @@ def time_saving(ranks: Ranks, folder: Path, parallel: str) -> dict[str, float]:
     torch.manual_seed(0)
     trained = Supervised(create_classifier(MODELS["vit-b16"], classes=1000))
     if not ranks.is_single:
-        trained = spread(trained, ComputeSettings(parallel=parallel), ranks, torch.device("cpu"))
+        trained = parallelise(trained, ComputeSettings(parallel=parallel), ranks, torch.device("cpu"))
     state = trained.state_dict()
     moments = {f"{name}/{moment}": tensor.clone() for name, tensor in state.items() for moment in ("mean", "square")}
     groups = {"objective": state, "optimiser": moments}

@@ -35,7 +35,7 @@ DIRECT = {
     },
     "data/sources/labels.py": {"csv.reader": "one cell of a table, whose line is limited"},
     "runs/checkpoint.py": {"json.loads": "a file whose SHA-256 is in the sealed manifest"},
-    "training/binding.py": {"np.load": "a file whose SHA-256 is compared before"},
+    "training/fingerprint.py": {"np.load": "a file whose SHA-256 is compared before"},
     "data/decoded_cache.py": {"np.load": "a file of the cache, mapped; its size was compared"},
     "studies/images.py": {"np.load": "a file of the study, mapped; its checksum was compared"},
     "verbs/export/files.py": {"zipfile.ZipFile": "the archive that was exported just now"},

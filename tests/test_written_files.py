@@ -29,9 +29,9 @@ KNOWN = {
     "check graph.onnx": """exports/sidecar.py:write_sums exports/graph.py:to_onnx exports/graph.py:to_program
         verbs/export/files.py:write_export verbs/export/files.py:_write_graph verbs/export/files.py:_add_figures""",
     "run": """runs/folder.py:write_config runs/folder.py:write_status runs/folder.py:start_metrics
-        runs/folder.py:_write_sizes runs/folder.py:write_timing training/binding.py:bind_run training/binding.py:_write_stamps
-        data/sources/bad_images.py:_write data/sources/bad_images.py:_continue_file runs/checkpoint.py:save
-        runs/checkpoint.py:publish""",
+        runs/folder.py:_write_sizes runs/folder.py:write_timing
+        training/fingerprint.py:record_or_check training/fingerprint.py:_write_stamps data/sources/bad_images.py:_write
+        data/sources/bad_images.py:_continue_file runs/checkpoint.py:save runs/checkpoint.py:publish""",
     "checkpoint of ranks": "runs/checkpoint.py:_write_parts runs/tensor_shards.py:write_shards",
     "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:recall_plan
         data/sources/mask_values.py:measure_masks

@@ -33,7 +33,7 @@ from vitrail.studies.design import Pool
 from vitrail.studies.images import DATA, load_images, open_images, store_images
 from vitrail.studies.plan import make_plan, read_plan, write_plan
 from vitrail.studies.results import write_result
-from vitrail.training.binding import STAMPS, _read_stamps
+from vitrail.training.fingerprint import STAMPS, _read_stamps
 from vitrail.verbs.convert import convert
 from vitrail.verbs.export import export
 from vitrail.weights.description import describe

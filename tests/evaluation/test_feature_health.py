@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.evaluation.feature_health import Health, diagnose, effective_rank, measure, spread
+from vitrail.evaluation.feature_health import FeatureHealth, diagnose, effective_rank, measure, spread
 
-HEALTHY = Health(rank=60.0, spread=0.8, width=192)
+HEALTHY = FeatureHealth(rank=60.0, spread=0.8, width=192)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -116,7 +116,7 @@ def test_a_diagnosis_says_the_figure_before_training():
 
 
 def test_what_training_did_not_lower_is_no_collapse():
-    narrow = Health(rank=3.0, spread=0.03, width=192)
+    narrow = FeatureHealth(rank=3.0, spread=0.03, width=192)
     assert diagnose(narrow) is not None
     assert diagnose(narrow, narrow) is None
     assert diagnose(replace(narrow, spread=0.04, rank=5.0), narrow) is None

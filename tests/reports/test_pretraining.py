@@ -16,7 +16,7 @@ from PIL import Image
 from tests.reports.reading import PAYLOAD, Page, read_report
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import DiskError
-from vitrail.evaluation.feature_health import Health
+from vitrail.evaluation.feature_health import FeatureHealth
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.reports.cards import pretraining_card as card
 from vitrail.reports.cards import write_card
@@ -42,7 +42,7 @@ def facts(**more: object) -> PretrainingFacts:
         "command": "vitrail pretrain bees", "config": {"optim": {"lr": 0.001}}, "images": {"train": 9, "val": 5},
         "panels": (Panel(name="original", caption="as it is", pictures=pictures),
                    Panel(name="predicted", caption="", pictures=pictures[:, :1] / 255)),
-        "before": Health(66.0, 0.82, 192), "after": Health(106.0, 0.52, 192), "notes": ["one image was bad"],
+        "before": FeatureHealth(66.0, 0.82, 192), "after": FeatureHealth(106.0, 0.52, 192), "notes": ["one image was bad"],
         "model": "vit-ti16", "parameters": 5_717_416, "image_size": (8, 12), "data": "my bees", "location": "runs/bees",
         "preprocessing": {"size": (8, 12)}, "provenance": {"seed": 3},
     }  # fmt: skip
@@ -117,7 +117,7 @@ def test_without_labels_the_loss_stands_first_and_nothing_is_said_of_neighbours(
 
 
 def test_a_collapse_is_said_before_all_else(tmp_path):
-    page = written(tmp_path, facts(diagnosis=COLLAPSE, after=Health(1.9, 0.41, 192)))
+    page = written(tmp_path, facts(diagnosis=COLLAPSE, after=FeatureHealth(1.9, 0.41, 192)))
     assert [each.get("role") for each in page.all("aside")] == ["alert", None]
     told = "Dimensional collapse The features use few of their 192 dimensions. The effective rank is 1.9."
     assert 0 < page.said.index(told) < page.said.index("kNN accuracy A k-nearest")
@@ -137,7 +137,7 @@ def test_health_stands_in_a_table_with_both_sides_of_training(tmp_path):
 
 def test_a_zero_is_a_figure_and_no_gap(tmp_path):
     page = written(
-        tmp_path, facts(before=Health(0.0, 0.0, 192), records=[{"step": 0, "knn": 0.0}, {"step": 1, "knn": 0.5}])
+        tmp_path, facts(before=FeatureHealth(0.0, 0.0, 192), records=[{"step": 0, "knn": 0.0}, {"step": 1, "knn": 0.5}])
     )
     assert "dimensional collapse 0.0 106.0" in page.said
     assert "on the features 0 % 50.0 %" in page.said

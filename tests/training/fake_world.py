@@ -52,10 +52,10 @@ def measure(strategy: str) -> dict[str, Any]:
     objective = Supervised(model).train()
     ranks = Ranks(0, WORLD, LOCAL, dist.group.WORLD, dist.group.WORLD)
     settings = ComputeSettings(parallel=strategy, precision="fp32")  # type: ignore[bad-argument-type]
-    spread = parallel.spread(objective, settings, ranks, torch.device("cpu"))
-    local = sum(p.to_local().numel() for p in spread.parameters())  # type: ignore[missing-attribute]
+    trained = parallel.parallelise(objective, settings, ranks, torch.device("cpu"))
+    local = sum(p.to_local().numel() for p in trained.parameters())  # type: ignore[missing-attribute]
     with FakeTensorMode(allow_non_fake_inputs=True):
         images, targets = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
-        loss, _ = spread(images, targets)
+        loss, _ = trained(images, targets)
         loss.backward()
     return {"local": local, "parameters": sum(p.numel() for p in objective.parameters()), "sent": dict(sent)}

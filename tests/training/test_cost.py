@@ -27,9 +27,9 @@ from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.text import large
 from vitrail.training.cost import measure_cost, run_operations
 from vitrail.training.dry_run import dry_run
-from vitrail.training.monitors import read_options
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
+from vitrail.training.validation import read_options
 from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import save_tokenizer
 
@@ -190,7 +190,7 @@ class Clock:
         self.now += seconds
 
 
-class SlowMonitor:
+class SlowValidator:
     """An evaluation of 1,000 images in batches, which takes 0.1 s an image."""
 
     images = 1000
@@ -221,7 +221,7 @@ def test_a_long_step_and_evaluation_are_scaled_from_a_part(tmp_path, monkeypatch
     folder = RunFolder(tmp_path / "run")
     folder.open()
     training = prepare(run, folder, say=lambda line: None).training
-    training.monitor = monitor = SlowMonitor(clock)
+    training.validator = validator = SlowValidator(clock)
 
     def backward(training, inputs):
         measured.append(len(inputs[0]))
@@ -238,7 +238,7 @@ def test_a_long_step_and_evaluation_are_scaled_from_a_part(tmp_path, monkeypatch
     assert cost.step == pytest.approx(256 * image + update)
     assert cost.evaluation == pytest.approx(100)
     assert clock.now < 35, "a measurement takes seconds"
-    assert monitor.read < 1000
+    assert validator.read < 1000
     assert max(measured) == (256 if image == 0.0001 else 16 if image == 0.05 else 2)
 
 

@@ -88,8 +88,8 @@ def test_the_host_reads_nothing_between_the_steps_that_are_logged(tmp_path, monk
         with reads:
             for _ in range(4):
                 step.take_step(found, next(batches))
-            assert (reads.count, len(found.unread)) == (0, 4)
-            step.read_steps(found)
+            assert (reads.count, len(found.pending)) == (0, 4)
+            step.read_pending(found)
         assert reads.count == 4 * 3  # loss, accuracy and norm
         assert found.progress.count == 4
         batches.close()

@@ -185,7 +185,7 @@ def test_what_a_failed_try_left_in_the_working_copy_counts_for_nothing(tmp_path)
     settings = (SMALL, "model.name=vit-ti16", "compute.precision=bf16-weights", "data.batch=32")
     expected = gradients(training(tmp_path / "clean", *settings), 32)
     found = training(tmp_path / "left", *settings)
-    for parameter in found.working.parameters():
+    for parameter in found.compute_model.parameters():
         parameter.grad = torch.ones_like(parameter)
     assert_equal_to(expected, gradients(found, 32), 1e-6)
 
@@ -228,6 +228,6 @@ def test_a_working_copy_in_bf16_learns_from_images_that_nobody_rounded(tmp_path,
     monkeypatch.setattr(MAE, "_cut", lambda self, images: targets.append(cut(self, images)) or targets[-1])
     inputs = found.inputs(next(found.batches(0, 1)))
     backward(found, inputs)
-    assert next(found.working.parameters()).dtype == torch.bfloat16
+    assert next(found.compute_model.parameters()).dtype == torch.bfloat16
     assert torch.equal(targets[0], cut(found.objective, inputs[0]))
     assert not torch.equal(targets[0], targets[0].bfloat16())

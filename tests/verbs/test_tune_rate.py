@@ -136,7 +136,7 @@ def test_a_run_trains_with_its_choice_keeps_it_and_does_not_choose_again(tmp_pat
     assert f"rate     {config['lr']:g}, chosen by validation losses: " in (out / "log.txt").read_text()
     assert (out / "report.html").exists()
     assert not (out / "tuning").exists()
-    monkeypatch.setattr(module, "rates_around", lambda rate: pytest.fail("it tunes again"))
+    monkeypatch.setattr(module, "grid_around", lambda rate: pytest.fail("it tunes again"))
     vitrail.train("digits", steps=8, limit=200, **given)
     assert RunFolder(out).status()["steps"] == 8
     assert yaml.safe_load((out / "config.yaml").read_text())["optim"] == config

@@ -19,7 +19,7 @@ LINE = 2.0  # features on a line have rank 1, and in a narrow encoder 5 % of the
 
 
 @dataclass(frozen=True)
-class Health:
+class FeatureHealth:
     """The `effective_rank` and `spread` of features (N, D), and their width D, for comparison."""
 
     rank: float
@@ -27,9 +27,9 @@ class Health:
     width: int
 
 
-def measure(features: Values) -> Health:
+def measure(features: Values) -> FeatureHealth:
     """Returns the health of features (N, D). N should be several times D, because the rank is at most N - 1."""
-    return Health(rank=effective_rank(features), spread=spread(features), width=features.shape[1])
+    return FeatureHealth(rank=effective_rank(features), spread=spread(features), width=features.shape[1])
 
 
 def effective_rank(features: Values) -> float:
@@ -63,7 +63,7 @@ def spread(features: Values) -> float:
     return float(unit.std(0).mean() * raw.shape[1] ** 0.5)
 
 
-def diagnose(now: Health, before: Health | None = None) -> str | None:
+def diagnose(now: FeatureHealth, before: FeatureHealth | None = None) -> str | None:
     """Returns a sentence that describes a collapse, with its numbers; None if there is none.
 
     Args:

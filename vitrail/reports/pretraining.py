@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.pictures import to_thumbnail
-from vitrail.evaluation.feature_health import Health
+from vitrail.evaluation.feature_health import FeatureHealth
 from vitrail.markup import Markup, tag
 from vitrail.reports import training_curves as curves
 from vitrail.reports.charts import Series, strip
@@ -49,8 +49,8 @@ class PretrainingFacts(RunFacts):
     objective: str
     about_objective: str = ""  # one sentence
     panels: Sequence[Panel] = ()
-    before: Health | None = None
-    after: Health | None = None
+    before: FeatureHealth | None = None
+    after: FeatureHealth | None = None
     diagnosis: str | None = None
 
     @property
@@ -185,7 +185,7 @@ def list_pictures(facts: PretrainingFacts) -> list[list[Any]]:
     ]
 
 
-def compare_health(facts: PretrainingFacts, now: Health) -> Table:
+def compare_health(facts: PretrainingFacts, now: FeatureHealth) -> Table:
     """Returns the table of feature health before and after training."""
     rank, spread, knn, before = METRICS["effective_rank"], METRICS["spread"], METRICS["knn"], facts.before
     about_rank = f"{rank.gloss}, at most {now.width:,}; a low value indicates a dimensional collapse"

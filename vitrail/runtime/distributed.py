@@ -256,7 +256,7 @@ def lost_ranks() -> Iterator[None]:
         reason = _ADDED_BY_GLOO.sub("", str(error).splitlines()[0])
         raise LostRankError(
             f"another rank of this training ended, or did not answer in time ({reason})",
-            "its own message says why; the same command goes on from the newest checkpoint",
+            "look for the error of that rank above; the same command resumes from the newest checkpoint",
         ) from error
 
 
@@ -271,16 +271,16 @@ def is_lost_rank(error: BaseException) -> bool:
 def gather_full(tensor: Any) -> Tensor:
     """Returns the whole of a tensor, which may be spread over the ranks: then all of them call this. Without a graph."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if is_spread(tensor) else tensor
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
-def spread_like(value: Tensor, tensor: Any) -> Tensor:
+def distribute_like(value: Tensor, tensor: Any) -> Tensor:
     """Returns a whole ``value`` as ``tensor`` is: on its device, and spread over the ranks in the same way.
 
     One that is spread already is returned as it is.
     """
     value = value.to(tensor.device)
-    if not is_spread(tensor) or is_spread(value) or not value.ndim:
+    if not is_dtensor(tensor) or is_dtensor(value) or not value.ndim:
         return value
     from torch.distributed.tensor import distribute_tensor
 
@@ -307,10 +307,10 @@ def collect_gradients(local: Mapping[str, Any], parameters: Mapping[str, Any]) -
 
 
 def _is_replicated(tensor: Any) -> bool:
-    return is_spread(tensor) and all(placement.is_replicate() for placement in tensor.placements)
+    return is_dtensor(tensor) and all(placement.is_replicate() for placement in tensor.placements)
 
 
-def is_spread(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     """Whether it is a `torch.distributed.tensor.DTensor`, the module of which takes a second to load."""
     return hasattr(tensor, "placements")
 

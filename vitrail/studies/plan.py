@@ -23,7 +23,7 @@ from vitrail.runtime.progress import duration
 from vitrail.studies.design import LIMIT, RATE, SEED, STEPS, Experiment, Rates, Study, parse_study
 from vitrail.studies.results import FORMAT, TrialResult, read_result
 from vitrail.studies.statistics import expect_difference
-from vitrail.training.rates import choose_rate
+from vitrail.training.lr_search import choose_rate
 
 SPREAD = 0.006  # sd of the accuracy of one short training between seeds, until there is a study to take it from
 HALVINGS = 3  # of the images that a trial sees, at most

@@ -377,5 +377,5 @@ def _measure(run: Run, splits: Splits) -> NetworkCost:
         finally:
             folder.close()
         flops = (run_operations(training) or 0.0) / (training.steps * training.run.data.batch)
-        evaluated = training.monitor.count_images(training.ranks)
+        evaluated = training.validator.count_images(training.ranks)
         return NetworkCost(step=cost.step, image=cost.evaluation / evaluated, flops=flops)

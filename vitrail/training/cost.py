@@ -25,10 +25,10 @@ from vitrail.runtime.distributed import SINGLE
 from vitrail.runtime.process import keep_generators
 from vitrail.runtime.progress import Say, duration
 from vitrail.runtime.timing import time_call
-from vitrail.training.monitors import read_options
 from vitrail.training.optimizer import find_head_names
 from vitrail.training.state import Training, restore, snapshot
 from vitrail.training.step import backward, take_step
+from vitrail.training.validation import read_options
 
 READ = 2  # images, from which the shapes of a batch are known: some objectives compare images
 
@@ -191,4 +191,4 @@ def _time_evaluation(training: Training) -> float:
         return ends[-1]
     # without the first batch, which waits for the workers, unless it is the only one
     batch = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
-    return batch * training.monitor.count_images(training.ranks) / read_options(training.run).batch
+    return batch * training.validator.count_images(training.ranks) / read_options(training.run).batch

@@ -102,8 +102,8 @@ def _find_largest_batch(training: Training) -> str:
         rows = torch.arange(size, device=training.device) % len(inputs[0])
         try:
             with training.autocast:
-                training.working(*(tensor[rows] for tensor in inputs))[0].backward()
+                training.compute_model(*(tensor[rows] for tensor in inputs))[0].backward()
         finally:
-            training.working.zero_grad(set_to_none=True)
+            training.compute_model.zero_grad(set_to_none=True)
 
     return str(find_largest_batch(step, LARGEST_BATCH))

@@ -21,7 +21,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source, choose_split, drop_annotations, list_splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import EvaluationResult, evaluate_model
-from vitrail.evaluation.feature_health import Health, diagnose
+from vitrail.evaluation.feature_health import FeatureHealth, diagnose
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
@@ -41,7 +41,6 @@ from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.tasks import Task, find_task
 from vitrail.training.data import RunData, Transform, choose_arguments, open_run_data
 from vitrail.training.inputs import Augmented, Inputs, TaskInputs, Teacher, TokenizerCodes, ViewInputs
-from vitrail.training.monitors import CodeMonitor, FeatureMonitor, Monitor, ValidationMonitor
 from vitrail.training.network import (
     BuiltModel,
     NetworkPlan,
@@ -52,6 +51,7 @@ from vitrail.training.network import (
 )
 from vitrail.training.provenance import Ending, Outcome, provenance, run_facts
 from vitrail.training.state import Training
+from vitrail.training.validation import CodeValidator, FeatureValidator, TaskValidator, Validator
 from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
 
@@ -109,7 +109,7 @@ class Goal(Protocol):
         """Creates the objective, and the function that makes its inputs from a batch."""
         ...
 
-    def monitor(self, run: Run, built: BuiltModel, data: RunData) -> Monitor:
+    def validator(self, run: Run, built: BuiltModel, data: RunData) -> Validator:
         """Creates the function that gives the figures of an evaluation between steps."""
         ...
 
@@ -155,8 +155,8 @@ class SupervisedGoal:
         arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
         return configure_objective(Distillation, model.backbone, arguments), TaskInputs(augmented, model, teacher)
 
-    def monitor(self, run: Run, built: BuiltModel, data: RunData) -> ValidationMonitor:
-        return ValidationMonitor.of(built.model, data.splits, run, data.bad)
+    def validator(self, run: Run, built: BuiltModel, data: RunData) -> TaskValidator:
+        return TaskValidator.of(built.model, data.splits, run, data.bad)
 
     def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
         run, folder, model = training.run, training.folder, built.model
@@ -222,18 +222,18 @@ class EncoderGoal:
     def objective(self, run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
         return make_objective(run, built.model.backbone, built.preprocessing, data, say)
 
-    def monitor(self, run: Run, built: BuiltModel, data: RunData) -> FeatureMonitor:
-        return FeatureMonitor(built.model, data.splits, run, data.bad)
+    def validator(self, run: Run, built: BuiltModel, data: RunData) -> FeatureValidator:
+        return FeatureValidator(built.model, data.splits, run, data.bad)
 
     def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
         run, folder = training.run, training.folder
         if not training.ranks.first:
             return Outcome(folder.report, {}, "")
         facts = run_facts(run, training.steps, folder, built, data, ending)
-        figures = collect_figures(facts["records"], FeatureMonitor.FIGURES)
+        figures = collect_figures(facts["records"], FeatureValidator.FIGURES)
         origin = provenance(run, training.steps, data.splits, ending)
         save_model(folder.model, built.model, metrics=figures, provenance=origin)
-        before, after = (read_health(facts["records"], built.model.width, last=last) for last in (False, True))
+        before, after = (health_from_records(facts["records"], built.model.width, last=last) for last in (False, True))
         diagnosis = diagnose(after, before) if after is not None else None
         facts |= {"before": before, "after": after, "diagnosis": diagnosis}
         return write_pretraining_documents(training, built, data, facts, figures)
@@ -286,8 +286,8 @@ class TokenizerGoal:
     def objective(self, run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
         return make_objective(run, built.model, built.preprocessing, data, say)
 
-    def monitor(self, run: Run, built: BuiltModel, data: RunData) -> CodeMonitor:
-        return CodeMonitor(built.model, built.preprocessing, data.splits, run, data.bad)
+    def validator(self, run: Run, built: BuiltModel, data: RunData) -> CodeValidator:
+        return CodeValidator(built.model, built.preprocessing, data.splits, run, data.bad)
 
     def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
         run, folder = training.run, training.folder
@@ -297,7 +297,7 @@ class TokenizerGoal:
         origin = provenance(run, training.steps, data.splits, ending)
         save_tokenizer(folder.model, built.model, built.preprocessing, origin)
         return write_pretraining_documents(
-            training, built, data, facts, collect_figures(facts["records"], CodeMonitor.FIGURES)
+            training, built, data, facts, collect_figures(facts["records"], CodeValidator.FIGURES)
         )
 
 
@@ -373,13 +373,13 @@ def collect_figures(records: Sequence[dict], columns: Sequence[str]) -> dict[str
     return {**figures, "loss": losses[-1]} if losses else figures
 
 
-def read_health(records: Sequence[dict], width: int, *, last: bool) -> Health | None:
+def health_from_records(records: Sequence[dict], width: int, *, last: bool) -> FeatureHealth | None:
     """Returns the rank and spread of the features before training, or at the end of it, as they were recorded."""
     recorded = [record for record in records if "effective_rank" in record]
     if not recorded or (not last and recorded[0]["step"] != 0):
         return None
     record = recorded[-1 if last else 0]
-    return Health(rank=record["effective_rank"], spread=record["spread"], width=width)
+    return FeatureHealth(rank=record["effective_rank"], spread=record["spread"], width=width)
 
 
 def write_pretraining_documents(

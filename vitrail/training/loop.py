@@ -10,9 +10,9 @@ from vitrail.data.loader import Batch
 from vitrail.errors import DataError
 from vitrail.runtime.process import StopRequests, stopped_by
 from vitrail.runtime.progress import ProgressBar
-from vitrail.training.optimizer import learning_rate
+from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training, collect_state, collect_tensors, use_average
-from vitrail.training.step import read_steps, take_step
+from vitrail.training.step import read_pending, take_step
 
 
 def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
@@ -65,8 +65,8 @@ def _is_due(training: Training) -> bool:
 
 
 def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
-    """Evaluates the weights as they would be used; a stop that is requested meanwhile is returned, and nothing recorded."""
-    read_steps(training)
+    """Evaluates the averaged weights. If a stop is requested meanwhile, returns the signal and records nothing."""
+    read_pending(training)
     started, asked = time.perf_counter(), 0
 
     def stopped() -> bool:
@@ -89,7 +89,7 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
 
 
 def _log(training: Training, clock: _Clock) -> None:
-    read_steps(training)
+    read_pending(training)
     progress, run = training.progress, training.run
     record = {
         "step": progress.step,
@@ -104,7 +104,7 @@ def _log(training: Training, clock: _Clock) -> None:
 
 def save(training: Training) -> None:
     """Begins to write a checkpoint of this moment. Raises the `DiskError` of the one before, on every rank."""
-    read_steps(training)
+    read_pending(training)
     _share_bad(training)
     training.ranks.run_on_rank0(training.folder.sync_metrics)
     progress, folder = training.progress, training.folder.checkpoints

@@ -1,4 +1,4 @@
-"""The update: the learning rate of a step, Muon, parameter groups, gradient clipping, averaging of weights."""
+"""The update: Muon, parameter groups, gradient clipping, averaging of weights."""
 
 from __future__ import annotations
 
@@ -10,58 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.config.schema import OptimSettings, ScheduleSettings
-from vitrail.errors import ConfigError
-from vitrail.runtime.distributed import SINGLE, Ranks, gather_full, is_spread, spread_like
-from vitrail.runtime.progress import Say
+from vitrail.config.schema import OptimSettings
+from vitrail.runtime.distributed import SINGLE, Ranks, distribute_like, gather_full, is_dtensor
 from vitrail.torch_private import lerp, lerp_, multiply_
-
-
-def learning_rate(schedule: ScheduleSettings, base: float, step: int, steps: int) -> float:
-    """Returns the rate of update ``step`` (from 0) of ``steps``: a linear warm-up multiplied onto the decay.
-
-    The decay runs from the end of the warm-up to the end of the run, ``step == steps``, where the rate is ``schedule.end``
-    (ViT, appendix B.1; ``rsqrt`` as in Zhai et al. 2022).
-    """
-    warmup = min(warmup_steps(schedule, steps), steps)
-    progress = min(max((step - warmup) / max(steps - warmup, 1), 0.0), 1.0)
-    if schedule.kind == "cosine":
-        rate = schedule.end + (base - schedule.end) * (1 + math.cos(math.pi * progress)) / 2
-    elif schedule.kind == "linear":
-        rate = schedule.end + (base - schedule.end) * (1 - progress)
-    elif schedule.kind == "rsqrt":
-        rate = base * math.sqrt(max(warmup, 1) / max(step + 1, warmup, 1))
-    else:
-        rate = base
-    return rate * min(1.0, (step + 1) / warmup) if warmup else rate
-
-
-def warmup_steps(schedule: ScheduleSettings, steps: int) -> int:
-    """Returns the number of warm-up updates of a run of ``steps``."""
-    if schedule.warmup_steps is None:
-        return round(schedule.warmup * steps)
-    if schedule.recipe_steps is None:
-        return schedule.warmup_steps
-    return round(schedule.warmup_steps * min(1.0, steps / schedule.recipe_steps))
-
-
-def check_warmup(schedule: ScheduleSettings, steps: int, say: Say, *, begun: bool) -> None:
-    """Says by how much the warm-up of a recipe is shortened, and refuses one that leaves nothing for the decay.
-
-    A run that has ``begun``, with an earlier version, keeps such a warm-up, and a warning says so.
-
-    Raises `ConfigError`.
-    """
-    warmup = warmup_steps(schedule, steps)
-    if warmup >= steps:
-        what = f"the warm-up of {warmup:,} steps takes the whole run of {steps:,}"
-        if not begun:
-            raise ConfigError(what, "train for longer, or give a shorter warm-up, e.g. --set schedule.warmup=0.05")
-        say(f"warning  {what}: its learning rate only rises; it goes on as it began")
-    elif schedule.warmup_steps is not None and warmup < schedule.warmup_steps:
-        own = f"{schedule.warmup_steps:,} of {schedule.recipe_steps:,}"
-        say(f"warm-up  {warmup:,} of {steps:,} steps: the recipe's {own}, scaled to the length of this run")
-
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: steepest at zero, and bounded after
 ITERATIONS = 5
@@ -120,7 +71,7 @@ class Muon(torch.optim.Optimizer):
         multiply_(parameters, 1 - rate * decay)
         for parameter, direction in zip(parameters, orthogonalise(ahead, self.kind, self.ranks), strict=True):
             side = max(len(parameter), parameter.numel() // len(parameter))
-            parameter.add_(spread_like(direction, parameter), alpha=-rate * 0.2 * side**0.5)
+            parameter.add_(distribute_like(direction, parameter), alpha=-rate * 0.2 * side**0.5)
 
 
 def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ranks: Ranks = SINGLE) -> list[Tensor]:
@@ -222,7 +173,7 @@ class Optimiser:
         how: dict[str, Any] = {"foreach": True} if exact else {"fused": fused}
         adamw: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, **how}
         if settings.name == "sgd":
-            if any(map(is_spread, parameters.values())):  # torch has no fused SGD for these
+            if any(map(is_dtensor, parameters.values())):  # torch has no fused SGD for these
                 how = {"foreach": True}
             self.parts: list[torch.optim.Optimizer] = [
                 torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, **how)
@@ -292,7 +243,7 @@ class Optimiser:
                     if name in kept:
                         part.state[parameter] = {
                             # AdamW counts its steps in a scalar that stays where the optimiser made it
-                            quantity: spread_like(value, parameter) if value.ndim or parameter.is_cuda else value
+                            quantity: distribute_like(value, parameter) if value.ndim or parameter.is_cuda else value
                             for quantity, value in kept[name].items()
                         }
 

@@ -27,9 +27,9 @@ Kind = TypeVar("Kind", bound=Objective)
 UNIT_BYTES = 2**22  # smaller blocks are exchanged together with the rest: each exchange has a cost of its own
 
 
-def spread(objective: Kind, compute: ComputeSettings, ranks: Ranks, device: torch.device) -> Kind:
+def parallelise(objective: Kind, compute: ComputeSettings, ranks: Ranks, device: torch.device) -> Kind:
     """A copy of ``objective`` whose parameters are `DTensor`, as ``compute.parallel`` says: the one that computes and learns."""
-    spread_copy = copy.deepcopy(objective)
+    parallel = copy.deepcopy(objective)
     bf16 = compute.precision == "bf16-weights"
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -40,21 +40,21 @@ def spread(objective: Kind, compute: ComputeSettings, ranks: Ranks, device: torc
     else:
         mesh = DeviceMesh.from_group(ranks.group, device.type)
     apply = replicate if compute.parallel == "replicate" else fully_shard
-    for block in find_blocks(spread_copy):
+    for block in find_blocks(parallel):
         if compute.compile:
             block.compile()
         apply(block, mesh=mesh, mp_policy=policy)
-    apply(spread_copy, mesh=mesh, mp_policy=policy)
-    for module in spread_copy.modules():
+    apply(parallel, mesh=mesh, mp_policy=policy)
+    for module in parallel.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
             if compute.exact:
                 module.set_custom_reduce_scatter(InOrder())  # type: ignore[bad-argument-type]
-    if isinstance(spread_copy, ContrastiveObjective):
+    if isinstance(parallel, ContrastiveObjective):
         for verb in ("features", "references", "compare"):
-            register_fsdp_forward_method(spread_copy, verb)
-    return spread_copy
+            register_fsdp_forward_method(parallel, verb)
+    return parallel
 
 
 def find_blocks(objective: Objective) -> list[nn.Module]:

@@ -29,12 +29,13 @@ from vitrail.runtime.progress import Say
 from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan
 from vitrail.tasks import Task, find_task
 from vitrail.text import plural
-from vitrail.training.binding import fingerprint_data
 from vitrail.training.cost import TRIAL_STEPS, buy_steps
 from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
+from vitrail.training.fingerprint import fingerprint_data
 from vitrail.training.goals import GOALS, Goal
 from vitrail.training.network import BuiltModel, NetworkPlan
-from vitrail.training.optimizer import Average, Optimiser, check_warmup, select_trainable
+from vitrail.training.optimizer import Average, Optimiser, select_trainable
+from vitrail.training.schedule import check_warmup
 from vitrail.training.state import Training
 from vitrail.weights.resolve import resolve_model
 
@@ -248,9 +249,9 @@ def assemble(
     select_trainable(objective, head_only=run.model.head_only)
     trained = objective
     if not ranks.is_single:
-        from vitrail.training.parallel import spread  # loading FSDP takes a second
+        from vitrail.training.parallel import parallelise  # loading FSDP takes a second
 
-        trained = spread(objective, run.compute, ranks, device)
+        trained = parallelise(objective, run.compute, ranks, device)
     parameters = localise(select_trainable(trained, head_only=run.model.head_only))
     digests = fingerprint_data(data)
     ranks.check_same(settings=identify(run), images=digests, versions=versions())
@@ -277,7 +278,7 @@ def assemble(
             device=device,
             ranks=ranks,
         ),
-        monitor=goal.monitor(run, built, data),
+        validator=goal.validator(run, built, data),
         folder=folder,
         device=device,
         ranks=ranks,

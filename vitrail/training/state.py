@@ -20,13 +20,14 @@ from vitrail.runs import checkpoint
 from vitrail.runs.checkpoint import BackgroundSaver
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import in_precision
-from vitrail.runtime.distributed import SINGLE, Ranks, gather_full, is_spread, spread_like
+from vitrail.runtime.distributed import SINGLE, Ranks, distribute_like, gather_full, is_dtensor
 from vitrail.torch_private import copy_
-from vitrail.training.binding import UNTRAINED
 from vitrail.training.data import TrainingBatches
+from vitrail.training.fingerprint import UNTRAINED
 from vitrail.training.inputs import Inputs
-from vitrail.training.monitors import Monitor
-from vitrail.training.optimizer import Average, Optimiser, find_head_names, learning_rate
+from vitrail.training.optimizer import Average, Optimiser, find_head_names
+from vitrail.training.schedule import learning_rate
+from vitrail.training.validation import Validator
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PendingMetrics:
     """What a step measured, on the device until it is read: scalars, and the images by which a divergence is named."""
 
     step: int
@@ -70,7 +71,7 @@ class Training:
     memory makes the micro-batch smaller.
 
     ``objective`` is what is evaluated and saved. The optimiser moves ``trained``, which is the same or, on several ranks, a copy
-    whose parameters are spread over them; what computes is ``working``.
+    whose parameters are spread over them; what computes is ``compute_model``.
     """
 
     run: Run
@@ -82,7 +83,7 @@ class Training:
     optimiser: Optimiser
     average: Average | None
     batches: TrainingBatches
-    monitor: Monitor
+    validator: Validator
     folder: RunFolder
     device: torch.device
     ranks: Ranks = SINGLE
@@ -91,16 +92,16 @@ class Training:
     operations: float | None = None  # floating-point operations of all steps, where they can be counted
     digests: Mapping[str, str] = field(default_factory=dict)  # of the data, see `fingerprint_data`
     progress: Progress = field(default_factory=Progress)
-    unread: list[Reading] = field(default_factory=list)
+    pending: list[PendingMetrics] = field(default_factory=list)
     loss: float = math.nan  # of the last step that was read
 
     def __post_init__(self) -> None:
         self.saver = BackgroundSaver(self.ranks)
         # the working copy computes in bf16; the optimiser, the average and the checkpoints see the fp32 weights
         copied = self.run.compute.precision == "bf16-weights" and self.ranks.is_single
-        self.working = copy.deepcopy(self.trained).to(torch.bfloat16) if copied else self.trained
+        self.compute_model = copy.deepcopy(self.trained).to(torch.bfloat16) if copied else self.trained
         compiled = self.run.compute.compile and self.ranks.is_single  # what is spread is compiled block by block
-        self.step_module = torch.compile(self.working) if compiled else self.working
+        self.step_module = torch.compile(self.compute_model) if compiled else self.compute_model
 
     def freeze_backbone(self) -> None:
         """Leaves the backbone as it is as long as the head learns alone (`ModelSettings.head_first`); call before each step."""
@@ -112,7 +113,7 @@ class Training:
     def trained_backbone(self) -> list[nn.Parameter]:
         """What the working copy trains but the head."""
         names = self.optimiser.parameters.keys() - find_head_names(self.trained)
-        return [parameter for name, parameter in self.working.named_parameters() if name in names]
+        return [parameter for name, parameter in self.compute_model.named_parameters() if name in names]
 
     @cached_property
     def trained_parameters(self) -> dict[str, nn.Parameter]:
@@ -137,18 +138,18 @@ class Training:
         return max(math.ceil(self.steps / self.run.save.evaluations), 1)
 
     def evaluate(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """Returns the figures of the monitor; None if it was stopped."""
-        return self.monitor(self.run, stopped, self.ranks)
+        """Returns the figures of the validator; None if it was stopped."""
+        return self.validator(self.run, stopped, self.ranks)
 
     @property
     def autocast(self) -> AbstractContextManager:
         return in_precision(self.run.compute.precision or "fp32", self.device)
 
     @torch.no_grad()
-    def refresh_working(self) -> None:
+    def refresh_compute_model(self) -> None:
         """Brings the working copy up to the weights."""
-        if self.working is not self.trained:
-            copy_(list(self.working.parameters()), list(self.trained.parameters()))
+        if self.compute_model is not self.trained:
+            copy_(list(self.compute_model.parameters()), list(self.trained.parameters()))
 
 
 class use_average:
@@ -188,7 +189,8 @@ def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str
     groups = collect_tensors(training)
     tensors = {
         group: {
-            name: tensor.clone() if is_spread(tensor) else tensor.to("cpu", copy=True) for name, tensor in named.items()
+            name: tensor.clone() if is_dtensor(tensor) else tensor.to("cpu", copy=True)
+            for name, tensor in named.items()
         }
         for group, named in groups.items()
     }
@@ -219,17 +221,17 @@ def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
     groups = saved.tensors or _read_own_part(training, saved)
     own = training.trained.state_dict()
     spread = {
-        name: spread_like(value, own[name]) if name in own else value for name, value in groups["objective"].items()
+        name: distribute_like(value, own[name]) if name in own else value for name, value in groups["objective"].items()
     }
     training.trained.load_state_dict(spread)
     training.optimiser.load_tensors(groups["optimiser"])
     if training.average is not None:
         for name, tensor in training.average.tensors.items():
-            tensor.copy_(spread_like(groups["average"][name], tensor))
+            tensor.copy_(distribute_like(groups["average"][name], tensor))
     if training.scaler is not None:
         training.scaler.load_state_dict(saved.state["scaler"])
-    training.progress, training.unread = Progress(**saved.state["progress"]), []
-    training.refresh_working()
+    training.progress, training.pending = Progress(**saved.state["progress"]), []
+    training.refresh_compute_model()
 
 
 def _read_own_part(training: Training, saved: checkpoint.Checkpoint) -> dict[str, dict[str, Tensor]]:

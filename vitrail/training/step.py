@@ -19,8 +19,8 @@ from vitrail.files import dump_json, replace_file
 from vitrail.objectives.contrastive import ContrastiveObjective, cached_backward
 from vitrail.runtime.distributed import collect_gradients
 from vitrail.torch_private import multiply_
-from vitrail.training.optimizer import learning_rate
-from vitrail.training.state import Reading, Training
+from vitrail.training.schedule import learning_rate
+from vitrail.training.state import PendingMetrics, Training
 
 
 def take_step(training: Training, batch: Batch) -> float:
@@ -39,9 +39,9 @@ def take_step(training: Training, batch: Batch) -> float:
             scaler.unscale_(part)
     norm = training.optimiser.gradient_norm()
     measured = {name: value.detach() for name, value in measured.items()}
-    training.unread.append(Reading(progress.step, batch.keys[batch.halo :], measured, norm))
+    training.pending.append(PendingMetrics(progress.step, batch.keys[batch.halo :], measured, norm))
     if not training.defers:
-        read_steps(training)
+        read_pending(training)
     if scaler is None:
         training.optimiser.step()
     else:
@@ -54,18 +54,18 @@ def take_step(training: Training, batch: Batch) -> float:
     progress.step += 1
     progress.images += images
     training.trained.after_step(progress.step / training.steps)
-    training.refresh_working()
+    training.refresh_compute_model()
     return training.loss
 
 
-def read_steps(training: Training) -> None:
+def read_pending(training: Training) -> None:
     """Adds what the steps since the last call measured to the progress. Raises `DivergedError` for one that is not finite."""
-    unread, training.unread = training.unread, []
-    for reading in unread:
-        measured = {name: float(value) for name, value in reading.measured.items()}
-        training.loss, norm = measured["loss"], float(reading.norm)
+    pending, training.pending = training.pending, []
+    for metrics in pending:
+        measured = {name: float(value) for name, value in metrics.measured.items()}
+        training.loss, norm = measured["loss"], float(metrics.norm)
         if not math.isfinite(training.loss) or (training.scaler is None and not math.isfinite(norm)):
-            _raise_diverged(training, reading, norm)
+            _raise_diverged(training, metrics, norm)
         training.progress.add(measured)
 
 
@@ -99,10 +99,10 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
 
 def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dict[str, Tensor]:
     training.optimiser.zero_grad()
-    training.working.zero_grad(set_to_none=True)  # what an attempt that ran out of memory left
+    training.compute_model.zero_grad(set_to_none=True)  # what an attempt that ran out of memory left
     ranks, images = training.ranks, len(inputs[0]) if training.ranks.is_single else training.run.data.batch
-    if isinstance(training.working, ContrastiveObjective) and (micro < images or not ranks.is_single):
-        return _backward_contrastive(training, training.working, inputs, micro)
+    if isinstance(training.compute_model, ContrastiveObjective) and (micro < images or not ranks.is_single):
+        return _backward_contrastive(training, training.compute_model, inputs, micro)
     totals: dict[str, Tensor] = {}
     micro_batches = split_batch(training, inputs, micro)
     for count, (chunk, counted) in enumerate(micro_batches):
@@ -195,18 +195,18 @@ def _collect_gradients(training: Training) -> None:
     """Moves the gradients to where the optimiser takes them: from a bf16 copy to the fp32 weights, from `DTensor` to plain."""
     if not training.ranks.is_single:
         collect_gradients(training.optimiser.parameters, training.trained_parameters)
-    if training.working is training.trained:
+    if training.compute_model is training.trained:
         return
-    for master, worker in zip(training.trained.parameters(), training.working.parameters()):
+    for master, worker in zip(training.trained.parameters(), training.compute_model.parameters()):
         if worker.grad is not None:
             gradient = worker.grad.float()
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             worker.grad = None
 
 
-def _raise_diverged(training: Training, reading: Reading, norm: float) -> None:
-    step, loss, ranks = reading.step, training.loss, training.ranks
-    keys = [key for part in ranks.gather(reading.keys) for key in part]
+def _raise_diverged(training: Training, metrics: PendingMetrics, norm: float) -> None:
+    step, loss, ranks = metrics.step, training.loss, training.ranks
+    keys = [key for part in ranks.gather(metrics.keys) for key in part]
     facts = {"step": step, "loss": str(loss), "gradient_norm": str(norm), "keys": keys}
     seen = "this update was not applied" if step == training.progress.step else "nothing was saved since"
     if ranks.first:

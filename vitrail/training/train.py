@@ -22,9 +22,9 @@ from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import StopRequests, keep_generators, use_threads
 from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
 from vitrail.text import large
-from vitrail.training.binding import bind_run, check_finished
 from vitrail.training.cost import run_operations
 from vitrail.training.data import Transform
+from vitrail.training.fingerprint import check_finished, record_or_check
 from vitrail.training.goals import GOALS
 from vitrail.training.loop import fit
 from vitrail.training.prepare import Prepared, prepare
@@ -199,7 +199,7 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say, *,
     folder, progress = training.folder, training.progress
     saved = checkpoint.load_newest(folder.checkpoints, training.ranks)
     run, data, digests = training.run, prepared.data, training.digests
-    training.ranks.run_on_rank0(lambda: bind_run(folder, run, data, digests, saved, say, stamped=stamped))
+    training.ranks.run_on_rank0(lambda: record_or_check(folder, run, data, digests, saved, say, stamped=stamped))
     if saved is not None:
         resume(training, saved, say)
         progress = training.progress

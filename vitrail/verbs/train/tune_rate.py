@@ -15,8 +15,8 @@ from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.progress import Say
+from vitrail.training.lr_search import choose_rate, grid_around
 from vitrail.training.prepare import Prepared
-from vitrail.training.rates import choose_rate, rates_around
 from vitrail.training.train import train
 
 TRIALS = "tuning"  # the folder of the trainings, inside that of the run
@@ -45,7 +45,7 @@ def tune_rate(
     if begun.config.exists():
         stored = begun.read_config().optim
         return replace(run, optim=replace(run.optim, lr=stored.lr, rates=stored.rates))
-    grid = rates_around(run.optim.lr)
+    grid = grid_around(run.optim.lr)
     losses: dict[float, float] = {}
 
     def attempt(rate: float) -> None:

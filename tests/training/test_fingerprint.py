@@ -20,7 +20,7 @@ from vitrail import stamps, train
 from vitrail.errors import DataError
 from vitrail.files import read_sealed
 from vitrail.runs.checkpoint import list_checkpoints, step_of
-from vitrail.training import binding
+from vitrail.training import fingerprint
 from vitrail.verbs.data import shard_data
 
 TINY = (
@@ -334,7 +334,9 @@ def test_another_teacher_is_refused_and_other_initial_weights_are_named(begun, t
 
 def test_another_version_and_another_micro_batch_are_named(begun, tmp_path, monkeypatch) -> None:
     run, data = copy(begun["classes"], tmp_path)
-    monkeypatch.setattr(binding, "versions", lambda: {**read_sealed(run / "split.json")["versions"], "torch": "99.0"})
+    monkeypatch.setattr(
+        fingerprint, "versions", lambda: {**read_sealed(run / "split.json")["versions"], "torch": "99.0"}
+    )
     train_in(run, data, 2, settings=["data.micro_batch=4"])
     assert "torch 99.0 in place of " in log_of(run)
     assert "warning  micro-batches of 4 images in place of 8: the run may differ in the last bits" in log_of(run)

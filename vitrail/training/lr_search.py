@@ -1,4 +1,4 @@
-"""Chooses a learning rate from losses at a few rates, which lie a constant factor apart. Nothing here imports torch."""
+"""Searches for a learning rate (``--tune-lr``, studies): chooses it from losses at a few rates. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 FACTOR = 2.0  # between two rates around that of a recipe
-MOST_ADDED = 2  # rates beyond the first grid
+MAX_ADDED = 2  # rates beyond the first grid
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RateChoice:
     untried: tuple[float, ...] = ()
 
 
-def rates_around(rate: float) -> tuple[float, ...]:
+def grid_around(rate: float) -> tuple[float, ...]:
     """Returns three rates a factor `FACTOR` apart, with ``rate`` in the middle."""
     return rate / FACTOR, rate, rate * FACTOR
 
@@ -37,7 +37,7 @@ def choose_rate(losses: Mapping[float, float], grid: Sequence[float]) -> RateCho
 
     Between rates it is the vertex of the parabola in the logarithm of the rate through the best one and its neighbours; it is
     at most half a step away from the best one, and the best one itself where a neighbour diverged. A rate at the edge is taken as
-    it is, and the grid gets one more rate beyond it, `MOST_ADDED` times at most. Rates have four significant digits, so they are
+    it is, and the grid gets one more rate beyond it, `MAX_ADDED` times at most. Rates have four significant digits, so they are
     the same numbers on every machine.
 
     Args:
@@ -51,7 +51,7 @@ def choose_rate(losses: Mapping[float, float], grid: Sequence[float]) -> RateCho
     at = int(np.argmin(values))
     if at in (0, len(rates) - 1):
         beyond = rates[0] ** 2 / rates[1] if at == 0 else rates[-1] ** 2 / rates[-2]
-        untried = (_round(beyond),) if len(losses) - len(grid) < MOST_ADDED else ()
+        untried = (_round(beyond),) if len(losses) - len(grid) < MAX_ADDED else ()
         return RateChoice(rates[at] if math.isfinite(values[at]) else None, True, untried)
     near = slice(at - 1, at + 2)
     if not all(map(math.isfinite, values[near])):

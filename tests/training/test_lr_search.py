@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vitrail.training.rates import MOST_ADDED, RateChoice, choose_rate, rates_around
+from vitrail.training.lr_search import MAX_ADDED, RateChoice, choose_rate, grid_around
 
 GRID = (1e-3, 2e-3, 4e-3)
 
@@ -50,7 +50,7 @@ def test_an_optimum_at_the_edge_extends_the_grid_on_its_side_twice_at_most(verte
         tried += choice.untried
         losses |= {rate: parabola(vertex)(rate) for rate in choice.untried}
     assert tried == pytest.approx(following)
-    assert len(tried) == MOST_ADDED
+    assert len(tried) == MAX_ADDED
     assert choice == RateChoice(tried[-1], True)
 
 
@@ -75,7 +75,7 @@ def test_equal_losses_choose_the_smallest_rate_and_a_flat_middle_itself():
 
 
 def test_rates_lie_around_that_of_the_recipe():
-    assert rates_around(2e-3) == pytest.approx(GRID)
+    assert grid_around(2e-3) == pytest.approx(GRID)
 
 
 def test_a_grid_of_another_factor_is_continued_with_it():

@@ -14,7 +14,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Splits
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.tasks.classification.classifier import create_classifier
-from vitrail.training.monitors import CodeMonitor, FeatureMonitor
+from vitrail.training.validation import CodeValidator, FeatureValidator
 
 RUN = Run(
     data=DataSettings(batch=16, micro_batch=16),
@@ -45,10 +45,10 @@ def filled(module: torch.nn.Module) -> torch.nn.Module:
 def test_the_figures_of_a_tokenizer_are_those_of_all_its_images_at_once():
     tokenizer = Tokenizer(TokenizerConfig(patch_size=4, width=8, depth=1, levels=(4, 4)))
     filled(tokenizer)
-    monitor = CodeMonitor(tokenizer, preprocessing := Preprocessing.paper((32, 32)), photos(), RUN, stop_at_bad)
-    figures = monitor(RUN, never)
+    validator = CodeValidator(tokenizer, preprocessing := Preprocessing.paper((32, 32)), photos(), RUN, stop_at_bad)
+    figures = validator(RUN, never)
     assert figures is not None and tokenizer.training
-    pictures = torch.from_numpy(np.stack([monitor.queries.read(row).content for row in range(40)]))
+    pictures = torch.from_numpy(np.stack([validator.queries.read(row).content for row in range(40)]))
     pictures = pictures.movedim(3, 1) / 255  # (B, C, H, W)
     with torch.no_grad():
         made = (tokenizer(preprocessing.normalise(pictures))[0] / 2 + 0.5).clamp(0, 1)
@@ -63,21 +63,21 @@ def test_the_figures_of_a_tokenizer_are_those_of_all_its_images_at_once():
 def test_no_image_is_its_own_neighbour_where_too_few_were_held_out():
     model = create_classifier(TINY["vit"], classes=())
     filled(model)
-    monitor = FeatureMonitor(model, photos(), RUN, stop_at_bad)
-    assert not set(monitor.known.keys) & set(monitor.queries.keys)
-    assert len(monitor.known) == len(monitor.queries) == 25
-    figures = monitor(RUN, never)
+    validator = FeatureValidator(model, photos(), RUN, stop_at_bad)
+    assert not set(validator.known.keys) & set(validator.queries.keys)
+    assert len(validator.known) == len(validator.queries) == 25
+    figures = validator(RUN, never)
     assert figures is not None and model.training
     assert figures["knn"] > 0.9 > figures["chance"]
-    assert monitor(RUN, lambda: True) is None
+    assert validator(RUN, lambda: True) is None
 
 
 def test_two_thirds_of_the_watched_images_are_known_and_one_third_is_classified():
     pixels, labels = np.zeros((300, 32, 32, 3), np.uint8), np.arange(300) % 2
     splits = open_data({"train": (pixels[:200], labels[:200]), "val": (pixels[200:], labels[200:])})
-    monitor = FeatureMonitor(create_classifier(TINY["vit"], classes=()), splits, RUN, stop_at_bad)
-    assert (len(monitor.known), len(monitor.queries)) == (80, 40)
-    assert monitor.known.keys[0].startswith("train") and monitor.queries.keys[0].startswith("val")
+    validator = FeatureValidator(create_classifier(TINY["vit"], classes=()), splits, RUN, stop_at_bad)
+    assert (len(validator.known), len(validator.queries)) == (80, 40)
+    assert validator.known.keys[0].startswith("train") and validator.queries.keys[0].startswith("val")
 
 
 def test_without_labels_nobody_is_asked_for_them():
@@ -85,5 +85,5 @@ def test_without_labels_nobody_is_asked_for_them():
     assert train is not None
     pixels = np.stack([train.read(row).content for row in range(len(train))])
     model = create_classifier(TINY["vit"], classes=())
-    figures = FeatureMonitor(model, open_data(pixels, validation=0, labelled=False), RUN, stop_at_bad)(RUN, never)
+    figures = FeatureValidator(model, open_data(pixels, validation=0, labelled=False), RUN, stop_at_bad)(RUN, never)
     assert figures is not None and figures.keys() == {"effective_rank", "spread"}

@@ -1,6 +1,6 @@
-"""What a run is bound to: its images and targets, the weights that take part, and the versions of packages.
+"""The fingerprint of a run: digests of its images and targets, of the weights that take part, and versions of packages.
 
-``split.json`` has digests of all of it, and ``stamps.npz`` the state of each image, so that a change can be named.
+``split.json`` has all of it, and ``stamps.npz`` the state of each image, so that a change can be named.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fingerprint_data(data: RunData) -> dict[str, str]:
     return used | {name + TARGETS: part.digest_targets() for name, part in list_splits(data.opened).items()}
 
 
-def bind_run(
+def record_or_check(
     folder: RunFolder,
     run: Run,
     data: RunData,

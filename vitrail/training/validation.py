@@ -33,7 +33,7 @@ FEWEST = 30  # images to classify by their neighbours
 Stopped = Callable[[], bool]
 
 
-class Monitor(Protocol):
+class Validator(Protocol):
     """Called with the run as it stands, with whether to stop, and with the ranks that may share the work; None if stopped.
 
     Every rank calls it, and asks equally often whether to stop.
@@ -47,7 +47,7 @@ class Monitor(Protocol):
 
 
 @dataclass(frozen=True)
-class ValidationMonitor:
+class TaskValidator:
     """The first figures of a model on each of its parts, named ``val_...`` on the validation split, and ``train_...`` on
     ``save.train_images`` training images without augmentation.
     """
@@ -57,7 +57,7 @@ class ValidationMonitor:
     bad: Bad
 
     @classmethod
-    def of(cls, model: Task, splits: Splits, run: Run, bad: Bad) -> ValidationMonitor:
+    def of(cls, model: Task, splits: Splits, run: Run, bad: Bad) -> TaskValidator:
         parts, train = {} if splits.val is None else {"val": splits.val}, splits.train
         if train is not None and (count := min(run.save.train_images, len(train))):
             parts["train"] = take_part(train, count=count, seed=run.seed)
@@ -76,7 +76,7 @@ class ValidationMonitor:
         return figures
 
 
-class FeatureMonitor:
+class FeatureValidator:
     """Figures of an encoder: ``effective_rank`` and ``spread`` of its features, and with labels the accuracy ``knn`` of the
     nearest neighbours among training images, with that of the most frequent class, ``chance``.
 
@@ -132,7 +132,7 @@ class FeatureMonitor:
         return np.concatenate(features), np.concatenate(targets)
 
 
-class CodeMonitor:
+class CodeValidator:
     """Figures of a tokenizer on held-out images: ``psnr_held_out`` in decibels, beside that of replacing each patch by its
     mean colour, ``psnr_mean_colour``; and ``codes_in_use``, the perplexity of its codes.
     """
