@@ -10,9 +10,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os.path import basename
 from pathlib import Path
+from posixpath import join
 from typing import NamedTuple
 
 import numpy as np
@@ -55,21 +56,13 @@ class MaskFolder(NamedTuple):
     masks: str
 
 
-@dataclass
-class Pairs:
-    """The images of a folder and their masks, relative to the data.
+class Pairs(NamedTuple):
+    """The images of a folder and their masks, relative to the data."""
 
-    Args:
-        pairs: (image, mask) of each image with a mask.
-        missing: images without a mask.
-        spare: masks of no image.
-        others: number of further files for images that have a mask.
-    """
-
-    pairs: list[tuple[str, str]] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    spare: set[str] = field(default_factory=set)
-    others: int = 0
+    mask_of: dict[str, str]  # of each image with a mask
+    missing: list[str]  # images without a mask
+    spare: frozenset[str] = frozenset()  # masks of no image
+    others: int = 0  # further files for images that have a mask
 
 
 def find_masks(root: Path) -> list[MaskFolder]:
@@ -91,25 +84,19 @@ def find_masks(root: Path) -> list[MaskFolder]:
     for name in folders:
         if split := split_of_folder(name):
             inside = _list_folders(root / name)
-            pair = _find_pair(root / name, inside)
             after = [name + end for end in AFTER if name + end in folders]
-            if pair:
+            if pair := _find_pair(root / name, inside):
                 found.append(MaskFolder(split, f"{name}/{pair[0]}", f"{name}/{pair[1]}"))
-            elif after and Scan().list_images(str(root / after[0]), ""):
+            elif after and _list_below(root / after[0]):
                 found.append(MaskFolder(split, name, after[0]))
             elif _has_masks_beside(root / name):
                 found.append(MaskFolder(split, name, name))
-            else:
-                images = _find_images(name, inside)
+            else:  # images without masks
+                images = next((f"{name}/{each}" for each in inside if each.lower() in map(str.lower, IMAGES)), name)
                 others.append(MaskFolder(split, images, images))
     if found:
-        return [*found, *(folder for folder in others if Scan().list_images(str(root / folder.images), ""))]
+        return [*found, *(folder for folder in others if _list_below(root / folder.images))]
     return [MaskFolder("train", "", "")] if _has_masks_beside(root) else []
-
-
-def _find_images(split: str, inside: Iterable[str]) -> str:
-    """The folder of the images of a split without masks."""
-    return next((f"{split}/{name}" for name in inside if name.lower() in map(str.lower, IMAGES)), split)
 
 
 def split_of_folder(name: str) -> str | None:
@@ -124,10 +111,7 @@ def split_of_folder(name: str) -> str | None:
 def _find_pair(folder: Path, inside: Iterable[str]) -> tuple[str, str] | None:
     names = {name.lower(): name for name in inside}
     images, masks = ([names[word.lower()] for word in words if word.lower() in names] for words in (IMAGES, MASKS))
-    for name in masks if images else ():
-        if Scan().list_images(str(folder / name), ""):
-            return images[0], name
-    return None
+    return next(((images[0], name) for name in masks if images and _list_below(folder / name)), None)
 
 
 def _has_masks_beside(folder: Path) -> bool:
@@ -141,35 +125,35 @@ def _list_folders(folder: Path) -> list[str]:
     return [path.name for path in list_folders(folder)]
 
 
+def _list_below(folder: Path) -> list[str]:
+    return Scan().list_images(str(folder), "")
+
+
 def pair_files(root: Path, folder: MaskFolder) -> Pairs:
     """Finds the mask of each image of a folder: the one of the same path, or of the same name where that is unique."""
-    images = Scan().list_images(str(root / folder.images), "")
+    images = _list_below(root / folder.images)
     if folder.images == folder.masks:
-        masks = find_masks_beside(images)
-        images = sorted(set(images).difference(masks))
-        renderings = 0
+        listed = find_masks_beside(images)
+        images = sorted(set(images).difference(listed))
     else:
-        listed = Scan().list_images(str(root / folder.masks), "")
-        masks = [path for path in listed if not os.path.splitext(path)[0].endswith(RENDERINGS)]
-        renderings = len(listed) - len(masks)
+        listed = _list_below(root / folder.masks)
+    masks = [path for path in listed if not os.path.splitext(path)[0].endswith(RENDERINGS)]
     mask_of = _match(images, masks)
     known = {_plain_name(mask) for mask in mask_of.values()}
-    used = set(mask_of.values())
-    unused = [mask for mask in masks if mask not in used]
-    spare = {mask for mask in unused if _plain_name(mask) not in known}
+    spare = {mask for mask in set(masks).difference(mask_of.values()) if _plain_name(mask) not in known}
     return Pairs(
-        [(_join(folder.images, image), _join(folder.masks, mask)) for image, mask in mask_of.items()],
-        [_join(folder.images, image) for image in images if image not in mask_of],
-        {_join(folder.masks, mask) for mask in spare},
-        renderings + len(unused) - len(spare),
+        {join(folder.images, image): join(folder.masks, mask) for image, mask in mask_of.items()},
+        [join(folder.images, image) for image in images if image not in mask_of],
+        frozenset(join(folder.masks, mask) for mask in spare),
+        len(set(listed).difference(mask_of.values(), spare)),
     )
 
 
 def list_images(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
     """Lists the images in a folder as `list_image_files` does, without masks of other images, which ``scan`` counts."""
     root, paths = Path(folder), list_image_files(folder, scan)
-    pairs = (pair for folder in find_masks(root) for pair in pair_files(root, folder).pairs)
-    masks = {str(root / mask) for _, mask in pairs} | set(find_masks_beside(paths))
+    masks = {str(root / mask) for folder in find_masks(root) for mask in pair_files(root, folder).mask_of.values()}
+    masks.update(find_masks_beside(paths))
     scan.masks += len(masks)
     return [path for path in paths if path not in masks]
 
@@ -191,10 +175,6 @@ def _match(images: Sequence[str], masks: Sequence[str]) -> dict[str, str]:
         by_name = {name: mask for path, mask in by_path.items() if counts[name := os.path.basename(path)] == 2}
     found = {image: by_path.get(path) or by_name.get(os.path.basename(path)) for image, path in plain.items()}
     return {image: mask for image, mask in found.items() if mask}
-
-
-def _join(folder: str, path: str) -> str:
-    return f"{folder}/{path}" if folder else path
 
 
 def _plain_name(path: str) -> str:
@@ -242,19 +222,18 @@ def read_masks(root: Path, folders: Sequence[MaskFolder]) -> RawData:
     if not any(split_of_folder(name) for each in folders for name in Path(each.images).parts):
         parts, by_lists, misfits = _divide(root, parts["train"])
         layout, notes = layout + by_lists, notes + misfits
-    used = {split: parts[split] for split in SPLIT_ORDER if split in parts and parts[split].pairs}
+    used = {split: parts[split] for split in SPLIT_ORDER if split in parts and parts[split].mask_of}
     if not used:
         raise DataError(f"no image below {root} has a mask of the same name", "give masks the names of their images")
-    notes += name_some(
-        "masks of no image, not used", spare.difference(*(dict(part.pairs).values() for part in used.values()))
-    )
+    all_masks = [mask for part in used.values() for mask in part.mask_of.values()]
+    notes += name_some("masks of no image, not used", spare.difference(all_masks))
     for split, part in parts.items():
-        if not part.pairs:
+        if not part.mask_of:
             notes += name_some(f"images of {split}, which has no masks, left out", part.missing)
-    meaning = _find_classes(root, [mask for part in used.values() for _, mask in part.pairs])
+    meaning = _find_classes(root, all_masks)
     splits: dict[str, RawSplit] = {}
     for split, part in used.items():
-        images, masks = (Files(str(root), Strings(pair[side] for pair in part.pairs)) for side in (0, 1))
+        images, masks = (Files(str(root), Strings(paths)) for paths in (part.mask_of, part.mask_of.values()))
         labels = Labels(meaning.names, LabelMaps(masks, meaning.values, meaning.indices), declared=True)
         splits[split] = RawSplit(images, labels, name_some("images without a mask, left out", part.missing))
     first = next(iter(splits))
@@ -264,19 +243,16 @@ def read_masks(root: Path, folders: Sequence[MaskFolder]) -> RawData:
 
 def _divide(root: Path, part: Pairs) -> tuple[dict[str, Pairs], str, list[str]]:
     """The images by the lists of the data where there are any, what the layout says of it, and notes."""
-    mask_of = dict(part.pairs)
+    mask_of = dict(part.mask_of)
     mask_of |= pair_by_lists(root, [*mask_of, *part.missing], [*mask_of.values(), *part.spare])
     divided = divide_images(root, sorted({*mask_of, *part.missing}))
     if divided is None:
         return {"train": part}, "", []
     splits, where, notes = divided
-    parts = {
-        split: Pairs(
-            pairs=[(image, mask_of[image]) for image in listed if image in mask_of],
-            missing=[image for image in listed if image not in mask_of],
-        )
-        for split, listed in splits.items()
-    }
+    parts = {}
+    for split, listed in splits.items():
+        own = {image: mask_of[image] for image in listed if image in mask_of}
+        parts[split] = Pairs(own, [image for image in listed if image not in own])
     return parts, f", divided by the lists in {'the folder' if where == '.' else where}", notes
 
 
@@ -286,29 +262,24 @@ def _note_outside(root: Path, folders: Sequence[MaskFolder]) -> tuple[str, ...]:
     if len(above) > 1 or not (folder := above.pop()):
         return ()
     inside = tuple(f"{each.images}/" for each in folders)
-    paths = (f"{folder}/{path}" for path in Scan().list_images(str(root / folder), ""))
-    return name_some(
-        "images in no folder of a split, left out", [path for path in paths if not path.startswith(inside)]
-    )
+    paths = (f"{folder}/{path}" for path in _list_below(root / folder))
+    outside = [path for path in paths if not path.startswith(inside)]
+    return name_some("images in no folder of a split, left out", outside)
 
 
 def _find_classes(root: Path, masks: Sequence[str]) -> Meaning:
     """The classes of the values of masks, from a table beside them, from Cityscapes, or from the values alone."""
     table = find_class_table(root, list({os.path.dirname(mask): mask for mask in masks}.values()))
-    if table is None and all(os.path.splitext(mask)[0].endswith(LABEL_IDS) for mask in masks):
+    stems = [os.path.splitext(mask)[0] for mask in masks]
+    if table is None and all(stem.endswith(LABEL_IDS) for stem in stems):
         others = (Entry(value, "void") for value in range(256) if value not in CITYSCAPES)
         return number_entries((*(Entry(value, name) for value, name in CITYSCAPES.items()), *others))
-    if table is None and all(os.path.splitext(mask)[0].endswith(TRAIN_IDS) for mask in masks):
+    if table is None and all(stem.endswith(TRAIN_IDS) for stem in stems):
         return number_entries(Entry(value, name) for value, name in enumerate(CITYSCAPES.values()))
     meaning = find_meaning(root, measure_masks(root, masks), table)
     if table is None and (unread := list_unread(root)):
-        return replace(
-            meaning,
-            notes=(
-                *meaning.notes,
-                f"names of classes are not read from {', '.join(unread[:3])}; give a classes.txt or palette.csv",
-            ),
-        )
+        note = f"names of classes are not read from {', '.join(unread[:3])}; give a classes.txt or palette.csv"
+        return replace(meaning, notes=(*meaning.notes, note))
     return meaning
 
 
@@ -377,11 +348,11 @@ def _paint_split(split: RawSplit) -> RawSplit:
     values = np.array([*range(len(names)), IGNORED], np.uint8)
     maps = LabelMaps(PaintedMaps(objects, keys), values, values)
     images = np.repeat(np.arange(len(objects)), objects.lengths()).tolist()  # of each object
-    notes: list[str] = []
+    notes = list(split.notes)
     for outline, what in UNTRACED.items():
         chosen = (keys[image] for image, own in zip(images, objects.outlines or ()) if own == outline)
         notes += name_some(what, map(basename, chosen))
-    return replace(split, labels=Labels(names, maps, declared=True), notes=(*split.notes, *notes))
+    return replace(split, labels=Labels(names, maps, declared=True), notes=tuple(notes))
 
 
 def _objects(split: RawSplit) -> Objects:

@@ -22,9 +22,7 @@ COLUMNS = {
     **{colour: (colour, colour[0]) for colour in ("red", "green", "blue")},
 }
 # files that may name classes in a format that is not read; a note lists them where masks have no names
-LIKE_NAMES = re.compile(
-    r"(?i)(class|label|name|categor|color|colour|palette|code).*\.(txt|csv|tsv|json|ya?ml|xml|pbtxt)$"
-)
+LIKE_NAMES = re.compile(r"(?i)(class|label|name|categor|colou?r|palette|code).*\.(txt|csv|tsv|json|ya?ml|xml|pbtxt)$")
 
 
 @dataclass(frozen=True)
@@ -43,25 +41,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class ClassTable:
-    """The entries of a file in its order.
-
-    Args:
-        path: of the file.
-        entries: their values are all different, and so are their names and colours.
-        numbered: whether the file gives the values; otherwise they are the places of the lines.
-    """
+    """The entries of a file in its order. Raises `DataError` for one of two entries with one value, name or colour."""
 
     path: Path
     entries: tuple[Entry, ...]
-    numbered: bool = False
+    numbered: bool = False  # whether the file gives the values; otherwise they are the places of the lines
 
     def __post_init__(self) -> None:
-        colours = [entry.colour for entry in self.entries if entry.colour]
-        values, names = ([getattr(entry, field) for entry in self.entries] for field in ("value", "name"))
-        for what, found in (("value", values), ("name", names), ("colour", colours)):
-            if twice := [each for number, each in enumerate(found) if each in found[:number]]:
-                raise DataError(f"{self.path} has the {what} {twice[0]!r} twice", "give each class a line of its own")
-        if not self.entries or "" in names:
+        for field in ("value", "name", "colour"):
+            found = [getattr(entry, field) for entry in self.entries]
+            twice = [each for number, each in enumerate(found) if each is not None and each in found[:number]]
+            if twice:
+                raise DataError(f"{self.path} has the {field} {twice[0]!r} twice", "give each class a line of its own")
+        if not all(entry.name for entry in self.entries) or not self.entries:
             raise DataError(f"{self.path} names no classes or has an empty name", "give one name a line")
 
     @property
@@ -81,12 +73,8 @@ class ClassTable:
 def find_class_table(root: Path, masks: Sequence[str]) -> ClassTable | None:
     """Reads the file that names the classes, the one nearest to the masks; None if there is none.
 
-    Args:
-        root: folder of the data, which is looked at last.
-        masks: one path for each folder of masks, relative to ``root``.
-
-    Raises:
-        DataError: a file that is no table of classes, or different tables for different folders of masks.
+    ``masks`` has one path for each folder of masks, relative to ``root``, which is looked at last. Raises `DataError` for a file
+    that is no table of classes, or different tables for different folders of masks.
     """
     tables = [_read_nearest(root, mask) for mask in masks]
     for table in tables[1:]:

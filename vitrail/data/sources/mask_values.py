@@ -1,7 +1,4 @@
-"""The values of masks, and the class of each.
-
-The values are measured in all masks and kept for the next time. Masks whose values are ambiguous or were interpolated are
-refused.
+"""The values of masks, and the class of each. Masks whose values are ambiguous or were interpolated are refused.
 
 H and W of a mask, V values.
 """
@@ -19,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.labels import Faulty
@@ -28,6 +24,7 @@ from vitrail.errors import DataError, DiskError
 from vitrail.files import cache_folder, disk_errors, read_sealed, write_sealed
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import IGNORED, Colour, encode_colours, is_grey, open_mask
+from vitrail.text import plural
 
 MOST_COLOURS = 256
 KEPT_FROM = 100  # masks; the values of fewer are read faster than they are found again
@@ -47,52 +44,34 @@ class Count(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A number or colour, in masks of one kind.
-
-    Args:
-        number: -1 where masks have colours.
-        colour: as it is shown.
-        pixels: in all masks.
-        inner: pixels whose four neighbours are the same; of masks with less than `FEW_LEVELS` all pixels.
-    """
+    """A number or colour, in masks of one kind."""
 
     kind: str
-    number: int
-    colour: Colour
+    number: int  # -1 where masks have colours
+    colour: Colour  # as it is shown
     masks: int
-    pixels: int
-    inner: int
+    pixels: int  # in all masks
+    inner: int  # pixels whose four neighbours are the same; of masks with less than `FEW_LEVELS` all pixels
     example: str
 
 
 @dataclass(frozen=True)
 class MaskValues:
-    """The values of many masks.
+    """The values of many masks."""
 
-    Args:
-        levels: each number or colour of each kind of masks.
-        kinds: the masks of each kind.
-        void: of masks of numbers, those with 255 alone, among others, and without it.
-        unusable: masks that cannot be read, by reason.
-    """
-
-    levels: tuple[Level, ...]
+    levels: tuple[Level, ...]  # each number or colour of each kind of masks
     kinds: Mapping[str, Count]
-    void: Mapping[str, Count]
-    unusable: Mapping[str, Count]
+    void: Mapping[str, Count]  # of masks of numbers, those with 255 alone, among others, and without it
+    unusable: Mapping[str, Count]  # masks that cannot be read, by reason
 
     @property
     def total(self) -> int:
         """The number of masks that can be read."""
         return sum(count.masks for count in self.kinds.values())
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the values in JSON types."""
-        return {"levels": self.levels, "kinds": self.kinds, "void": self.void, "unusable": self.unusable}
-
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> MaskValues:
-        """Restores the result of `to_json`."""
+        """Restores what `measure_masks` kept."""
         levels = tuple(Level(kind, number, tuple(colour), *rest) for kind, number, colour, *rest in kept["levels"])
         counts = ({name: Count(*each) for name, each in kept[what].items()} for what in ("kinds", "void", "unusable"))
         return cls(levels, *counts)
@@ -119,7 +98,7 @@ def measure_masks(root: Path, masks: Sequence[str]) -> MaskValues:
     with suppress(DiskError):  # then they are read again
         with disk_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(place, {"version": VERSION, "stamp": stamp, **values.to_json()})
+        write_sealed(place, {"version": VERSION, "stamp": stamp, **vars(values)})
     return values
 
 
@@ -165,8 +144,9 @@ def _judge_void(mask: _Mask) -> str:
     numbers = {number for number, *_ in mask.levels}
     if mask.kind in (BITS, COLOURS) or numbers <= {0}:
         return ""
-    others = bool(numbers - {0, IGNORED})
-    return (AMONG if others else ALONE) if IGNORED in numbers else WITHOUT
+    if IGNORED not in numbers:
+        return WITHOUT
+    return AMONG if numbers - {0, IGNORED} else ALONE
 
 
 def _examine(files: Files, row: int) -> _Mask | str:
@@ -175,32 +155,27 @@ def _examine(files: Files, row: int) -> _Mask | str:
         image = open_mask(files[row])
     except BadImage as error:
         return error.reason
-    if image.mode == "RGB":
-        return _examine_colours(image)
-    found: Any = image.getcolors(256)  # (pixels, number)
-    numbers = [number for _, number in found]
-    inner = _count_inner(np.asarray(image), numbers) if len(found) >= FEW_LEVELS else [pixels for pixels, _ in found]
-    if image.mode == "P":
-        palette = image.getpalette("RGB") or []
-        codes = [_encode_colour((*palette[3 * number : 3 * number + 3], 0, 0, 0)[:3]) for number in numbers]
-        kind = PALETTE
-    else:
-        codes = [_encode_colour((number,) * 3) for number in numbers]
-        kind = BITS if image.mode == "1" else GREY
-        numbers = [number // 255 for number in numbers] if kind == BITS else numbers
-    return _Mask(kind, list(zip(numbers, codes, (pixels for pixels, _ in found), inner)))
-
-
-def _examine_colours(image: Image.Image) -> _Mask:
     found: Any = image.getcolors(MOST_COLOURS)
-    if found is None:  # the colours themselves are not needed: they are too many
+    if found is None:  # too many colours, which are themselves not needed
         return _Mask(COLOURS, [(-1, code, 1, 0) for code in range(MOST_COLOURS + 1)])
-    codes = [_encode_colour(colour) for _, colour in found]
-    pixels = [count for count, _ in found]
-    inner = _count_inner(encode_colours(np.asarray(image)), codes) if len(found) >= FEW_LEVELS else pixels
-    grey = is_grey(image)
-    numbers = [colour[0] if grey else -1 for _, colour in found]
-    return _Mask(GREY_COLOURS if grey else COLOURS, list(zip(numbers, codes, pixels, inner)))
+    pixels, stored = zip(*found)
+    levels = np.asarray(image)
+    if image.mode == "RGB":
+        kind, levels = GREY_COLOURS if is_grey(image) else COLOURS, encode_colours(levels)
+        numbers = [colour[0] if kind == GREY_COLOURS else -1 for colour in stored]
+        stored = codes = encode_colours(np.array(stored, np.uint8)).tolist()
+    elif image.mode == "P":
+        kind, numbers = PALETTE, stored
+        palette = np.zeros(3 * 256, np.uint8)
+        shown = image.getpalette("RGB") or []
+        palette[: len(shown)] = shown
+        codes = encode_colours(palette.reshape(-1, 3)[[*stored]]).tolist()
+    else:
+        kind = BITS if image.mode == "1" else GREY
+        numbers = [number // 255 for number in stored] if kind == BITS else stored
+        codes = [number * 0x010101 for number in stored]
+    inner = _count_inner(levels, stored) if len(found) >= FEW_LEVELS else pixels
+    return _Mask(kind, list(zip(numbers, codes, pixels, inner)))
 
 
 def _count_inner(levels: NDArray[np.integer], wanted: Iterable[int]) -> list[int]:
@@ -214,45 +189,27 @@ def _count_inner(levels: NDArray[np.integer], wanted: Iterable[int]) -> list[int
     return [counts.get(level, 0) for level in wanted]
 
 
-def _encode_colour(colour: Sequence[int]) -> int:
-    return colour[0] + 256 * colour[1] + 65_536 * colour[2]
-
-
 BINARY = (Entry(0, "background"), Entry(IGNORED, "foreground"))
 WIDE_GAP = 16  # between all values: these are grey levels chosen for display, not numbers of classes
 THIN, MOST_THIN = 0.1, 0.5  # share of inner pixels of a level along edges, and of all pixels that have such levels
 MANY = 16  # levels along edges, where small objects leave one level that fills an area
 RARE_IN = 20  # masks, from which on a value that one of them has is named
-NAME_ALL = "name all of them in a palette.csv with the columns index,name"
 DECIDE_255 = "if 255 is no class, write a palette.csv with the columns index,name and the row 255,void"
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """The classes of the values of masks.
+    """The classes of the values of masks."""
 
-    Args:
-        values: (V,) numbers or (V, 3) colours.
-        indices: (V,) the class of each value, or `IGNORED`.
-        names: of the classes.
-        notes: what was assumed.
-        faulty: the masks that cannot be read.
-    """
-
-    values: NDArray[np.uint8]
-    indices: NDArray[np.uint8]
-    names: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    faulty: Faulty = Faulty()
+    values: NDArray[np.uint8]  # (V,) numbers or (V, 3) colours
+    indices: NDArray[np.uint8]  # (V,) the class of each value, or `IGNORED`
+    names: tuple[str, ...]  # of the classes
+    notes: tuple[str, ...] = ()  # what was assumed
+    faulty: Faulty = Faulty()  # the masks that cannot be read
 
 
 def find_meaning(root: Path, found: MaskValues, table: ClassTable | None) -> Meaning:
-    """Finds the class of each value of masks.
-
-    Args:
-        root: folder of the data, for messages.
-        found: the values of all masks.
-        table: names of values or colours, where there are any.
+    """Finds the class of each value of masks below ``root``, by the ``table`` of names where there is one.
 
     Raises:
         DataError: no mask can be used; masks that were resized or smoothed; values that the table does not name; masks of several
@@ -263,16 +220,17 @@ def find_meaning(root: Path, found: MaskValues, table: ClassTable | None) -> Mea
         raise DataError(f"the mask {count.example} cannot be used: {reason}", "save masks as PNG files of 8 bits")
     by_colour = _is_by_colour(root, found, table)
     meaning = _match_colours(root, found, table) if by_colour else _match_numbers(root, found, table)
-    notes = [f"masks that cannot be used: {_name(count)}: {reason}" for reason, count in found.unusable.items()]
+    notes = [*meaning.notes]
+    if not by_colour and BITS in found.kinds and len(found.kinds) > 1:
+        bits = _name(found.kinds[BITS])
+        notes.append(f"masks of 1 bit among others: {bits}; their foreground is taken as the class of the value 1")
+    notes += [f"masks that cannot be used: {_name(count)}: {reason}" for reason, count in found.unusable.items()]
     if table is not None:
         void = [entry.name for entry in table.entries if entry.ignored and entry.value != IGNORED]
         notes += [f"{name!r} in {table.path.name} is taken as no class: its pixels are ignored" for name in void]
-    faulty = Faulty()
-    if found.unusable:
-        count = sum(each.masks for each in found.unusable.values())
-        reason, first = next(iter(found.unusable.items()))
-        faulty = Faulty(count, count + found.total, f"{first.example}: {reason}", "masks")
-    return replace(meaning, notes=(*meaning.notes, *notes), faulty=faulty)
+    faulty = sum(count.masks for count in found.unusable.values())
+    first = next((f"{count.example}: {reason}" for reason, count in found.unusable.items()), "")
+    return replace(meaning, notes=tuple(notes), faulty=Faulty(faulty, faulty + found.total, first, "masks"))
 
 
 def _is_by_colour(root: Path, found: MaskValues, table: ClassTable | None) -> bool:
@@ -296,16 +254,12 @@ def _is_by_colour(root: Path, found: MaskValues, table: ClassTable | None) -> bo
     if not fits_colours or (same_colour and not same_number):
         return False
     if fits_numbers and table.numbered and not same_number:
-        _refuse_contradiction(palettes, table)
+        for level in palettes:
+            if level.number != IGNORED and (entry := table.colours[level.colour]).value != level.number:
+                what = f"the palette of masks, e.g. {level.example}, has at {level.number} the colour of {entry.name!r}"
+                remedy = f"correct the index or the colour in {table.path}"
+                raise DataError(what, remedy, value=f"{table.path.name} has that colour at {entry.value}")
     return same_number or not table.numbered or not fits_numbers
-
-
-def _refuse_contradiction(palettes: Iterable[Level], table: ClassTable) -> None:
-    for level in palettes:
-        if level.number != IGNORED and (entry := table.colours[level.colour]).value != level.number:
-            what = f"the palette of masks, e.g. {level.example}, has at {level.number} the colour of {entry.name!r}"
-            remedy = f"correct the index or the colour in {table.path}"
-            raise DataError(what, remedy, value=f"{table.path.name} has that colour at {entry.value}")
 
 
 def _match_colours(root: Path, found: MaskValues, table: ClassTable | None) -> Meaning:
@@ -326,7 +280,7 @@ def _match_colours(root: Path, found: MaskValues, table: ClassTable | None) -> M
         note = what if table is None else f"{what}: {table.path.name} has names without colours"
         return Meaning(np.array(colours, np.uint8), np.arange(len(colours), dtype=np.uint8), names, (note,))
     if unnamed:
-        shown = ", ".join(f"{level.colour} ({_name(Count(level.masks, level.example))})" for level in unnamed[:5])
+        shown = ", ".join(f"{level.colour} ({_name(level)})" for level in unnamed[:5])
         what = f"masks below {root} have the colours {shown}, which {table.path.name} does not name"
         raise DataError(what, "add them to the table")
     classes = [entry.name for entry in table.classes]
@@ -337,11 +291,10 @@ def _match_colours(root: Path, found: MaskValues, table: ClassTable | None) -> M
 def _match_numbers(root: Path, found: MaskValues, table: ClassTable | None) -> Meaning:
     numbers = {level.number for level in found.levels if level.kind != BITS}
     if numbers <= {0, IGNORED} and (binary := _find_binary(root, numbers, found, table)):
-        values, indices = [0, 1, IGNORED], [0, 1, 1]
         note = "masks have only the values 0 and 255: 255 is taken as the second class, not as ignored"
-        notes = (note,) if numbers and table is None else ()
         names = tuple(entry.name for entry in sorted(binary, key=lambda entry: entry.value))
-        return Meaning(np.array(values, np.uint8), np.array(indices, np.uint8), names, (*notes, *_note_bits(found)))
+        values, indices = np.array([0, 1, IGNORED], np.uint8), np.array([0, 1, 1], np.uint8)
+        return Meaning(values, indices, names, (note,) if numbers and table is None else ())
     every = numbers | {level.number for level in found.levels}
     named = table.values if table else {}
     unnamed = [level for level in found.levels if level.number not in named and level.number != IGNORED]
@@ -351,16 +304,16 @@ def _match_numbers(root: Path, found: MaskValues, table: ClassTable | None) -> M
         raise DataError(f"masks below {root} have several modes: {_list(found.kinds)}", "save all masks with 8 bits")
     if table is None:
         entries = tuple(Entry(value, str(value)) for value in sorted(every - {IGNORED}))
-        return number_entries(entries, (*_note_bits(found), *_note_rare(found)))
+        return number_entries(entries, _note_rare(found))
     if unnamed:
-        shown = ", ".join(f"{level.number} ({_name(Count(level.masks, level.example))})" for level in unnamed[:8])
+        shown = ", ".join(f"{level.number} ({_name(level)})" for level in unnamed[:8])
         what = f"masks below {root} have the values {shown}, and {table.path.name} names {len(table.classes)}"
         remedy = f"add their names to {table.path.name}, or give them the value 255; the first line is the value 0"
         raise DataError(what, remedy)
-    return number_entries(table.entries, (*_note_bits(found), *_note_unused(table, every)))
+    return number_entries(table.entries, _note_unused(table, every))
 
 
-def number_entries(entries: Iterable[Entry], notes: Sequence[str] = ()) -> Meaning:
+def number_entries(entries: Iterable[Entry], notes: tuple[str, ...] = ()) -> Meaning:
     """Returns the classes of numbers that are named; 255 is ignored."""
     by_value = {entry.value: entry for entry in entries}
     classes = [entry for entry in by_value.values() if not entry.ignored]
@@ -368,7 +321,7 @@ def number_entries(entries: Iterable[Entry], notes: Sequence[str] = ()) -> Meani
     values = [*by_value, *({IGNORED} - by_value.keys())]
     indices = [place.get(value, IGNORED) for value in values]
     names = tuple(entry.name for entry in classes)
-    return Meaning(np.array(values, np.uint8), np.array(indices, np.uint8), names, tuple(notes))
+    return Meaning(np.array(values, np.uint8), np.array(indices, np.uint8), names, notes)
 
 
 def _find_binary(root: Path, numbers: set[int], found: MaskValues, table: ClassTable | None) -> Sequence[Entry]:
@@ -381,8 +334,10 @@ def _find_binary(root: Path, numbers: set[int], found: MaskValues, table: ClassT
     if last or (IGNORED not in numbers and BITS not in found.kinds):
         return ()
     if len(table.classes) != 2:
-        names = "1 class" if len(table.classes) == 1 else f"{len(table.classes)} classes"
-        what = f"masks below {root} have only the values 0 and {'255' if numbers else '1'}, and {table.path.name} names {names}"
+        what = (
+            f"masks below {root} have only the values 0 and {'255' if numbers else '1'}, and {table.path.name} names "
+        )
+        what += plural(len(table.classes), "class", "classes")
         raise DataError(what, f"name the background and the foreground; {DECIDE_255}")
     return table.classes
 
@@ -399,10 +354,9 @@ def _refuse_smoothed(root: Path, levels: Sequence[Level], unnamed: Sequence[Leve
         return
     shown = ", ".join(str(level.colour if level.number < 0 else level.number) for level in thin[:4])
     edges = f"{len(thin)} values occur only along edges, e.g. {shown} in {thin[0].example}"
-    remedy = "resize masks without interpolation (nearest neighbour), or set a threshold"
-    raise DataError(
-        f"masks below {root} look resized or smoothed: {edges}", f"{remedy}; if these are classes, {NAME_ALL}"
-    )
+    remedy = "resize masks without interpolation (nearest neighbour), or set a threshold; if these are classes, "
+    remedy += "name all of them in a palette.csv with the columns index,name"
+    raise DataError(f"masks below {root} look resized or smoothed: {edges}", remedy)
 
 
 def _refuse_unclear_255(root: Path, found: MaskValues, table: ClassTable | None) -> None:
@@ -419,22 +373,13 @@ def _refuse_unclear_255(root: Path, found: MaskValues, table: ClassTable | None)
         raise DataError(what, f"number the classes from 0; {DECIDE_255}")
 
 
-def _note_bits(found: MaskValues) -> tuple[str, ...]:
-    if BITS not in found.kinds or len(found.kinds) == 1:
-        return ()
-    return (
-        f"masks of 1 bit among others: {_name(found.kinds[BITS])}; their foreground is taken as the class of the value 1",
-    )
-
-
 def _note_unused(table: ClassTable, numbers: set[int]) -> tuple[str, ...]:
     """Names without a value in a file whose lines are counted: a line too many gives the ones after it other values."""
     unused = [entry.name for entry in table.classes if entry.value not in numbers]
     if table.numbered or table.colours or not unused:
         return ()
-    return (
-        f"names in {table.path.name} whose value no mask has: {len(unused)} of {len(table.classes)} ({', '.join(unused[:3])})",
-    )
+    count = f"{len(unused)} of {len(table.classes)} ({', '.join(unused[:3])})"
+    return (f"names in {table.path.name} whose value no mask has: {count}",)
 
 
 def _note_rare(found: MaskValues) -> tuple[str, ...]:
@@ -446,8 +391,8 @@ def _note_rare(found: MaskValues) -> tuple[str, ...]:
     return (f"values that a single mask has, taken as classes: {shown}",)
 
 
-def _name(count: Count) -> str:
-    return f"{count.masks:,} mask{'s' if count.masks > 1 else ''}, e.g. {count.example}"
+def _name(count: Count | Level) -> str:
+    return f"{plural(count.masks, 'mask')}, e.g. {count.example}"
 
 
 def _list(kinds: Mapping[str, Count]) -> str:
