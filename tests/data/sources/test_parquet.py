@@ -192,7 +192,7 @@ def test_damage_in_the_column_of_labels_is_named(tmp_path):
             open_data(path)
         except DataError as error:
             words.add(error.what.partition(":")[0])
-    assert f"{path} cannot be read" in words
+    assert f"{path} cannot be read as Parquet" in words
 
 
 def test_a_file_that_is_damaged_later_gives_bad_images(tmp_path):

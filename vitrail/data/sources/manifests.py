@@ -38,8 +38,8 @@ PROBES = 16  # paths, spread evenly, that are looked up: a wrong folder is then 
 MOST_FOLDERS = 64  # beside a table, in which its files are looked for
 
 
-def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[str], str]:
-    """Returns the paths of a table's files relative to ``root``, its folder, and a description of how they were found.
+def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[str], list[str]]:
+    """Returns the paths of a table's files relative to ``root``, its folder, and a note on how they were found, if any.
 
     The paths are taken as they stand if files are there. Otherwise a folder beside the table is put in front of them, one with
     the table's name first, and an extension of images behind names without one. Paths with backslashes or in another Unicode
@@ -67,11 +67,11 @@ def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[st
             raise DataError(f"the files in {source} are found in {folders}", "write the folder into the paths")
     how = [f"files in {before}"] if before else []
     how += [f"{after} added to the names"] if after else []
-    # only such names may differ from those that the file system has
-    located = (f"{before}{path}{after}" for path in paths)
-    return [path if path.isascii() and "\\" not in path else named.find(path) or path for path in located], ", ".join(
-        how
-    )
+    located = [f"{before}{path}{after}" for path in paths]
+    for row, path in enumerate(located):
+        if not path.isascii() or "\\" in path:  # only such names may differ from those that the file system has
+            located[row] = named.find(path) or path
+    return located, [", ".join(how)] if how else []
 
 
 def _likely_folders(stem: str) -> list[str]:
@@ -102,6 +102,7 @@ LIKE_SPLIT = ("set", "subset", "partition", "phase", "usage")  # that are splits
 NO_LABELS = ("", "index", "unnamed: 0", "width", "height", "size", "url", "text", "caption", "prompt", "description")
 BOXES = ("xmin", "bbox", "x_min", "x1", "bbox_x1")  # columns of tables of objects
 EXPORT_BOXES = "export the boxes as COCO or YOLO"
+JSON_REMEDY = 'give one object per line: {"path": "a.jpg", "label": "cat"}'
 DELIMITERS = (",", ";", "\t")
 
 
@@ -148,37 +149,32 @@ def read_manifest(path: Path, *, labelled: bool) -> RawData:
 
 def _read_rows(path: Path) -> Columns:
     columns = Columns(str(path))
-    chosen: dict[str, str | None] = {}
+    kinds: dict[str, str] = {}  # path, label or split, of the columns that are these
+    cells: dict[str, list[str]] = {}  # of these columns and those that may be needed
     for line, row in _read_json(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path):
         if not columns.names:
             columns.names = list(row)
             chosen = choose_columns(columns.names, source=str(path), labelled=False)
-            columns.labels = [] if chosen["label"] else None
-            columns.splits = [] if chosen["split"] else None
             columns.label_column = chosen["label"] or ""
-            columns.others = {name: [] for name in columns.names if _may_be_needed(name, chosen)}
+            kinds = {name: kind for kind, name in chosen.items() if name}
+            cells = {name: [] for name in columns.names if name in kinds or _may_be_needed(name, chosen)}
         columns.lines.append(line)
-        cells = {
-            kind: _format_cell(row.get(name), f"{path}, line {line}: the {kind}")
-            for kind, name in chosen.items()
-            if name
-        }
-        columns.paths.append(cells["path"])
-        if columns.labels is not None:
-            columns.labels.append(cells["label"])
-        if columns.splits is not None:
-            columns.splits.append(cells["split"])
-        for name, values in columns.others.items():
-            values.append(format_label(row.get(name)))
+        for name, values in cells.items():
+            value = row.get(name)
+            if name in kinds:
+                _refuse_nested(value, f"{path}, line {line}: the {kinds[name]}")
+            values.append(format_label(value))
+    found = {kind: cells.pop(name) for name, kind in kinds.items()}
+    columns.paths, columns.labels, columns.splits = found.get("path", []), found.get("label"), found.get("split")
+    columns.others = cells
     return columns
 
 
 def _may_be_needed(name: str, chosen: Mapping[str, str | None]) -> bool:
     """Whether a column that was not chosen may hold splits, or labels in a table without a column for them."""
     plain = name.strip().lower()
-    if name in chosen.values() or plain in NO_LABELS:
-        return False
-    return chosen["label"] is None or (chosen["split"] is None and plain in LIKE_SPLIT)
+    like_split = chosen["split"] is None and plain in LIKE_SPLIT
+    return plain not in NO_LABELS and (chosen["label"] is None or like_split)
 
 
 def _find_splits(columns: Columns) -> None:
@@ -214,15 +210,10 @@ def _has_boxes(names: Sequence[str]) -> bool:
 def choose_columns(
     columns: Sequence[str], *, source: str, labelled: bool, image: str | None = None, label: str | None = None
 ) -> dict[str, str | None]:
-    """Choose the columns of the path, the label and the split.
+    """Choose the columns of the path, the label and the split; ``image`` and ``label`` are columns that are known to be such.
 
-    Args:
-        labelled: whether a label column is required.
-        image: a column with the images themselves, instead of a path.
-        label: a column that is known to contain the labels.
-
-    Raises:
-        DataError: a required column is missing; the message lists the columns.
+    Raises `DataError` if the path is missing, or the label although the images must be ``labelled``; the message lists the
+    columns.
     """
     plain = {name.strip().lower(): name for name in reversed(columns)}
     chosen = {
@@ -243,8 +234,8 @@ def read_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
     """The splits of a table of paths. Raises `DataError` with the line."""
     if not columns.paths:
         raise DataError(f"{columns.source} has no rows", "give one image per row, below the column names")
-    columns.paths, note = locate_files(_normalise_paths(columns), root, columns.source)
-    columns.notes += [note] if note else []
+    columns.paths, notes = locate_files(_normalise_paths(columns), root, columns.source)
+    columns.notes += notes
     _refuse_repeated(columns, root)
     contents = Files(str(root), Strings(columns.paths))
     return group_by_split(RawSplit(contents, _make_labels(columns)), columns)
@@ -258,10 +249,8 @@ def _normalise_paths(columns: Columns) -> list[str]:
         try:
             paths.append(normalise_path(path))
         except ValueError as error:
-            raise DataError(
-                f"{columns.describe_row(row)}: {error}",
-                "give an absolute path, or move the manifest to a folder above the images",
-            ) from None
+            remedy = "give an absolute path, or move the manifest to a folder above the images"
+            raise DataError(f"{columns.describe_row(row)}: {error}", remedy) from None
     return paths
 
 
@@ -273,9 +262,9 @@ def _refuse_repeated(columns: Columns, root: Path) -> None:
         if (first := first_rows.setdefault(place, row)) != row:
             fact = f"{columns.describe_row(row)}: the path {path!r} is already in line {columns.lines[first]}"
             remedy = f"give each image one row; separate several labels of one image by {BETWEEN!r}"
-            raise DataError(
-                fact, f"a table of boxes is not read: {EXPORT_BOXES}" if _has_boxes(columns.names) else remedy
-            )
+            if _has_boxes(columns.names):
+                remedy = f"a table of boxes is not read: {EXPORT_BOXES}"
+            raise DataError(fact, remedy)
 
 
 def _make_labels(columns: Columns) -> Labels | None:
@@ -306,12 +295,11 @@ def group_by_split(rows: RawSplit, columns: Columns) -> dict[str, RawSplit]:
     return {split: rows.take(np.flatnonzero(splits == split)) for split in existing}
 
 
-def _format_cell(value: Any, what: str) -> str:
+def _refuse_nested(value: Any, what: str) -> None:
     nested = isinstance(value, list) and any(isinstance(part, dict | list) for part in value)
     if isinstance(value, dict) or nested:
         kind = "a list of lists or objects" if nested else f"an object, {value!r:.60}"
         raise DataError(f"{what} is {kind}", "give a name, a number, or a list of names")
-    return format_label(value)
 
 
 def _open(path: Path) -> TextIO:
@@ -325,10 +313,7 @@ def _read_lines(file: TextIO, path: Path) -> Iterator[str]:
         while line := file.readline(LINE_LIMIT):
             number += 1
             if len(line) == LINE_LIMIT:
-                raise DataError(
-                    f"{path}, line {number} is longer than {LINE_LIMIT:,} characters",
-                    "is it a manifest?",
-                )
+                raise DataError(f"{path}, line {number} is longer than {LINE_LIMIT:,} characters", "is it a manifest?")
             yield line
     except UnicodeDecodeError as error:
         fact = f"{path}, after line {number}: not UTF-8 text ({error.reason})"
@@ -380,9 +365,8 @@ def _name_columns(cells: list[str], path: Path) -> list[str]:
         return cells
     names = ["path" if not _is_header([cell]) else "split" if cell.lower() in SPLITS else "label" for cell in cells]
     if len(names) > 3 or len({*names}) < len(names):
-        raise DataError(
-            f"{path} has no header, and its columns are unclear: {cells}", "add a first line such as path,label"
-        )
+        what = f"{path} has no header, and its columns are unclear: {cells}"
+        raise DataError(what, "add a first line such as path,label")
     return names
 
 
@@ -396,11 +380,7 @@ def _read_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             except ValueError as error:  # JSONDecodeError, or beyond a limit
                 place = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
                 fact = f"{path}, line {number}{place}: broken JSON, {getattr(error, 'msg', error)}"
-                raise DataError(fact, 'give one object per line: {"path": "a.jpg", "label": "cat"}') from error
+                raise DataError(fact, JSON_REMEDY) from error
             if not isinstance(row, dict):
-                fact = f"{path}, line {number}: not an object but {line.strip()[:40]!r}"
-                raise DataError(fact, 'give one object per line: {"path": "a.jpg", "label": "cat"}')
+                raise DataError(f"{path}, line {number}: not an object but {line.strip()[:40]!r}", JSON_REMEDY)
             yield number, row
-
-
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")

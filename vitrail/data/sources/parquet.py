@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -105,10 +106,8 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
     """Read Parquet files with the same columns as one data set, divided by its split column if there is one.
 
     Images are in a column of bytes, or of structs of bytes and a path; a column of paths makes the files a manifest.
-    Labels are numbers (named by Hugging Face's metadata if present), names, or lists of either.
-
-    Args:
-        root: the folder that keys, and paths in the rows, are relative to.
+    Labels are numbers (named by Hugging Face's metadata if present), names, or lists of either. Keys, and paths in the rows,
+    are relative to ``root``.
 
     Raises:
         DataError: pyarrow is missing, a file is not Parquet or has other columns than the first, or a column is missing.
@@ -120,7 +119,8 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
     label = "label" if "label" in declared else next(iter(declared), None)
     columns = choose_columns(schema.names, source=source, labelled=labelled, image=image, label=label)
     rows, label = int(groups[-1, 4]), columns["label"]
-    table = _read_table(files, [name for name in (label, columns["split"], None if image else columns["path"]) if name])
+    wanted = [name for name in (label, columns["split"], None if image else columns["path"]) if name]
+    table = _import_pyarrow().concat_tables([_read_columns(path, wanted) for path in files])
     texts = {name: list(map(format_label, table[name].to_pylist())) for name in table.column_names if name != label}
     described = Columns(source, [], lines=list(range(1, rows + 1)))
     if columns["split"]:
@@ -130,12 +130,8 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
         described.labels = list(map(format_label, table[label].to_pylist())) if label else None
         return read_columns(described, root)
     names = tuple(path.relative_to(root).as_posix() for path in files)
-    lengths = [
-        int(groups[groups[:, 0] == number, 4].max()) for number in range(len(files))
-    ]  # rows up to each file's end
-    keys = Strings(
-        f"{name}#{row}" for name, start, stop in zip(names, [0, *lengths], lengths) for row in range(stop - start)
-    )
+    ends = [int(groups[groups[:, 0] == number, 4].max()) for number in range(len(files))]  # rows up to each file's end
+    keys = Strings(f"{name}#{row}" for name, start, end in zip(names, [0, *ends], ends) for row in range(end - start))
     contents = ParquetImages(str(root), names, image, groups[:, :4], np.arange(rows), keys)
     labels = _convert_labels(table[label], _get_class_names(features.get(label)), source) if label else None
     return group_by_split(RawSplit(contents, labels), described)
@@ -150,71 +146,58 @@ def _import_pyarrow() -> Any:
     return pyarrow
 
 
+@contextmanager
+def _open_file(path: Path) -> Iterator[Any]:
+    pyarrow = _import_pyarrow()
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}", "download or write it again") from error
+
+
 def _read_layout(files: Sequence[Path]) -> tuple[Any, np.ndarray]:
     """The common schema of the files; for each row group: file, index in it, first row, bytes, and row after the last."""
-    pyarrow = _import_pyarrow()
     groups: list[tuple[int, ...]] = []
     first, start = None, 0
     for number, path in enumerate(files):
-        try:
-            with pyarrow.parquet.ParquetFile(path) as file:
-                schema, metadata = file.schema_arrow, file.metadata
-        except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path} cannot be read as Parquet: {error}", "download or write it again") from error
-        _check_counts(path, metadata)
+        with _open_file(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+        parts = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+        _check_counts(path, metadata.num_rows, sum(part.total_byte_size for part in parts))
         first = schema if first is None else first
         if not schema.equals(first):
-            raise DataError(
-                f"the columns of {path} differ from those of {files[0]}",
-                "separate them by columns",
-            )
-        for group in range(metadata.num_row_groups):
-            about = metadata.row_group(group)
-            stop = start + about.num_rows
-            groups.append((number, group, start, about.total_byte_size, stop))
-            start = stop
-        if not metadata.num_row_groups:
+            raise DataError(f"the columns of {path} differ from those of {files[0]}", "separate them by columns")
+        for group, part in enumerate(parts):
+            groups.append((number, group, start, part.total_byte_size, start + part.num_rows))
+            start += part.num_rows
+        if not parts:
             raise DataError(f"{path} has no rows", "remove the file")
     return first, np.array(groups, np.int64)
 
 
-def _read_table(files: Sequence[Path], columns: list[str]) -> Any:
-    pyarrow = _import_pyarrow()
-    tables = []
-    for path in files:
-        try:
-            with pyarrow.parquet.ParquetFile(path) as file:
-                tables.append(_read_columns(file, columns, path))
-        except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path} cannot be read: {error}", "download or write it again") from error
-    return pyarrow.concat_tables(tables)
-
-
-def _check_counts(path: Path, metadata: Any) -> None:
+def _check_counts(path: Path, rows: int, expanded: int) -> None:
     """Raises `DataError` for a file that repeats rows without storing them: each has a path or an image of its own."""
     size = path.stat().st_size
-    if metadata.num_rows > size:
-        raise DataError(
-            f"{path} has {metadata.num_rows:,} rows in {size:,} bytes", "give a file with a path or image in each row"
-        )
-    expanded = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    if rows > size:
+        what = f"{path} has {rows:,} rows in {size:,} bytes"
+        raise DataError(what, "give a file with a path or image in each row")
     if expanded > max(DATA_EXPANSION * size, DATA_SPARED_BYTES):
-        raise DataError(
-            f"{path} has {size:,} bytes and expands to {expanded:,}", "write it again with images as JPEG or PNG"
-        )
+        what = f"{path} has {size:,} bytes and expands to {expanded:,}"
+        raise DataError(what, "write it again with images as JPEG or PNG")
 
 
-def _read_columns(file: Any, columns: list[str], path: Path) -> Any:
+def _read_columns(path: Path, columns: list[str]) -> Any:
     """The columns as one table, read in parts: what a dictionary repeats has no bytes in the file."""
     most, batches, read = max(DATA_EXPANSION * path.stat().st_size, DATA_SPARED_BYTES), [], 0
-    for batch in file.iter_batches(batch_size=ROWS_READ, columns=columns):
-        batches.append(batch)
-        read += batch.nbytes
-        if read > most:
-            raise DataError(
-                f"the columns {', '.join(columns)} of {path} expand to over {most:,} bytes", "write shorter names"
-            )
-    return _import_pyarrow().Table.from_batches(batches) if batches else file.read(columns=columns)
+    with _open_file(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_READ, columns=columns):
+            batches.append(batch)
+            read += batch.nbytes
+            if read > most:
+                what = f"the columns {', '.join(columns)} of {path} expand to over {most:,} bytes"
+                raise DataError(what, "write shorter names")
+        return _import_pyarrow().Table.from_batches(batches) if batches else file.read(columns=columns)
 
 
 def _read_features(schema: Any) -> dict[str | None, Any]:
@@ -274,8 +257,7 @@ def _convert_labels(column: Any, names: list[str] | None, source: str) -> Labels
     values = np.zeros((len(lists), known), np.float32)
     for row, numbers in enumerate(lists):
         if numbers and not 0 <= min(numbers) <= max(numbers) < known:
-            raise DataError(
-                f"row {row + 1} of {source} has the labels {numbers}", f"give numbers from 0 to {known - 1}"
-            )
+            what = f"row {row + 1} of {source} has the labels {numbers}"
+            raise DataError(what, f"give numbers from 0 to {known - 1}")
         values[row, numbers] = 1
     return from_numbers(values, names, where=source)
