@@ -138,34 +138,3 @@ def _has_image(folder: Path) -> bool:
         if any(name.rpartition(".")[2].lower() in EXTENSIONS for name in names if not is_system_name(name)):
             return True
     return False
-
-
-def find_data_files(root: Path) -> tuple[str, dict[str, list[Path]]] | None:
-    """Files of one type with the splits of a data set, e.g. train-00000-of-00002.parquet, test.csv, val/0.parquet.
-
-    Returns:
-        Their extension, and the files of each split; files without a split name are "train".
-    """
-    for folder in (root, root / "data"):
-        for suffix in (".parquet", ".npz", ".csv", ".tsv", ".jsonl"):
-            files = [path for path in sorted(folder.glob(f"*{suffix}")) if not path.name.startswith(".")]
-            files += [path for path in sorted(folder.glob(f"*/*{suffix}")) if path.parent.name.lower() in SPLITS]
-            splits: dict[str, list[Path]] = {}
-            for path in files:
-                if split := split_of_file(path):
-                    splits.setdefault(split, []).append(path)
-            if splits:
-                return suffix, {split: splits[split] for split in SPLIT_ORDER if split in splits}
-            if files and (suffix == ".parquet" or len(files) == 1):
-                return suffix, {"train": files}
-    return None
-
-
-def split_of_file(path: Path) -> str | None:
-    """Returns the split that the folder of a file, or the first word of its name, stands for; None without one."""
-    if (above := path.parent.name.lower()) in SPLITS:
-        return SPLITS[above]
-    word = path.stem.lower()
-    for mark in "-_.":
-        word = word.partition(mark)[0]
-    return SPLITS.get(word)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -19,9 +18,10 @@ from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.arrays import BUILT_IN, is_dataset, read_arrays, read_dataset, read_digits, read_npy, read_npz
 from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.coco import find_coco
-from vitrail.data.sources.contents import Files, Strings, read_head
+from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.cvat import find_cvat
-from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder
+from vitrail.data.sources.folder_tables import find_data_files, read_tables_beside
+from vitrail.data.sources.folders import read_class_folders, read_folder
 from vitrail.data.sources.label_studio import find_label_studio
 from vitrail.data.sources.labelme import find_labelme
 from vitrail.data.sources.labels import (
@@ -37,11 +37,10 @@ from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.mask_folders import MaskFolder, find_masks, paint_splits, read_masks
 from vitrail.data.sources.objects import Read
 from vitrail.data.sources.parquet import read_parquet
-from vitrail.data.sources.scan import is_system_name
+from vitrail.data.sources.scan import is_system_name, list_files_below
 from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
 from vitrail.data.sources.source import Source, Splits, choose_held_out, list_splits
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
-from vitrail.data.sources.tables_beside import read_tables_beside
 from vitrail.data.sources.voc import find_voc
 from vitrail.data.sources.yolo import find_yolo, find_yolo_texts
 from vitrail.errors import ConfigError, DataError, nearest
@@ -56,15 +55,10 @@ BESIDE = "; the boxes and outlines beside them are not used"
 
 @dataclass(frozen=True)
 class AnnotatedData:
-    """A folder, or a file of annotations, that has objects, masks or both.
-
-    Args:
-        root: the folder.
-        objects: reads the objects, and returns a description of the layout, and the splits; None where there are none.
-    """
+    """A folder, or a file of annotations, that has objects, masks or both."""
 
     root: Path
-    objects: Read | None
+    objects: Read | None  # reads the objects; None where there are none
 
     @cached_property
     def masks(self) -> list[MaskFolder]:
@@ -79,8 +73,7 @@ class AnnotatedData:
     def read(self, *, masks_first: bool = False) -> RawData:
         """Returns a description of the layout, and the splits.
 
-        Args:
-            masks_first: whether masks are read where there are both; of objects alone, the outlines are read then.
+        ``masks_first``: masks are read where there are both; of objects alone, the outlines are read then.
         """
         if self.objects is not None and not (masks_first and self.masks):
             return self.objects(outlines=masks_first)
@@ -91,10 +84,8 @@ class AnnotatedData:
 def find_format(path: Path) -> AnnotatedData | None:
     """Finds the annotations of a folder, or those in a file; None for any other path.
 
-    Of a folder with nothing but a folder, as archives are unpacked, the inner one is searched, too.
-
-    Raises:
-        DataError: several files for one split.
+    Of a folder with nothing but a folder, as archives are unpacked, the inner one is searched, too. Raises `DataError` for
+    several files for one split.
     """
     if path.is_dir():
         for root in filter(None, (path, _find_only_folder(path))):
@@ -112,44 +103,25 @@ def _find_only_folder(root: Path) -> Path | None:
     return folder if len(inside) == 1 and (folder := root / inside[0]).is_dir() else None
 
 
-HEAD = 2**12  # bytes that are looked at
-KINDS = (".xml", ".json", ".yaml", ".yml", ".txt")
-MOST = 200_000  # files that are looked for
-ELEMENT = re.compile(r"<\s*([A-Za-z_][\w.-]*)")
+# how files of annotations would be read
+FORMS = {
+    ".xml": "VOC's begin with <annotation> and lie in the folder itself, in Annotations/ or beside the images, also in train/, "
+    "val/ and test/; CVAT's is annotations.xml",
+    ".json": "COCO's have images, annotations and categories, labelme's have shapes and imagePath and lie beside the images",
+    ".yaml": "YOLO's have names, and train or val",
+    ".txt": "YOLO's have a class and four numbers a line, and lie in labels/ beside images/ or beside the images",
+}
 
 
 def describe_unused(root: Path) -> str:
     """Returns a clause for the description of a layout: files by kind, an example, and what they lack; "" without such files."""
     found: dict[str, list[Path]] = {}
-    seen = 0
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not is_system_name(name))
-        for name in sorted(names):
-            if (kind := os.path.splitext(name)[1].lower()) in KINDS and not is_system_name(name):
-                found.setdefault(kind, []).append(Path(folder) / name)
-        seen += len(names)
-        if seen > MOST:
-            break
-    parts = [_describe(kind, paths, root) for kind, paths in sorted(found.items())]
-    return f"; annotation files seen and not used: {'; '.join(parts)}" if parts else ""
-
-
-def _describe(kind: str, paths: list[Path], root: Path) -> str:
-    example = paths[0]
-    text = read_head(example, HEAD).replace(b"\0", b"").decode("utf-8", "replace")
-    if kind == ".xml":
-        element = ELEMENT.search(re.sub(r"<[?!][^>]*>", "", text))
-        shown = f"<{element[1]:.40}>" if element else "nothing"
-        why = f"it begins with {shown}, VOC's with <annotation> and CVAT's with <annotations>"
-        if element and element[1] == "annotation":
-            why = "VOC's files are read in the folder itself, in Annotations/ or beside the images of train/, val/ and test/"
-    elif kind == ".json":
-        why = "COCO's have images, annotations and categories, labelme's have shapes and imagePath and lie beside the images"
-    elif kind == ".txt":
-        why = "YOLO's have a class and four numbers a line, and lie in labels/ beside images/ or beside the images"
-    else:
-        why = "YOLO's have names, and train or val"
-    return f"{len(paths):,} {kind} ({example.relative_to(root)}: {why})"
+    for path in list_files_below(root, *FORMS):
+        found.setdefault(path.suffix.lower(), []).append(path)
+    parts = (
+        f"{len(found[kind]):,} {kind} ({found[kind][0].relative_to(root)}: {FORMS[kind]})" for kind in sorted(found)
+    )
+    return f"; annotation files seen and not used: {'; '.join(parts)}" if found else ""
 
 
 READ = (
@@ -283,11 +255,7 @@ def _make_sources(
 
 
 def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> RawData:
-    """A description of the layout, and the splits before their labels are joined.
-
-    Args:
-        where: name in the keys of data that have no path.
-    """
+    """The splits before their labels are joined. ``where`` is the name in the keys of data that have no path."""
     data = found.data
     if isinstance(data, Source):
         labels = Labels(data.classes, data.targets, declared=True) if data.labelled else None
@@ -330,14 +298,12 @@ def _find_by_split(data: Mapping[str, Any], channels: int, labelled: bool) -> Ra
 
 def _get_only_split(parts: Mapping[str, RawSplit], where: object) -> RawSplit:
     if len(parts) > 1:
-        raise DataError(
-            f"{where} itself contains several splits: {', '.join(parts)}", "give one split, or the whole data set"
-        )
+        what = f"{where} itself contains several splits: {', '.join(parts)}"
+        raise DataError(what, "give one split, or the whole data set")
     return next(iter(parts.values()))
 
 
 def _find_at(path: Path, labelled: bool, annotated: AnnotatedData | None, *, given: str) -> RawData:
-    suffix = path.suffix.lower()
     if not os.path.exists(path):
         raise _missing_data(path, given)
     if path.is_dir():
@@ -346,6 +312,7 @@ def _find_at(path: Path, labelled: bool, annotated: AnnotatedData | None, *, giv
         raise DataError(f"{path} is neither a regular file nor a folder", f"give {READ}")
     if annotated is not None:
         return annotated.read()
+    suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv", ".jsonl", ".ndjson"):
         return read_manifest(path, labelled=labelled)
     if suffix in (".parquet", ".pq"):
@@ -394,14 +361,12 @@ def _find_in_folder(root: Path, labelled: bool, annotated: AnnotatedData | None)
 def _look_for_labels(root: Path, layout: str, splits: dict[str, RawSplit]) -> RawData:
     """Takes the labels from tables where the folders give none, or a single class."""
     labels = [part.labels for part in splits.values() if part.labels is not None]
-    if any(np.count_nonzero(each.counts()) < len(each.names) for each in labels) or not labels or ".xml" in layout:
+    doubtful = any(np.count_nonzero(each.counts()) < len(each.names) for each in labels) or not labels
+    if ".xml" in layout or (doubtful and any(kind in layout for kind in FORMS)):
         layout += describe_unused(root)
     if any(len(each.names) > 1 for each in labels):
         return layout, splits
-    found = read_tables_beside(root)
-    if isinstance(found, tuple):
-        return found
-    return layout + (f"; tables not used: {found}" if found else ""), splits
+    return read_tables_beside(root, layout, splits)
 
 
 def _missing_data(path: Path, given: str) -> DataError:
