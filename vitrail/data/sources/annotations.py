@@ -22,6 +22,7 @@ from vitrail.images.pixel_format import PixelFormat
 from vitrail.stamps import Stamped, hash_each
 
 DRAWN_BOX = b"#"  # as the outline of an object: it was drawn as an upright rectangle, and is all of its box
+FLAT = ("boxes", "labels", "crowd", "areas")  # what `Objects` has of each object
 
 
 class Annotations(ABC):
@@ -110,15 +111,11 @@ class Objects(Annotations):
     @classmethod
     def join(cls, images: Sequence[Objects]) -> Objects:
         """The objects of all ``images``, one after the other; outlines only if all have them."""
-        if not images:
-            nothing = np.zeros(0, np.int64)
-            return cls.of_image(np.zeros((0, 4)), np.zeros(0))[nothing]
+        images = images or [cls.of_image([], [])[np.zeros(0, np.int64)]]
+        flat: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in images]) for name in FLAT}
         outlined = all(part.outlines is not None for part in images)
         return cls(
-            boxes=np.concatenate([part.boxes for part in images]),
-            labels=np.concatenate([part.labels for part in images]),
-            crowd=np.concatenate([part.crowd for part in images]),
-            areas=np.concatenate([part.areas for part in images]),
+            **flat,
             ends=np.concatenate([part.lengths() for part in images]).cumsum(),
             sizes=np.concatenate([part.sizes for part in images]),
             outlines=tuple(outline for part in images for outline in part.outlines or ()) if outlined else None,
@@ -162,15 +159,9 @@ class Objects(Annotations):
         # the number of each chosen object: where its image begins, and its place in the image
         within = np.arange(lengths.sum()) - (ends - lengths).repeat(lengths)
         chosen = (self.ends[rows] - lengths).repeat(lengths) + within
-        return Objects(
-            boxes=self.boxes[chosen],
-            labels=self.labels[chosen],
-            crowd=self.crowd[chosen],
-            areas=self.areas[chosen],
-            ends=ends,
-            sizes=self.sizes[rows],
-            outlines=None if self.outlines is None else tuple(self.outlines[place] for place in chosen.tolist()),
-        )
+        flat: dict[str, Any] = {name: getattr(self, name)[chosen] for name in FLAT}
+        outlines = None if self.outlines is None else tuple(self.outlines[place] for place in chosen.tolist())
+        return Objects(**flat, ends=ends, sizes=self.sizes[rows], outlines=outlines)
 
     def of(self, row: int) -> Objects:
         return self[np.array([row])]
@@ -195,8 +186,8 @@ class Objects(Annotations):
     def strata(self) -> NDArray[np.int64]:
         """The rarest class of each image; images without objects form a class of their own."""
         counts = np.bincount(self.labels, minlength=1)
-        rank = np.argsort(np.argsort(counts, kind="stable"), kind="stable")  # 0 is the rarest
-        by_rank = np.argsort(rank)
+        by_rank = np.argsort(counts, kind="stable")  # the rarest class first
+        rank = np.argsort(by_rank)
         least = np.full(len(self), len(counts), np.int64)
         np.minimum.at(least, np.arange(len(self)).repeat(self.lengths()), rank[self.labels])
         return np.append(by_rank, len(counts))[least]
@@ -274,18 +265,15 @@ class LabelMaps(PixelMaps):
     def of(self, row: int) -> NDArray[np.uint8]:
         """(H, W) uint8 indices of classes, or `IGNORED`. Raises `BadImage` for a mask that cannot be used."""
         content = self.contents[row]
-        colours = self.values.ndim == 2
-        if isinstance(content, bytes):
-            image = open_mask(content)
-            levels = np.asarray(image.convert("RGB")) if colours else read_numbers(image)
-        else:
-            levels = content[..., 0]
-        if colours:
+        if self.values.ndim == 2:  # colours, which only files have
+            assert isinstance(content, bytes)
+            levels = np.asarray(open_mask(content).convert("RGB"))
             known, codes = encode_colours(self.values), encode_colours(levels)  # (V,), (H, W)
             order = np.argsort(known)
             places = order[np.searchsorted(known, codes, sorter=order).clip(max=len(known) - 1)]
             found = np.where(known[places] == codes, self.indices[places], np.int16(-1))
         else:
+            levels = read_numbers(open_mask(content)) if isinstance(content, bytes) else content[..., 0]
             found = self._index_numbers[levels]
         if (unknown := found < 0).any():
             examples = np.unique(levels[unknown], axis=0)[:5].tolist()

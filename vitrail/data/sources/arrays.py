@@ -72,9 +72,8 @@ def _convert_labels(labels: Any, images: int, names: Sequence[str] | None, where
     if len(values) != images:
         raise DataError(f"{where} has {images:,} images and {len(values):,} labels", "give one label per image")
     if values.dtype.kind in "US":
-        return from_texts(
-            [format_label(label.decode() if isinstance(label, bytes) else label) for label in values.tolist()]
-        )
+        texts = (label.decode() if isinstance(label, bytes) else label for label in values.tolist())
+        return from_texts(list(map(format_label, texts)))
     return from_numbers(values, names, where=where)
 
 
@@ -92,11 +91,10 @@ def read_npz(path: Path) -> RawData:
     names = [str(name) for name in arrays["classes"]] if "classes" in arrays else None
     splits = {}
     for split, pairs in NPZ_NAMES.items():
-        for images, labels in pairs:
-            if images in arrays:
-                where = path.name if images in ("images", "x") else f"{path.name}/{split}"
-                splits[split] = read_arrays(arrays[images], arrays.get(labels), names=names, where=where)
-                break
+        if pair := next((pair for pair in pairs if pair[0] in arrays), None):
+            images, labels = pair
+            where = path.name if images in ("images", "x") else f"{path.name}/{split}"
+            splits[split] = read_arrays(arrays[images], arrays.get(labels), names=names, where=where)
     if not splits:
         raise DataError(f"{path} has only the arrays {', '.join(map(repr, arrays))}", "name them 'images' and 'labels'")
     return f"arrays, {path.name}", splits
@@ -114,9 +112,8 @@ def _load(path: Path) -> Any:
             members = archive.infolist()
             return {member.filename.removesuffix(".npy"): read_array_member(archive, member) for member in members}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{path} cannot be read as arrays: {error}", "write it again with numpy.save or savez"
-        ) from error
+        what = f"{path} cannot be read as arrays: {error}"
+        raise DataError(what, "write it again with numpy.save or savez") from error
 
 
 def read_digits() -> RawData:
@@ -135,49 +132,27 @@ def is_dataset(data: Any) -> bool:
 
 
 def read_dataset(dataset: Any, *, channels: int, where: str) -> RawSplit:
-    """Reads a user-defined Dataset, whose items are (image, label) or images.
+    """Reads a user-defined Dataset, whose items are (image, label) or images; Pillow images get so many ``channels``.
 
     Labels come from its attribute `targets` if it has one, as torchvision's datasets do; otherwise every item is read once.
-
-    Args:
-        channels: to which Pillow images are converted.
-
-    Raises:
-        DataError: it is empty, or its labels are not numbers, names, or rows of zeros and ones.
+    Raises `DataError` if it is empty, or its labels are not numbers, names, or rows of zeros and ones.
     """
     if not len(dataset):
         raise DataError("the dataset is empty", "give a dataset with at least one item")
-    labels, names = _read_dataset_labels(dataset), _get_dataset_classes(dataset)
+    whole, rows = dataset, slice(None)
+    while hasattr(whole, "dataset") and hasattr(whole, "indices"):  # a torch Subset, e.g. from random_split
+        whole, rows = whole.dataset, np.asarray(whole.indices, np.int64)[rows]
+    labels, classes = getattr(whole, "targets", None), getattr(whole, "classes", None)
+    labels = _read_item_labels(dataset) if labels is None else np.asarray(labels)[rows]
+    names = None if classes is None else list(map(str, classes))
     keys = Strings(f"{where}#{row}" for row in range(len(dataset)))
     contents = UserDataset(dataset, np.arange(len(dataset)), keys, channels)
     return RawSplit(contents, None if labels is None else _convert_labels(labels, len(dataset), names, where))
 
 
-def _read_dataset_labels(dataset: Any) -> Any:
-    if (targets := _get_dataset_targets(dataset)) is not None:
-        return targets
+def _read_item_labels(dataset: Any) -> np.ndarray | None:
     items = (dataset[row] for row in range(len(dataset)))
     labels = [item[1] if isinstance(item, (tuple, list)) and len(item) > 1 else None for item in items]
     if any(label is None for label in labels):
         return None
     return np.array([label.detach().cpu().numpy() if hasattr(label, "detach") else label for label in labels])
-
-
-def _get_dataset_targets(dataset: Any) -> np.ndarray | None:
-    if _is_subset(dataset):
-        whole = _get_dataset_targets(dataset.dataset)
-        return None if whole is None else whole[np.asarray(dataset.indices, np.int64)]
-    targets = getattr(dataset, "targets", None)
-    return None if targets is None else np.asarray(targets)
-
-
-def _get_dataset_classes(dataset: Any) -> list[str] | None:
-    if _is_subset(dataset):
-        return _get_dataset_classes(dataset.dataset)
-    names = getattr(dataset, "classes", None)
-    return None if names is None else [str(name) for name in names]
-
-
-def _is_subset(dataset: Any) -> bool:
-    """Whether this is a torch Subset: some items of another dataset, e.g. from random_split."""
-    return hasattr(dataset, "dataset") and hasattr(dataset, "indices")

@@ -24,11 +24,9 @@ class BadImages:
     Each image is recorded once, also when the run is resumed, as a row of a CSV file: its path, the reason, and a CRC-32.
 
     Args:
-        policy: `skip` continues until too many images are bad; `stop` ends at the first.
-        most: the fraction of the images that may be bad under `skip`.
+        policy: `skip` continues until the fraction ``most`` of the ``total`` of images is bad; `stop` ends at the first.
         path: of the CSV file, created for the first bad image; None writes no file. An existing file is continued, without its
             damaged rows: such an image is recorded again when it is met again.
-        total: number of images, of which ``most`` is a fraction.
         keys: of the images; entries of an existing file for other images are not counted.
 
     Raises:
@@ -49,7 +47,9 @@ class BadImages:
             raise ConfigError(f"the policy for bad images is {policy!r}", nearest(str(policy), ("skip", "stop")))
         self.policy, self.most, self.total = policy, most, total
         self.path = None if path is None else Path(path)
-        before = _continue_file(self.path)
+        before = {} if self.path is None else read_bad_images(self.path)
+        if self.path is not None and count_damaged_rows(self.path):  # what is appended would become part of them
+            replace_file(self.path, _format(before, head=True))
         self.reasons = {key: reason for key, reason in before.items() if keys is None or key in keys}
 
     def __len__(self) -> int:
@@ -59,28 +59,22 @@ class BadImages:
         """Record one image. Raises `DataError` if the policy does not allow it."""
         if key not in self.reasons:
             self.reasons[key] = reason
-            self._write(key, reason)
+            if self.path is not None:
+                with disk_errors(self.path), open(self.path, "ab") as file:
+                    file.write(_format({key: reason}, head=not file.tell()))
         if self.policy == "stop":
             raise DataError(f"the image {key} is bad: {reason}", "repair or remove it, or set data.on_bad=skip")
         if len(self.reasons) > self.most * self.total:
             listed = f"; they are listed in {self.path}" if self.path else ""
-            raise DataError(
-                f"{len(self.reasons):,} of {self.total:,} images are bad, more than {100 * self.most:.4g} %; "
-                f"the last: {key}: {reason}",
-                f"repair them, or allow more bad images with --max-bad{listed}",
-            )
+            what = f"{len(self.reasons):,} of {self.total:,} images are bad, more than {100 * self.most:.4g} %"
+            remedy = f"repair them, or allow more bad images with --max-bad{listed}"
+            raise DataError(f"{what}; the last: {key}: {reason}", remedy)
 
     def merge(self, reasons: Mapping[str, str]) -> None:
         """Record the images that another process found. Raises `DataError` if there are too many."""
         for key, reason in reasons.items():
             if key not in self.reasons:
                 self(key, reason)
-
-    def _write(self, key: str, reason: str) -> None:
-        if self.path is None:
-            return
-        with disk_errors(self.path), open(self.path, "ab") as file:
-            file.write(_format({key: reason}, head=not file.tell()))
 
 
 def read_bad_images(path: Path) -> dict[str, str]:
@@ -94,16 +88,6 @@ def read_bad_images(path: Path) -> dict[str, str]:
 def count_damaged_rows(path: Path) -> int:
     """The number of rows that `read_bad_images` leaves out because they are damaged or cut off. Raises `DiskError`."""
     return _read_rows(path).count(None)
-
-
-def _continue_file(path: Path | None) -> dict[str, str]:
-    """Reads a file, and removes its damaged rows: what is appended would become part of them."""
-    if path is None or not path.exists():
-        return {}
-    reasons = read_bad_images(path)
-    if count_damaged_rows(path):
-        replace_file(path, _format(reasons, head=True))
-    return reasons
 
 
 def _format(reasons: Mapping[str, str], *, head: bool) -> bytes:

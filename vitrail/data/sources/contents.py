@@ -146,7 +146,9 @@ class Strings(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+        return self._get(range(len(self))[index])
+
+    def _get(self, index: int) -> str:
         start = self.ends[index - 1] if index else 0
         return self.blob[start : self.ends[index]].decode()
 
@@ -184,8 +186,7 @@ def choose_evenly(count: int, most: int) -> np.ndarray:
 def normalise_path(path: str) -> str:
     """A relative path in normal form, with forward slashes; an absolute path unchanged.
 
-    Raises:
-        ValueError: the path leads out of the folder that it is relative to.
+    Raises `ValueError` for a path that leads out of the folder that it is relative to.
     """
     if os.path.isabs(path):
         return path
@@ -326,11 +327,9 @@ def to_array(image: Any, channels: int) -> np.ndarray:
     array = array[..., None] if array.ndim == 2 else array
     array = array.astype(np.float32) if array.dtype.kind == "f" else array
     if array.ndim != 3 or array.dtype not in (np.uint8, np.float32):
-        raise BadImage(
-            f"an item of shape {array.shape} and type {array.dtype}, which is not an image of uint8 or floats"
-        )
+        what = f"an item of shape {array.shape} and type {array.dtype}"
+        raise BadImage(f"{what}, which is not an image of uint8 or floats")
     if array.dtype == np.float32 and not (array.min(initial=1) >= 0 and array.max(initial=0) <= 1 + 1e-6):
-        raise BadImage(
-            f"values from {array.min():.3g} to {array.max():.3g}; return values in [0, 1], before normalisation"
-        )
+        values = f"values from {array.min():.3g} to {array.max():.3g}"
+        raise BadImage(f"{values}; return values in [0, 1], before normalisation")
     return array

@@ -11,7 +11,7 @@ from vitrail.data.sources.contents import Files
 from vitrail.data.sources.labels import RawData, RawSplit
 from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.parquet import read_parquet
-from vitrail.data.sources.scan import Scan, list_files, list_folders
+from vitrail.data.sources.scan import list_files, list_folders, list_images_below
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
 
@@ -94,5 +94,5 @@ def _note_rest(root: Path, parts: dict[str, RawSplit]) -> list[str]:
     """How many images below ``root`` no table names."""
     files = [part.contents for part in parts.values() if isinstance(part.contents, Files)]
     named = {os.path.join(contents.root, key) for contents in files for key in contents.keys}
-    rest = [path for path in Scan().list_images(str(root), "") if os.path.join(root, path) not in named]
+    rest = [path for path in list_images_below(root) if os.path.join(root, path) not in named]
     return [f"{len(rest):,} images that no table names are not used ({rest[0]})"] if rest else []

@@ -35,10 +35,9 @@ def read_folder(root: Path, *, labelled: bool) -> RawData | None:
         fact = f"{root} contains split folders ({', '.join(split_above)}) and other folders: {', '.join(map(repr, others))}"
         raise DataError(fact, f"move {others[0]!r} elsewhere, or into the split folders as a class")
     scan.others.clear()
-    split_and_note = _read_classes(root, "", scan, labelled)
-    if split_and_note is None:
+    part, note = _read_classes(root, "", scan, labelled)
+    if part is None:
         return None
-    part, note = split_and_note
     layout = "class folders" if part.labels else "an unlabelled folder of images"
     return f"{layout}{note}{scan.describe_others()}", {"train": part}
 
@@ -53,24 +52,21 @@ def _read_splits(root: Path, named: list[str], scan: Scan, labelled: bool) -> Ra
         if split in splits:
             twice = [folder for folder in named if SPLITS[folder.lower()] == split]
             raise DataError(f"{root} has more than one {split} folder: {', '.join(twice)}", "keep one of them")
-        split_and_note = _read_classes(root, name, scan, labelled)
-        if split_and_note is None:
-            notes += f"; {name} is empty"
-            continue
-        splits[split], note = split_and_note
+        part, note = _read_classes(root, name, scan, labelled)
         notes += note
+        if part is not None:
+            splits[split] = part
     if not splits:
         return None
-    if "train" in map(SPLITS.get, map(str.lower, named)) and "train" not in splits:
-        raise DataError(
-            f"the training folder of {root} contains no images", "run `vitrail data check` to see what was found"
-        )
+    if "train" not in splits and any(SPLITS[name.lower()] == "train" for name in named):
+        what = f"the training folder of {root} contains no images"
+        raise DataError(what, "run `vitrail data check` to see what was found")
     kind = "class folders" if any(part.labels for part in splits.values()) else "unlabelled folders"
     return f"{kind} in {', '.join(splits)}{notes}{scan.describe_others()}", splits
 
 
-def _read_classes(root: Path, inside: str, scan: Scan, labelled: bool) -> tuple[RawSplit, str] | None:
-    """The images of one split, in the subfolder ``inside`` of the root; class folders in it give the labels."""
+def _read_classes(root: Path, inside: str, scan: Scan, labelled: bool) -> tuple[RawSplit | None, str]:
+    """The images in the subfolder ``inside``, if any, with the labels that class folders give; and a note for the layout."""
     folders, images = scan.list_folder(str(root / inside))
     before = f"{inside}/" if inside else ""
     names = sort_names(folders)
@@ -83,7 +79,7 @@ def _read_classes(root: Path, inside: str, scan: Scan, labelled: bool) -> tuple[
         note = f"; {len(beside):,} images next to the class folders not used" if beside else ""
         return _label_by_folder(root, names, paths), note
     flat = Strings(sorted([*beside, *(path for class_paths in paths for path in class_paths)]))
-    return (RawSplit(Files(str(root), flat)), "") if len(flat) else None
+    return (RawSplit(Files(str(root), flat)), "") if len(flat) else (None, f"; {inside} is empty")
 
 
 def _label_by_folder(root: Path, names: tuple[str, ...], paths: list[Strings]) -> RawSplit:
@@ -103,9 +99,8 @@ def read_class_folders(pattern: str) -> RawData:
     """
     levels = Path(pattern).parts
     if "**" in levels:
-        raise DataError(
-            f"the pattern {pattern!r} has '**'", "give one '*' for each level of folders, e.g. 'photos/*/*'"
-        )
+        remedy = "give one '*' for each level of folders, e.g. 'photos/*/*'"
+        raise DataError(f"the pattern {pattern!r} has '**'", remedy)
     root = Path(*takewhile(lambda part: not has_magic(part), levels))
     scan = Scan()
     found = [Path(path) for path in glob(pattern) if os.path.isdir(path) and not is_system_name(Path(path).name)]
@@ -117,9 +112,8 @@ def read_class_folders(pattern: str) -> RawData:
         name = "/".join(parts[1:] if split else parts)
         classes.setdefault(split, {})[name] = Strings(scan.list_images(str(root), folder.relative_to(root).as_posix()))
     if not any(len(images) for by_name in classes.values() for images in by_name.values()):
-        raise DataError(
-            f"no folder that matches {pattern!r} contains images", "quote the pattern, and check the folders"
-        )
+        what = f"no folder that matches {pattern!r} contains images"
+        raise DataError(what, "quote the pattern, and check the folders")
     if "" in classes and len(classes) > 1:
         others = ", ".join(sorted(classes.keys() - {""}))
         raise DataError(f"of the folders that match {pattern!r} only some are in {others}", "move the others elsewhere")

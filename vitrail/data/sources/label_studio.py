@@ -21,7 +21,7 @@ from vitrail.data.sources.contents import read_head
 from vitrail.data.sources.fields import has_keys, read_json, read_name, read_points, read_size
 from vitrail.data.sources.labels import RawData
 from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size, turn
-from vitrail.data.sources.scan import Scan, find_only_file
+from vitrail.data.sources.scan import find_only_file, list_images_below
 from vitrail.data.sources.splits import find_folder_split
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
@@ -63,7 +63,7 @@ def read_label_studio(path: Path, *, outlines: bool = False) -> RawData:
     if not isinstance(tasks, list):
         raise DataError(f"{path} is no list of tasks", "export the annotations as JSON or JSON-MIN")
     keys: dict[str, str] = {}
-    for key in Scan().list_images(str(root), ""):
+    for key in list_images_below(root):
         name = normalize("NFC", PurePosixPath(key).name)
         keys[name] = "" if name in keys else key  # several images of one name: none can be meant
     splits = ObjectSplits(root, outlines=outlines)

@@ -13,7 +13,7 @@ from vitrail.data.sources.contents import read_file
 from vitrail.data.sources.fields import has_keys, read_name, read_points, read_size
 from vitrail.data.sources.labels import RawData
 from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Point, Read, Size
-from vitrail.data.sources.scan import NamedFiles, Scan, list_files, list_files_below, list_folders
+from vitrail.data.sources.scan import NamedFiles, list_files, list_files_below, list_folders, list_images_below
 from vitrail.data.sources.splits import SPLITS, find_folder_split
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import decode_mask
@@ -51,7 +51,7 @@ def read_labelme(root: Path, *, outlines: bool = False) -> RawData:
         _read_one(path, files, splits)
     splits.drop_empty()
     annotated = {key for part in splits.values() for key in part.images}
-    for key in Scan().list_images(str(root), ""):
+    for key in list_images_below(root):
         if key not in annotated:
             splits.first.note("images without an annotation file, left out", key)
     return "labelme objects", splits.finish()

@@ -22,6 +22,7 @@ from vitrail.data.imagenet import index_classes
 from vitrail.data.sources.annotations import Annotations, Objects
 from vitrail.data.sources.contents import Contents, check_names
 from vitrail.errors import DataError, nearest
+from vitrail.text import plural
 from vitrail.untrusted.limits import CLASSES, DIGITS
 
 BETWEEN = ";"  # separates the labels of one image
@@ -114,11 +115,7 @@ def format_label(label: Any) -> str:
 
 
 def from_texts(texts: Sequence[str], *, several: bool | None = None) -> Labels:
-    """Labels from their names. If any text contains `;`, every item may have several labels or none.
-
-    Args:
-        several: whether items may have several labels; None decides by the texts.
-    """
+    """Labels from their names. Items may have several, separated by `;`, or none; None decides by whether any text has a `;`."""
     if not (any(BETWEEN in text for text in texts) if several is None else several):
         names = sort_names(texts)
         index = {name: row for row, name in enumerate(names)}
@@ -135,12 +132,8 @@ def from_texts(texts: Sequence[str], *, several: bool | None = None) -> Labels:
 def from_numbers(values: np.ndarray, names: Sequence[str] | None, *, where: str) -> Labels | None:
     """Labels from whole numbers (n,) or a matrix (n, K) of zeros and ones; None if all are -1, which means unlabelled.
 
-    Args:
-        names: of the classes, in the order of the numbers; by default each number is its own name.
-        where: name of the data in messages.
-
-    Raises:
-        DataError: a negative number, a number without a name, or values that are not labels.
+    ``names`` are those of the classes; by default each number is its own name. Raises `DataError`, which names ``where``, for a
+    negative number, a number without a name, or values that are not labels.
     """
     values = np.asarray(values)
     if values.ndim == 2 and values.shape[1] == 1:
@@ -151,19 +144,17 @@ def from_numbers(values: np.ndarray, names: Sequence[str] | None, *, where: str)
         raise DataError(fact, "give whole numbers of shape (n,), or zeros and ones of shape (n, classes)")
     if values.ndim == 1 and len(values) and (values == -1).all():
         return None
-    known = (
-        len(names) if names is not None else values.shape[1] if values.ndim == 2 else int(values.max(initial=-1)) + 1
-    )
+    known = values.shape[1] if values.ndim == 2 else int(values.max(initial=-1)) + 1
+    known = known if names is None else len(names)
     if known > CLASSES:
-        raise DataError(
-            f"the labels of {where} go up to {known - 1}", f"number the classes from 0; at most {CLASSES:,} are read"
-        )
-    low, high = (0, known) if values.ndim == 1 else (0, 2)
-    wrong = np.unique(values[(values < low) | (values >= high)])[:5]
+        remedy = f"number the classes from 0; at most {CLASSES:,} are read"
+        raise DataError(f"the labels of {where} go up to {known - 1}", remedy)
+    high = known if values.ndim == 1 else 2
+    wrong = np.unique(values[(values < 0) | (values >= high)])[:5]
     if len(wrong):
         fact = f"the labels of {where} contain {', '.join(f'{value:g}' for value in wrong)}"
-        raise DataError(fact, f"give numbers from {low} to {high - 1}")
-    names = tuple(names) if names is not None else tuple(str(number) for number in range(known))
+        raise DataError(fact, f"give numbers from 0 to {high - 1}")
+    names = tuple(map(str, range(known))) if names is None else tuple(names)
     if values.ndim == 2 and values.shape[1] != len(names):
         raise DataError(f"the labels of {where} have {values.shape[1]} columns for {len(names)} classes")
     return Labels(names, values.astype(np.int64 if values.ndim == 1 else np.float32), declared=True)
@@ -176,15 +167,8 @@ def compose_names(labels: Labels) -> Labels:
         return labels
     names = tuple(dict.fromkeys(composed)) if labels.declared else sort_names(composed)
     number = {name: index for index, name in enumerate(names)}
-    new = np.array([number[name] for name in composed], np.int64)  # (len(labels.names),)
-    if isinstance(labels.values, Annotations):
-        return Labels(names, labels.values.renumber(new), labels.declared)
-    if not labels.multi:
-        return Labels(names, new[labels.values], labels.declared)
-    values = np.zeros((len(labels.values), len(names)), np.float32)
-    for column, index in enumerate(new.tolist()):
-        values[:, index] = np.maximum(values[:, index], labels.values[:, column])
-    return Labels(names, values, labels.declared)
+    new = np.array([number[name] for name in composed], np.int64)
+    return Labels(names, _renumber(labels, new, len(names) if labels.multi else None), labels.declared)
 
 
 def check_faulty_objects(splits: Mapping[str, RawSplit], most: float) -> None:
@@ -207,8 +191,7 @@ def check_no_class_is_empty(splits: Mapping[str, Labels], layout: str) -> None:
     empty = [name for name, count in zip(train.names, train.counts()) if not count]
     if empty and not train.declared:
         shown = ", ".join(repr(name) for name in empty[:ROWS_SHOWN])
-        plural = "class has" if len(empty) == 1 else "classes have"
-        fact = f"{len(empty)} {plural} no training images: {shown}"
+        fact = f"{plural(len(empty), 'class has', 'classes have')} no training images: {shown}"
         raise DataError(fact, "add images, or remove the folder or the rows of the class", value=layout)
 
 
@@ -220,12 +203,8 @@ def join_labels(
     Args:
         classes: the list, e.g. a model's. None takes the classes of the training split, or of all splits without one.
 
-    Returns:
-        The classes, and for each split its targets: (n,) int64, (n, K) float32 if any split has several labels per item, or
-        annotations.
-
-    Raises:
-        DataError: items of classes that are not in the list; the message has a table of these classes.
+    Returns the classes, and for each split its targets: (n,) int64, (n, K) float32 if any split has several labels per item, or
+    annotations. Raises `DataError`, with a table, for items of classes that are not in the list.
     """
     if classes is None:
         classes = splits["train"].names if "train" in splits else None
@@ -239,25 +218,23 @@ def join_labels(
     number = index_classes([normalize("NFC", name) for name in classes])
     _check_known(splits, number, who)
     columns = len(classes) if any(labels.multi for labels in splits.values()) else None
-    return tuple(classes), {name: _renumber(labels, number, columns) for name, labels in splits.items()}
+    targets = {}
+    for split, labels in splits.items():  # a name outside the list has no items, so its index is never used
+        new = np.array([number.get(name, 0) for name in labels.names], np.int64)
+        targets[split] = _renumber(labels, new, columns)
+    return tuple(classes), targets
 
 
-def _renumber(labels: Labels, number: Mapping[str, int], columns: int | None) -> np.ndarray | Annotations:
-    """Indices (n,); or zeros and ones (n, columns) if ``columns`` are given; or annotations."""
-    # a name outside the list has no items, so its index is never used
-    new = np.array([number.get(name, 0) for name in labels.names], np.int64)  # (len(names),)
+def _renumber(labels: Labels, new: np.ndarray, columns: int | None) -> np.ndarray | Annotations:
+    """Targets with index ``new[k]`` for name k: (n,); or zeros and ones (n, columns) if these are given; or annotations."""
     if isinstance(labels.values, Annotations):
         return labels.values.renumber(new)
     if columns is None:
         is_same = np.array_equal(new, np.arange(len(new)))
         return labels.values if is_same else new[labels.values]  # values in a mapped file stay there
-    rows = np.arange(len(labels.values))
-    targets = np.zeros((len(rows), columns), np.float32)
-    if labels.multi:
-        row, column = np.nonzero(labels.values)
-        targets[row, new[column]] = 1
-    else:
-        targets[rows, new[labels.values]] = 1
+    rows, old = np.nonzero(labels.values) if labels.multi else (np.arange(len(labels.values)), labels.values)
+    targets = np.zeros((len(labels.values), columns), np.float32)
+    targets[rows, new[old]] = 1
     return targets
 
 
@@ -280,14 +257,10 @@ def _check_known(splits: Mapping[str, Labels], number: Mapping[str, int], who: s
     remedy = "rename or remove them, or use a model that was trained with them"
     if different <= set(NO_CLASSES):  # as in Tiny ImageNet
         remedy = "put these images into folders of their classes, or give a table of all images: path,label,split"
-    raise DataError(
-        f"the data have {'a class' if len(different) == 1 else f'{len(different)} classes'} not among {who}",
-        remedy,
-        value="\n".join(lines),
-    )
+    what = f"the data have {'a class' if len(different) == 1 else f'{len(different)} classes'} not among {who}"
+    raise DataError(what, remedy, value="\n".join(lines))
 
 
-FLOAT_WHOLE = re.compile(r"[+-]?\d+\.0+")
 PLURALS = ("labels", "tags", "classes", "categories", "targets", "attributes")
 # values of a column for each class: whether an image has it
 ZEROS_AND_ONES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
@@ -303,9 +276,8 @@ def unify_labels(texts: Sequence[str], column: str) -> tuple[list[str], str]:
     Raises `DataError` for a list that cannot be read.
     """
     distinct = set(texts)
-    if any(map(FLOAT_WHOLE.fullmatch, distinct)) and all(
-        re.fullmatch(r"([+-]?\d+(\.0+)?)?", text) for text in distinct
-    ):
+    are_whole = all(re.fullmatch(r"([+-]?\d+(\.0+)?)?", text) for text in distinct)
+    if are_whole and any("." in text for text in distinct):
         return [text.partition(".")[0] for text in texts], ""
     if any(BETWEEN in text for text in distinct):
         return list(texts), ""
@@ -326,10 +298,8 @@ def find_combined_labels(names: Sequence[str]) -> str:
     for mark, name in ((",", "commas"), (" ", "spaces")):
         if _parts_recur(set(names), mark):
             example = max(names, key=lambda text: text.count(mark))
-            return (
-                f"class names such as {example!r} consist of names that recur: if they are several labels of an image, separate "
-                f"them by {BETWEEN!r}, not by {name}"
-            )
+            what = f"class names such as {example!r} consist of names that recur"
+            return f"{what}: if they are several labels of an image, separate them by {BETWEEN!r}, not by {name}"
     return ""
 
 
@@ -364,7 +334,5 @@ def join_columns(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], str] 
     rows = zip(*([meaning[text.lower()] for text in column] for column in columns.values()))
     names = [name.strip() for name in columns]
     texts = [BETWEEN.join(name for name, value in zip(names, row) if value) for row in rows]
-    return (
-        texts,
-        f"a column of {'zeros' if meaning is ZEROS_AND_ONES else '-1'} and ones for each of {len(names)} classes",
-    )
+    off = "zeros" if meaning is ZEROS_AND_ONES else "-1"
+    return texts, f"a column of {off} and ones for each of {len(names)} classes"

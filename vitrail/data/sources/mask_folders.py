@@ -24,7 +24,7 @@ from vitrail.data.sources.contents import Contents, Files, Strings
 from vitrail.data.sources.labels import Labels, RawData, RawSplit, name_some
 from vitrail.data.sources.mask_names import Entry, find_class_table, list_unread
 from vitrail.data.sources.mask_values import Meaning, find_meaning, measure_masks, number_entries
-from vitrail.data.sources.scan import Scan, list_folders, list_image_files
+from vitrail.data.sources.scan import Scan, list_folders, list_image_files, list_images_below
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS, divide_images, pair_by_lists
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS, BadImage
@@ -87,7 +87,7 @@ def find_masks(root: Path) -> list[MaskFolder]:
             after = [name + end for end in AFTER if name + end in folders]
             if pair := _find_pair(root / name, inside):
                 found.append(MaskFolder(split, f"{name}/{pair[0]}", f"{name}/{pair[1]}"))
-            elif after and _list_below(root / after[0]):
+            elif after and list_images_below(root / after[0]):
                 found.append(MaskFolder(split, name, after[0]))
             elif _has_masks_beside(root / name):
                 found.append(MaskFolder(split, name, name))
@@ -95,7 +95,7 @@ def find_masks(root: Path) -> list[MaskFolder]:
                 images = next((f"{name}/{each}" for each in inside if each.lower() in map(str.lower, IMAGES)), name)
                 others.append(MaskFolder(split, images, images))
     if found:
-        return [*found, *(folder for folder in others if _list_below(root / folder.images))]
+        return [*found, *(folder for folder in others if list_images_below(root / folder.images))]
     return [MaskFolder("train", "", "")] if _has_masks_beside(root) else []
 
 
@@ -111,7 +111,7 @@ def split_of_folder(name: str) -> str | None:
 def _find_pair(folder: Path, inside: Iterable[str]) -> tuple[str, str] | None:
     names = {name.lower(): name for name in inside}
     images, masks = ([names[word.lower()] for word in words if word.lower() in names] for words in (IMAGES, MASKS))
-    return next(((images[0], name) for name in masks if images and _list_below(folder / name)), None)
+    return next(((images[0], name) for name in masks if images and list_images_below(folder / name)), None)
 
 
 def _has_masks_beside(folder: Path) -> bool:
@@ -125,18 +125,14 @@ def _list_folders(folder: Path) -> list[str]:
     return [path.name for path in list_folders(folder)]
 
 
-def _list_below(folder: Path) -> list[str]:
-    return Scan().list_images(str(folder), "")
-
-
 def pair_files(root: Path, folder: MaskFolder) -> Pairs:
     """Finds the mask of each image of a folder: the one of the same path, or of the same name where that is unique."""
-    images = _list_below(root / folder.images)
+    images = list_images_below(root / folder.images)
     if folder.images == folder.masks:
         listed = find_masks_beside(images)
         images = sorted(set(images).difference(listed))
     else:
-        listed = _list_below(root / folder.masks)
+        listed = list_images_below(root / folder.masks)
     masks = [path for path in listed if not os.path.splitext(path)[0].endswith(RENDERINGS)]
     mask_of = _match(images, masks)
     known = {_plain_name(mask) for mask in mask_of.values()}
@@ -262,7 +258,7 @@ def _note_outside(root: Path, folders: Sequence[MaskFolder]) -> tuple[str, ...]:
     if len(above) > 1 or not (folder := above.pop()):
         return ()
     inside = tuple(f"{each.images}/" for each in folders)
-    paths = (f"{folder}/{path}" for path in _list_below(root / folder))
+    paths = (f"{folder}/{path}" for path in list_images_below(root / folder))
     outside = [path for path in paths if not path.startswith(inside)]
     return name_some("images in no folder of a split, left out", outside)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from vitrail.data.sources.contents import normalise_path, read_head
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS, looks_like_image
+from vitrail.text import plural
 
 # of operating systems and file servers: thumbnails, deleted files, snapshots; names that begin with a dot are skipped as well
 SYSTEM_NAMES = frozenset(
@@ -53,12 +54,9 @@ class Scan:
 
     def enter(self, folder: str) -> bool:
         """Record a folder; False if it was entered before, which ends loops of symbolic links."""
-        status = os.stat(folder)
-        identity = (status.st_dev, status.st_ino)
-        if identity in self.entered:
-            return False
-        self.entered.add(identity)
-        return True
+        status, before = os.stat(folder), len(self.entered)
+        self.entered.add((status.st_dev, status.st_ino))
+        return len(self.entered) > before
 
     def list_images(self, root: str, inside: str) -> list[str]:
         """Lists the sorted paths, relative to ``root``, of all images in its subfolder ``inside``, at any depth."""
@@ -77,22 +75,19 @@ class Scan:
         clause = ""
         if self.others:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.others.items()))
-            clause += f"; {self.others.total():,} other file{'s' if self.others.total() > 1 else ''} not used ({kinds})"
+            clause += f"; {plural(self.others.total(), 'other file')} not used ({kinds})"
         if self.system:
-            clause += f"; {len(self.system):,} system folder{'s' if len(self.system) > 1 else ''} skipped"
+            clause += f"; {plural(len(self.system), 'system folder')} skipped"
         return clause
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """Lists the subfolders of a folder in order, without those of the system. Raises `DataError` as `Scan.list_folder`."""
+    """Lists the subfolders of a folder in order, without those of the system. Raises `DataError`."""
     return _list_entries(folder, _is_folder)
 
 
 def list_files(folder: Path, *suffixes: str) -> list[Path]:
-    """Lists the files in a folder with one of these suffixes, in any letter case, in order, without those of the system.
-
-    Raises `DataError` as `Scan.list_folder`.
-    """
+    """Lists the files in a folder with one of these suffixes, in any letter case, as `list_folders` does."""
     return _list_entries(folder, lambda entry: entry.name.lower().endswith(suffixes) and not _is_folder(entry))
 
 
@@ -121,6 +116,11 @@ def list_files_below(root: Path, *suffixes: str) -> list[Path]:
             found += list_files(folder, *suffixes)
             waiting += list_folders(folder)
     return sorted(found)
+
+
+def list_images_below(root: Path) -> list[str]:
+    """Lists the sorted paths, relative to ``root``, of all images at any depth below it."""
+    return Scan().list_images(str(root), "")
 
 
 def _list_entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:

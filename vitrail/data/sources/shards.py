@@ -20,7 +20,7 @@ from glob import has_magic
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from vitrail.images.decode import BadImage
 from vitrail.shards.cache import cache_limit, is_remote
 from vitrail.shards.index import ShardIndex, find_index
 from vitrail.stamps import Stamped
+from vitrail.text import plural
 
 Result = TypeVar("Result")
 
@@ -53,22 +54,15 @@ class ShardKeys(Strings):
     def __len__(self) -> int:
         return self.shards.images if self.rows is None else len(self.rows)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        return next(self._read(np.array([place if self.rows is None else self.rows[place]])))
+    def _get(self, index: int) -> str:
+        return next(self._read(index, index + 1))
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), BLOCK):
-            last = min(first + BLOCK, len(self))
-            yield from self._read(np.arange(first, last) if self.rows is None else self.rows[first:last])
+            yield from self._read(first, min(first + BLOCK, len(self)))
 
-    def _read(self, rows: np.ndarray) -> Iterator[str]:
+    def _read(self, first: int, last: int) -> Iterator[str]:
+        rows = np.arange(first, last) if self.rows is None else self.rows[first:last]
         ends, names = self.shards.mapped.name_ends, self.shards.mapped.names.data
         starts = np.where(rows > 0, ends[rows - 1], 0).tolist()
         return (str(names[start:end], "utf-8") for start, end in zip(starts, ends[rows].tolist()))
@@ -194,14 +188,10 @@ def find_shards(place: str) -> dict[str, ShardIndex] | None:
     """
     if index := find_index(place):
         return {"": index}
-    if is_remote(place):
-        folders = {split: f"{place}/{split}" for split in SPLIT_ORDER}
-    else:
-        folders = {
-            SPLITS[name.lower()]: os.path.join(place, name)
-            for name in sorted(os.listdir(place))
-            if name.lower() in SPLITS
-        }
+    folders = {split: f"{place}/{split}" for split in SPLIT_ORDER}
+    if not is_remote(place):
+        names = [name for name in sorted(os.listdir(place)) if name.lower() in SPLITS]
+        folders = {SPLITS[name.lower()]: os.path.join(place, name) for name in names}
     found = {split: find_index(folders[split]) for split in SPLIT_ORDER if split in folders}
     return {split: index for split, index in found.items() if index} or None
 
@@ -227,9 +217,7 @@ def read_shards_at(place: str) -> RawData:
         raise DataError(f"the pattern {place} has a '*' in the name of a folder", "give one folder of shards")
     if is_remote(place):
         if (indexes := find_shards(folder)) is None:
-            remedy = (
-                f"copy what `vitrail data shard` wrote there with its index, or: vitrail data index {folder} NEW_FOLDER"
-            )
+            remedy = f"copy what `vitrail data shard` wrote, with its index, or: vitrail data index {folder} NEW_FOLDER"
             raise DataError(f"there is no index of shards at {folder}/index/index.json", remedy)
         return read_shards(indexes) if pattern == "*" else _read_folder(next(iter(indexes.values())), pattern)
     if index := find_index(folder):
@@ -256,10 +244,9 @@ def _read_folder(index: ShardIndex, pattern: str) -> RawData:
         by_split.setdefault(_split_of(index.shards[number].name), []).append(number)
     if "" in by_split and len(by_split) > 1:
         unnamed, named = (index.shards[by_split[split][0]].name for split in ("", max(by_split)))
-        raise DataError(
-            f"{named!r} in {index.root} names a split, and {unnamed!r} does not", "rename or move one of them"
-        )
-    layout = f"{len(chosen):,} tar shard{'s' if len(chosen) > 1 else ''}"
+        what = f"{named!r} in {index.root} names a split, and {unnamed!r} does not"
+        raise DataError(what, "rename or move one of them")
+    layout = plural(len(chosen), "tar shard")
     if len(chosen) == len(index.shards) and len(by_split) == 1:
         return layout, {next(iter(by_split)) or "train": _read_split(ShardImages(index))}
     of = index.find_shards(slice(None))

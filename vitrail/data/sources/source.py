@@ -80,11 +80,10 @@ class Source:
     def read(self, index: int) -> Item:
         """One item, not yet decoded. Raises `BadImage` if it cannot be read."""
         index = range(len(self))[index]
-        target = None
         if isinstance(self.targets, Annotations):
             target = self.targets.of(index)
-        elif self.labelled:
-            target = self.targets[index]
+        else:
+            target = self.targets[index] if self.labelled else None
             target = int(target) if isinstance(target, np.integer) else target
         return Item(self.contents[index], target, self.keys[index])
 
@@ -101,17 +100,23 @@ class Source:
         if isinstance(self.targets, Annotations):
             stamps["targets"] = self.targets.stamp(self.keys)
         elif self.labelled:
-            stamps["targets"] = Stamped.of_hashes(self.keys, _hash_labels(self.targets))
+            stamps["targets"] = Stamped.of_hashes(self.keys, self._hash_targets())
         return {what: stamped for what, stamped in stamps.items() if stamped is not None}
+
+    def _hash_targets(self) -> np.ndarray:
+        """(n,) uint64: classes as they are, and hashes of several labels or annotations."""
+        if isinstance(self.targets, Annotations):
+            return self.targets.hashes()
+        if self.targets.ndim == 1:
+            return self.targets.view(np.uint64)
+        return hash_each(row.tobytes() for row in self.targets)
 
     def digest_targets(self) -> str:
         """The SHA-256 of the classes, and of the keys and targets in their order; see `Annotations.hashes`."""
         digest = sha256("\0".join(self.classes).encode())
         digest.update(hash_each(key.encode() for key in self.keys).tobytes())
         if self.labelled:
-            targets = self.targets
-            hashes = targets.hashes() if isinstance(targets, Annotations) else _hash_labels(targets)
-            digest.update(hashes.tobytes())
+            digest.update(self._hash_targets().tobytes())
         return digest.hexdigest()
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
@@ -152,11 +157,6 @@ class Splits:
     notes: tuple[str, ...] = ()  # on annotations that were repaired or left out
 
 
-def _hash_labels(labels: np.ndarray) -> np.ndarray:
-    """(n,) uint64: classes as they are, and hashes of several labels."""
-    return labels.view(np.uint64) if labels.ndim == 1 else hash_each(row.tobytes() for row in labels)
-
-
 def list_splits(splits: Splits) -> dict[str, Source]:
     """The splits that exist, by name."""
     parts = {"train": splits.train, "val": splits.val, "test": splits.test}
@@ -183,16 +183,13 @@ def describe_data(splits: Splits) -> str:
 
 def choose_split(splits: Splits, asked: str | None = None) -> tuple[str, Source]:
     """The named split, else test, else val, else train. Raises `DataError` if it does not exist."""
-    existing = {
-        name: part for name in ("test", "val", "train") if (part := getattr(splits, name)) is not None and len(part)
-    }
-    if asked is not None:
-        if asked not in existing:
-            raise DataError(f"the data have no split {asked!r}", f"choose one of: {', '.join(existing)}")
-        return asked, existing[asked]
+    existing = {name: part for name, part in list_splits(splits).items() if len(part)}
     if not existing:
         raise DataError("the data have no images", "run `vitrail data check` to see what was found")
-    return next(iter(existing.items()))
+    name = list(existing)[-1] if asked is None else asked
+    if name not in existing:
+        raise DataError(f"the data have no split {asked!r}", f"choose one of: {', '.join(reversed(existing))}")
+    return name, existing[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,10 +253,7 @@ def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, fr
         first = np.array([seen.setdefault(value, row) for row, value in enumerate(fingerprints)], np.int64)
     leaders = np.flatnonzero(first == np.arange(len(first)))  # one item per distinct content
     strata = _assign_strata(targets, len(first))[leaders]
-    order = np.lexsort((_rank_items(contents, seed)[leaders], strata))
-    sizes = np.bincount(strata)
-    place = np.empty(len(leaders), np.int64)  # of each leader within its class
-    place[order] = np.arange(len(leaders)) - (sizes.cumsum() - sizes)[strata[order]]
+    place, sizes = _place_in_class(strata, _rank_items(contents, seed)[leaders])
     wanted = np.minimum(np.maximum(np.round(fraction * sizes), 1), sizes - 1)
     held = np.zeros(len(first), bool)
     held[leaders] = place < wanted[strata]
@@ -279,9 +273,7 @@ def choose_part(contents: Contents, targets: np.ndarray | Annotations, *, count:
     """
     strata = _assign_strata(targets, len(contents.keys))
     ranks = _rank_items(contents, seed)
-    sizes = np.bincount(strata)
-    place = np.empty(len(strata), np.int64)  # of each item within its class
-    place[np.lexsort((ranks, strata))] = np.arange(len(strata)) - (sizes.cumsum() - sizes).repeat(sizes)
+    place, sizes = _place_in_class(strata, ranks)
     turn = (place + 0.5) / sizes[strata]  # the share of a class at which the item is its next one
     kept = np.zeros(len(strata), bool)
     kept[np.lexsort((ranks, turn, place > 0))[:count]] = True
@@ -291,6 +283,14 @@ def choose_part(contents: Contents, targets: np.ndarray | Annotations, *, count:
 def take_part(source: Source, *, count: int, seed: int) -> Source:
     """The items of a source that `choose_part` keeps."""
     return source.subset(np.flatnonzero(choose_part(source.contents, source.targets, count=count, seed=seed)))
+
+
+def _place_in_class(strata: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each item among those of its class, by rank: (n,) int64; and the size of each class."""
+    sizes = np.bincount(strata)
+    place = np.empty(len(strata), np.int64)
+    place[np.lexsort((ranks, strata))] = np.arange(len(strata)) - (sizes.cumsum() - sizes).repeat(sizes)
+    return place, sizes
 
 
 def _assign_strata(targets: np.ndarray | Annotations, items: int) -> np.ndarray:
@@ -306,7 +306,5 @@ def _assign_strata(targets: np.ndarray | Annotations, items: int) -> np.ndarray:
 
 def _rank_items(contents: Contents, seed: int) -> np.ndarray:
     """A number per item, a function of its key and the seed: (n,) uint64."""
-    digests = (
-        blake2b(f"{seed}/{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in contents.keys
-    )
-    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(contents.keys))
+    texts = (f"{seed}/{key}".encode("utf-8", "surrogatepass") for key in contents.keys)
+    return np.frombuffer(b"".join(blake2b(text, digest_size=8).digest() for text in texts), "<u8")

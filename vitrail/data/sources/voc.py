@@ -14,7 +14,7 @@ from vitrail.data.sources.contents import read_head
 from vitrail.data.sources.fields import read_name, read_size, read_xml
 from vitrail.data.sources.labels import RawData
 from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size
-from vitrail.data.sources.scan import Scan, list_files, list_folders
+from vitrail.data.sources.scan import list_files, list_folders, list_images_below
 from vitrail.data.sources.splits import SPLITS, divide_by_folder, divide_images
 from vitrail.errors import DataError
 from vitrail.untrusted.numbers import to_real
@@ -78,7 +78,7 @@ def _list_files(root: Path) -> Iterator[Path]:
 def _pair_files(root: Path) -> tuple[dict[str, Path | None], list[Path]]:
     """The annotation file of each image in the folders that annotations belong to, None without; and files without an image."""
     by_stem: dict[str, list[PurePosixPath]] = {}
-    for key in Scan().list_images(str(root), ""):
+    for key in list_images_below(root):
         by_stem.setdefault(normalize("NFC", PurePosixPath(key).stem), []).append(PurePosixPath(key))
     files: dict[str, Path | None] = {}
     lost = []

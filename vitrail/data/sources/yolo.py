@@ -19,7 +19,7 @@ from vitrail.data.sources.contents import Files, Strings, choose_evenly, read_fi
 from vitrail.data.sources.fields import read_document
 from vitrail.data.sources.labels import RawData, RawSplit, name_some
 from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size
-from vitrail.data.sources.scan import NamedFiles, Scan, find_only_file, list_files, list_folders
+from vitrail.data.sources.scan import NamedFiles, find_only_file, list_files, list_folders, list_images_below
 from vitrail.data.sources.splits import SPLITS, divide_by_folder, divide_images
 from vitrail.errors import DataError, find_fault
 from vitrail.images.decode import BadImage
@@ -108,7 +108,7 @@ def describe_yaml(path: Path) -> YoloLayout:
     if (count := plain.get("nc")) is not None and str(count).strip() != str(len(names)):
         notes.append(f"{path.name}: nc is {count!s:.20}, and there are {len(names)} names")
     used = {os.path.normpath(image) for split in images.values() for image in split}
-    rest = [key for key in Scan().list_images(str(base), "") if os.path.normpath(base / key) not in used]
+    rest = [key for key in list_images_below(base) if os.path.normpath(base / key) not in used]
     unused = [Path(key).as_posix() for key in rest if find_labels(base / key).is_file()]
     notes += name_some("images with a text file in no split, not used", unused)
     return YoloLayout(
@@ -172,7 +172,7 @@ def describe_folder(root: Path) -> YoloLayout | None:
     inside = any(path.name.lower() in LABELS for folder in near for path in list_folders(folder))
     if not inside and not any(list_files(folder, ".txt") for folder in near):
         return None
-    keys = Scan().list_images(str(root), "")
+    keys = list_images_below(root)
     by_split, _, notes = divide_images(root, keys, "") or (divide_by_folder(keys), "", [])
     images = {split: [root / key for key in inside] for split, inside in by_split.items()}
     every = [image for split in images.values() for image in split]
@@ -212,7 +212,7 @@ def _list_images(place: Path, path: Path, base: Path) -> list[Path]:
     if place.is_dir():
         if path.parent.resolve() != (folder := place.resolve()) and path.parent.resolve().is_relative_to(folder):
             raise DataError(f"{path} names the folder {place}, which {path.parent} is in", "name a folder of images")
-        if images := Scan().list_images(str(place), ""):
+        if images := list_images_below(place):
             return [place / image for image in images]
         raise DataError(f"{path} names the folder {place}, which has no images", "put the images there")
     if place.suffix.lower() == ".txt" and place.is_file():
