@@ -23,7 +23,7 @@ from vitrail.verbs.convert import convert
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import family_of, read_arguments, read_timm
-from vitrail.weights.timm.vit import VIT, from_timm
+from vitrail.weights.timm.vit import VIT
 
 pytestmark = pytest.mark.peers
 SMALL: dict[str, Any] = {"image_size": 48, "patch_size": 8, "width": 192, "depth": 2, "heads": 3, "mlp_width": 401}
@@ -238,7 +238,7 @@ def test_what_the_name_of_a_timm_model_says_is_what_timm_makes_of_it():
             described = {"architecture": name, "global_pool": theirs.global_pool}
             try:
                 told = read_arguments(described, VIT, Path(name))
-                config, tensors = from_timm(empty(theirs), Path(name), told)
+                config, tensors = VIT.read(empty(theirs), Path(name), told)
             except CheckpointError:
                 continue
             if shapes_of(sketch(config).state_dict()) != shapes_of(tensors):

@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from vitrail.models import create_backbone
-from vitrail.weights.timm.vit import arguments_of, from_timm, to_timm
+from vitrail.weights.timm.vit import VIT
 
 pytestmark = pytest.mark.peers
 SIZES = {"img_size": 64, "patch_size": 16, "embed_dim": 192, "depth": 3, "num_heads": 3, "num_classes": 7}
@@ -53,22 +53,22 @@ def images(request: pytest.FixtureRequest) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_timms_weights_give_timms_logits_there_and_back(kind, images):
     theirs = shaken(VisionTransformer(**{**SIZES, **KINDS[kind]}))
-    config, tensors = from_timm(theirs.state_dict(), Path("timm"), KINDS[kind])
+    config, tensors = VIT.read(theirs.state_dict(), Path("timm"), KINDS[kind])
     ours = create_backbone(config)
     ours.load_state_dict(tensors)
     torch.testing.assert_close(ours.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)
 
-    again = VisionTransformer(**{**arguments_of(config), "num_classes": 7})
-    again.load_state_dict(to_timm(config, tensors))
+    again = VisionTransformer(**{**VIT.arguments(config), "num_classes": 7})
+    again.load_state_dict(VIT.write(config, tensors))
     torch.testing.assert_close(again.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)
 
 
 def test_the_distilled_model_averages_its_two_heads(images):
     theirs = shaken(VisionTransformerDistilled(**SIZES))
-    config, tensors = from_timm(theirs.state_dict(), Path("timm"))
+    config, tensors = VIT.read(theirs.state_dict(), Path("timm"))
     ours = create_backbone(config)
     ours.load_state_dict(tensors)
     torch.testing.assert_close(ours.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)
     again = VisionTransformerDistilled(**SIZES)
-    again.load_state_dict(to_timm(config, tensors))
+    again.load_state_dict(VIT.write(config, tensors))
     torch.testing.assert_close(again.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)

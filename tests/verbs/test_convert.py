@@ -36,7 +36,7 @@ from vitrail.weights.description import describe
 from vitrail.weights.encode import EncodedModel
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import as_timm, parse_preprocessing
-from vitrail.weights.timm.vit import architecture_of, arguments_of
+from vitrail.weights.timm.vit import VIT
 
 QUICK_KINDS = ("the paper's", "attention pooling", "DeiT III", "Swin", "BEiT", "BiT")
 
@@ -257,11 +257,11 @@ PLAIN = sorted(name for name, config in MODELS.items() if isinstance(config, ViT
 def test_every_published_vit_has_a_name_of_timms(name):
     """Of its own size, or of another from which the arguments make it."""
     config = MODELS[name]
-    told = arguments_of(config)
+    told = VIT.arguments(config)
     assert int(told["embed_dim"] * told["mlp_ratio"]) == config.mlp_width
     sized = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
     size = name.split("-")[1].rstrip("0123456789")
-    assert architecture_of(config).split("_")[1] == sized.get(size, architecture_of(config).split("_")[1])
+    assert VIT.architecture(config).split("_")[1] == sized.get(size, VIT.architecture(config).split("_")[1])
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ SAFETENSORS: dict[str, tuple[Maker, str]] = {
     ),
     "weights that are numbers alone": (
         timm_folder(tensors=changed(sound(), head__weight=torch.ones(()), mlp=torch.ones(()))),
-        "cannot be built",
+        "does not fit",
     ),
     "10^12 classes of no numbers": (
         timm_folder(tensors=changed(sound(), head__weight=torch.ones(10**12, 0), head__bias=torch.ones(10**12, 0))),
@@ -150,11 +150,11 @@ SAFETENSORS: dict[str, tuple[Maker, str]] = {
     ),
     "block 10^12": (
         timm_folder(tensors={**sound(), "blocks.999999999999.x": torch.ones(1)}),
-        "for 1000000000000 blocks",
+        "for 1000000000000 modules",
     ),
     "stage 10^9 of a Swin": (
         timm_folder(tensors={**sound_swin(), "layers.999999999.x": torch.ones(1)}, architecture="swin_x"),
-        "modules layers.0, layers.1",
+        "modules stages.0, stages.1",
     ),
     "block of a name": (timm_folder(tensors={**sound(), "blocks.x.y": torch.ones(1)}), "cannot be built"),
     "block of 5,000 digits": (
@@ -217,8 +217,11 @@ ARCHIVES: dict[str, tuple[Maker, str]] = {
         google(Transformer__encoderblock_0__MultiHeadDotProductAttention_1__query__kernel=npy((24, 0, 12), data=b"")),
         "cannot be built",
     ),
-    "block 10^12": (google(Transformer__encoderblock_999999999999__x=np.zeros(1)), "for 1000000000000 blocks"),
-    "block of 5,000 digits": (google(**{f"Transformer__encoderblock_{'9' * 5000}__x": np.zeros(1)}), "cannot be built"),
+    "block 10^9": (
+        google(Transformer__encoderblock_999999999__LayerNorm_0__bias=np.zeros(1)),
+        "for 1000000000 modules",
+    ),
+    "block of 5,000 digits": (google(**{f"Transformer__encoderblock_{'9' * 5000}__x": np.zeros(1)}), "does not use"),
     "more arrays than a ViT has": (google(extra=np.zeros(1)), "does not use: extra"),
     "whole numbers": (google(cls=np.zeros((1, 1, 24), int)), "weights has the type int64"),
     "paths that climb": (npz({"../../ran.npy": npy()}), "it contains ../../ran"),

@@ -22,7 +22,7 @@ from vitrail.models import configure, create_backbone
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.google import to_google
 from vitrail.weights.native import save_model
-from vitrail.weights.timm.swin import write
+from vitrail.weights.timm.families import SWIN
 
 Maker = Callable[[Path], Path]  # makes the file or folder in a folder of its own, and names it
 SMALL: dict[str, Any] = {"image_size": 32, "patch_size": 16, "width": 24, "depth": 1, "heads": 2, "mlp_width": 40}
@@ -45,7 +45,7 @@ def _drawn(**changes: Any) -> dict[str, Tensor]:
 def sound_swin() -> dict[str, Tensor]:
     """The tensors of a small Swin Transformer in timm's layout."""
     config = configure("swin-t", width=8, depths=(1, 1), heads=(1, 1), window=2, image_size=32)
-    return {name: each.contiguous() for name, each in write(config, create_backbone(config).state_dict()).items()}
+    return {name: each.contiguous() for name, each in SWIN.write(config, create_backbone(config).state_dict()).items()}
 
 
 def file(name: str, content: bytes) -> Maker:

@@ -15,7 +15,7 @@ from tests.weights.test_timm import WIDTH, a_state, forward
 from vitrail.errors import CheckpointError
 from vitrail.models import configure, create_backbone
 from vitrail.weights import load
-from vitrail.weights.timm.swin import write
+from vitrail.weights.timm.families import SWIN
 
 TORCHVISION = {
     r"^cls_token$": "class_token",
@@ -115,7 +115,7 @@ def test_the_encoder_of_a_masked_autoencoder_gives_the_same_outputs(tmp_path):
 def test_swin_of_its_authors_gives_the_same_outputs_as_timms(tmp_path):
     config = configure("swin-t", width=8, depths=(2, 1), heads=(1, 2), window=2, image_size=32, classes=3)
     backbone = shaken(create_backbone(config)).eval()
-    timms = {name: tensor.contiguous() for name, tensor in write(config, backbone.state_dict()).items()}
+    timms = {name: tensor.contiguous() for name, tensor in SWIN.write(config, backbone.state_dict()).items()}
     theirs = renamed(timms, {r"^head\.fc\.": "head.", r"^layers\.1\.downsample": "layers.0.downsample"})
     buffers = {
         "layers.0.blocks.1.attn_mask": torch.ones(4),
@@ -132,7 +132,10 @@ def test_swin_of_its_authors_gives_the_same_outputs_as_timms(tmp_path):
 def test_the_image_size_of_a_swin_is_assumed_aloud(tmp_path):
     config = configure("swin-t", width=8, depths=(1,), heads=(1,), window=2, image_size=32, classes=0)
     save_file(
-        {name: tensor.contiguous() for name, tensor in write(config, create_backbone(config).state_dict()).items()},
+        {
+            name: tensor.contiguous()
+            for name, tensor in SWIN.write(config, create_backbone(config).state_dict()).items()
+        },
         tmp_path / "x.safetensors",
     )
     lines: list[str] = []

@@ -17,8 +17,8 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Backbone, create_backbone
 from vitrail.weights import load
 from vitrail.weights.google import to_google
-from vitrail.weights.layout import factorise, most_likely
 from vitrail.weights.native import save_model
+from vitrail.weights.shapes import factorise, most_likely
 from vitrail.weights.timm import family_of
 
 SMALL = {"patch_size": 8, "width": 192, "depth": 1, "mlp_width": 40, "classes": 3}

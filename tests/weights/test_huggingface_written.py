@@ -177,16 +177,9 @@ def test_what_transformers_cannot_say_is_not_written(words):
         to_huggingface(model)
 
 
-@each_row(
-    "model_type, config, words",
-    [
-        ("bit", replace(BIT, depths=(1,) * 5), "5 stages that halve the map"),
-        ("swin", replace(SWIN, depths=(1,) * 17, heads=(1,) * 17, window=1, width=1), "17 stages"),
-    ],
-)
-def test_so_is_one_with_too_many_stages(model_type, config, words):
-    with pytest.raises(CheckpointError, match=f"no counterpart of {words}"):
-        FAMILIES[model_type].write(config)
+def test_so_is_one_with_too_many_stages():
+    with pytest.raises(CheckpointError, match="no counterpart of 5 stages that halve the map"):
+        FAMILIES["bit"].write(replace(BIT, depths=(1,) * 5))
 
 
 def test_each_difference_at_other_sizes_is_noted():

@@ -17,12 +17,12 @@ from tests.each_row import each_row
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError
-from vitrail.models import ViTConfig, create_backbone
+from vitrail.models import ViTConfig, configure, create_backbone
 from vitrail.tasks.classification import metric as metrics
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights import load
 from vitrail.weights.timm import as_timm, parse_preprocessing
-from vitrail.weights.timm.vit import arguments_of, from_timm, to_timm
+from vitrail.weights.timm.vit import VIT
 
 WHERE = Path("weights.safetensors")
 WIDTH, HEADS, DEPTH, PATCH, SIDE, CLASSES = 192, 3, 2, 4, 3, 5
@@ -120,7 +120,7 @@ KINDS = {
 def test_the_converted_model_answers_as_timm_does(kind):
     state = a_state(**KINDS[kind])
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
-    config, tensors = from_timm(state, WHERE)
+    config, tensors = VIT.read(state, WHERE)
     backbone = create_backbone(config)
     backbone.load_state_dict(tensors)
     torch.testing.assert_close(backbone.eval()(images), forward(state, images), atol=1e-4, rtol=1e-4)
@@ -132,7 +132,7 @@ def test_the_converted_model_answers_as_timm_does(kind):
 def test_without_a_class_token_or_where_asked_the_patches_are_averaged(cls):
     state = a_state(cls=cls)
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
-    config, tensors = from_timm(state, WHERE, {"global_pool": "avg"} if cls else None)
+    config, tensors = VIT.read(state, WHERE, {"global_pool": "avg"} if cls else {})
     backbone = create_backbone(config)
     backbone.load_state_dict(tensors)
     torch.testing.assert_close(backbone.eval()(images), forward(state, images, pool="avg"), atol=1e-4, rtol=1e-4)
@@ -142,15 +142,15 @@ def test_without_a_class_token_or_where_asked_the_patches_are_averaged(cls):
 def test_the_way_back_gives_the_same_answers(kind):
     state = a_state(**KINDS[kind])
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
-    config, tensors = from_timm(state, WHERE)
-    again, told = to_timm(config, tensors), arguments_of(config)
+    config, tensors = VIT.read(state, WHERE)
+    again, told = VIT.write(config, tensors), VIT.arguments(config)
     torch.testing.assert_close(forward(again, images), forward(state, images), atol=1e-4, rtol=1e-4)
     assert again.keys() == state.keys()
     assert told["global_pool"] == "token"
     assert told["act_layer"] == "gelu"
     if kind != "registers with slots":
         assert all(torch.equal(again[name], state[name]) for name in state)
-    once_more = from_timm(again, WHERE, told)
+    once_more = VIT.read(again, WHERE, told)
     assert once_more[0] == config
     assert all(torch.equal(once_more[1][name], tensors[name]) for name in tensors)
 
@@ -158,7 +158,7 @@ def test_the_way_back_gives_the_same_answers(kind):
 def test_the_given_state_is_left_as_it_was():
     state = a_state(registers=2)
     before = {name: tensor.clone() for name, tensor in state.items()}
-    from_timm(state, WHERE)
+    VIT.read(state, WHERE)
     assert state.keys() == before.keys()
     assert all(torch.equal(state[name], before[name]) for name in state)
 
@@ -179,9 +179,9 @@ def test_the_given_state_is_left_as_it_was():
     ],
 )
 def test_what_timm_has_no_counterpart_for_is_not_written(changes):
-    backbone = create_backbone("vit-ti16", **{"depth": 1, "image_size": 32, **changes})
+    config = configure("vit-ti16", **{"depth": 1, "image_size": 32, **changes})
     with pytest.raises(CheckpointError, match="no counterpart"):
-        to_timm(backbone.config, backbone.state_dict())
+        VIT.arguments(config)
 
 
 @each_row(
@@ -208,19 +208,19 @@ def test_what_is_no_plain_vit_is_refused_in_words(name, tensor, words):
     if tensor is not None:
         state[name] = tensor
     with pytest.raises(CheckpointError, match=words):
-        from_timm(state, WHERE)
+        VIT.read(state, WHERE)
 
 
 def test_heads_that_no_shape_shows_must_be_stated():
     narrow = {name: each[..., :32].clone() if each.ndim == 3 else each for name, each in a_state().items()}
     narrow["patch_embed.proj.weight"] = torch.zeros(32, 3, 4, 4)
     with pytest.raises(CheckpointError, match="has width 32, and its number of attention heads cannot be inferred"):
-        from_timm(narrow, WHERE)
-    assert from_timm(narrow, WHERE, {"num_heads": 4})[0].heads == 4
+        VIT.read(narrow, WHERE)
+    assert VIT.read(narrow, WHERE, {"num_heads": 4})[0].heads == 4
     with pytest.raises(CheckpointError, match="heads is 5"):
-        from_timm(narrow, WHERE, {"num_heads": 5})
+        VIT.read(narrow, WHERE, {"num_heads": 5})
     with pytest.raises(CheckpointError, match="pools by 'avgmax'"):
-        from_timm(a_state(), WHERE, {"global_pool": "avgmax"})
+        VIT.read(a_state(), WHERE, {"global_pool": "avgmax"})
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_no_broken_file_is_half_read(tmp_path):
 
 
 def test_the_preprocessing_of_a_bare_file_is_timms_and_is_said_to_be_assumed():
-    config, _ = from_timm(a_state(), WHERE)
+    config, _ = VIT.read(a_state(), WHERE)
     found, assumed = parse_preprocessing({}, config, WHERE)
     assert found == Preprocessing.timm(12)
     assert assumed == [
@@ -258,7 +258,7 @@ def test_the_preprocessing_of_a_bare_file_is_timms_and_is_said_to_be_assumed():
 
 
 def test_a_stated_preprocessing_is_taken():
-    config, _ = from_timm(a_state(), WHERE)
+    config, _ = VIT.read(a_state(), WHERE)
     stated = {
         "mean": [0.1, 0.2, 0.3],
         "std": [1, 2, 3],

@@ -53,7 +53,7 @@ def test_every_size_is_read_from_names_and_shapes(config):
 
 
 def test_what_no_tensor_shows_is_said_to_be_assumed(tmp_path):
-    rules = "kernels standardised with 1e-08 added to the variance, group norm eps 1e-05, image size"
+    rules = "kernels standardised by the rule 'timm' (1e-08 added to the variance), group norm eps 1e-05, image size"
     placed = "32x32, a grid of 4x4 patches (--grid states another), mean [0.5, 0.5, 0.5]"
     for config, words in (
         (BIT, f"{rules} 224x224, mean [0.5, 0.5, 0.5]"),

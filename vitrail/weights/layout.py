@@ -1,24 +1,22 @@
-"""What readers of foreign layouts share: the form of weights before a model is built, with tensors by vitrail's names and assumed
-values; the grid of a table of positions; and projections that are one tensor in vitrail and several in a file.
+"""What readers and writers of foreign layouts share: the form of weights before a model is built, with tensors by vitrail's names
+and assumed values, and the refusal of what a layout cannot express.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitrail.data.imagenet import find_imagenet
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError
 from vitrail.models import Config, sketch
-from vitrail.models.config import grid_of
+from vitrail.models.config import STANDARDISATIONS
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
 from vitrail.tasks.classification.classifier import Classifier
@@ -131,114 +129,20 @@ class ReadModel:
     unused: tuple[str, ...] = ()
 
 
-Grid = tuple[int, int]  # rows, columns
-
-
-def choose_grid(
-    fits: Callable[[Grid], bool],
-    near: Grid,
-    patch: Sequence[int],
-    arguments: Mapping[str, Any],
-    where: Path,
-    about: str,
-) -> Grid:
-    """Returns the rows and columns of patches that a table of positions is for: as stated by ``grid`` or ``img_size``, or
-    else those of the preprocessing's ``input_size`` or of the requested ``image_size`` if these fit, or else a square.
-
-    Args:
-        fits: whether a grid can have this table.
-        near: the most square of these grids.
-        patch: height and width of a patch in pixels.
-        about: the table in words, for messages.
-
-    Raises:
-        CheckpointError: the stated grid does not fit; or none is stated, and a square does not fit.
+def describe_numerics(config: Any, *names: str) -> list[str]:
+    """Returns numerics that no tensor shows in words: of ``gelu``, ``norm_eps`` and ``heads`` those with ``names``, and those of
+    a stem of convolutions.
     """
-    sides, remedy = (patch[0], patch[1]), f"give its rows and columns of patches, such as --grid {near[0]}x{near[1]}"
-    remedy += f", or {near[1]}x{near[0]}" if near[0] != near[1] else ""
-    remedy += " (for a training, to `vitrail convert` first)"
-    stated, size = arguments.get("grid"), arguments.get("img_size")
-    if stated is None and size is not None:
-        stated = (max(size[0] // sides[0], 1), max(size[1] // sides[1], 1))
-    if stated is not None:
-        if fits(stated):
-            return stated
-        has = "the grid has" if size is None or arguments.get("grid") else f"images of {size[0]}x{size[1]} have"
-        what = f"{where} has {about}, but {has} {stated[0]}x{stated[1]} patches"
-        raise CheckpointError(what, remedy)
-    for size in (arguments.get("input_size"), arguments.get("image_size")):
-        if size is not None and fits(grid := grid_of(size, sides)):
-            return grid
-    if near[0] == near[1] and fits(near):
-        return near
-    raise CheckpointError(f"{where} has {about}, which is not a square grid", remedy)
+    words = {"gelu": "{} GELU", "norm_eps": "LayerNorm eps {:g}", "heads": "{} heads"}
+    lines = [words[name].format(getattr(config, name)) for name in names if hasattr(config, name)]
+    if getattr(config, "stem", None) is not None:
+        eps, where = STANDARDISATIONS[config.standardise]
+        lines.append(f"kernels standardised by the rule {config.standardise!r} ({eps:g} added to the {where})")
+        lines.append(f"group norm eps {config.group_norm_eps:g}")
+    return lines
 
 
-def factorise(number: int) -> Grid:
-    """Returns the most nearly equal factors of a number, the smaller one first."""
-    first = next((first for first in range(math.isqrt(max(number, 1)), 1, -1) if number % first == 0), 1)
-    return first, max(number, 1) // first
-
-
-def most_likely(counts: Sequence[int]) -> Grid:
-    """Returns the most square grid of one of several numbers of patches: of the first that is a square, or else of the first
-    that has a grid of at most 1 to 4, or else of the first.
-    """
-    grids = [factorise(count) for count in counts]
-    return min(grids, key=lambda grid: (grid[0] != grid[1], grid[1] > 4 * grid[0]))
-
-
-def check_grid_is_open(stated: object, *, has_table: bool, path: Path) -> None:
-    """Raises `ConfigError` if ``path`` states its image size, or if its network has no table of positions."""
-    if not has_table:
-        raise ConfigError(f"{path} has no table of positions, and a grid was given", "leave --grid out")
-    if stated:
-        what = f"{path} states its image size, and a grid was given"
-        raise ConfigError(what, "leave --grid out; --crop gives another input size")
-
-
-def describe_grid(config: Config) -> str:
-    """Returns the assumption of a grid of patches in words."""
-    (height, width), (rows, columns) = config.image_size, config.grid
-    return f"image size {height}x{width}, a grid of {rows}x{columns} patches (--grid states another)"
-
-
-QKV = ("q", "k", "v")
-KV = ("k", "v")
-
-
-def join_parts(state: Mapping[str, Tensor], parts: Sequence[str]) -> dict[str, Tensor]:
-    """Joins the ``parts`` of each module into one tensor, named after all of them. Incompatible parts are kept."""
-    joined: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        owner, own, kind = _last_two(name)
-        group = [state.get(f"{owner}.{part}.{kind}") for part in parts]
-        if own not in parts or not _fit(group):
-            joined[name] = tensor
-        elif own == parts[0]:
-            joined[f"{owner}.{''.join(parts)}.{kind}"] = torch.cat([piece for piece in group if piece is not None])
-    return joined
-
-
-def split_parts(state: Mapping[str, Tensor], parts: Sequence[str]) -> dict[str, Tensor]:
-    """The inverse of `join_parts`."""
-    split: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        owner, own, kind = _last_two(name)
-        if own == "".join(parts):
-            split |= {f"{owner}.{part}.{kind}": piece for part, piece in zip(parts, tensor.chunk(len(parts)))}
-        else:
-            split[name] = tensor
-    return split
-
-
-def _last_two(name: str) -> tuple[str, str, str]:
-    """Splits a name into module, part and parameter: ("blocks.0.attn", "q", "weight")."""
-    owner, _, kind = name.rpartition(".")
-    owner, _, own = owner.rpartition(".")
-    return owner, own, kind
-
-
-def _fit(group: Sequence[Tensor | None]) -> bool:
-    kinds = {(tensor.shape[1:], tensor.dtype) for tensor in group if tensor is not None and tensor.ndim}
-    return len(kinds) == 1 and all(tensor is not None and tensor.ndim for tensor in group)
+def refuse(whose: str, wrong: Mapping[str, bool]) -> None:
+    """Raises `CheckpointError` for the first part of a model that has no counterpart in ``whose`` layout."""
+    if part := next((part for part, there in wrong.items() if there), None):
+        raise CheckpointError(f"{whose} has no counterpart of {part}", "keep it in vitrail's format: --to native")

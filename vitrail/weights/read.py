@@ -18,11 +18,12 @@ from vitrail.weights.folders import CONFIG, read_folder
 from vitrail.weights.google import read_google, read_npz
 from vitrail.weights.huggingface import FIRST_LAYERS as FIRST_LAYERS_OF_HUGGINGFACE
 from vitrail.weights.huggingface import PROCESSOR, read_huggingface
-from vitrail.weights.layout import ReadModel, Weights, check_grid_is_open
+from vitrail.weights.layout import ReadModel, Weights
 from vitrail.weights.native import load_model, parse_model_file
 from vitrail.weights.onnx import read_onnx
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.resolve import ResolvedModel
+from vitrail.weights.shapes import check_grid_is_open
 from vitrail.weights.tensors import AGAIN, printable, read_json, read_tensors
 from vitrail.weights.timm import FIRST_LAYERS, read_timm
 

@@ -24,9 +24,10 @@ from vitrail.tasks.classification.classifier import Classifier
 from vitrail.tasks.task import check_classes
 from vitrail.weights.description import KEY, check_version, describe
 from vitrail.weights.huggingface import beit, bit, pvt, swin, vit
-from vitrail.weights.huggingface.family import Family, State
+from vitrail.weights.huggingface.family import Family
 from vitrail.weights.huggingface.processor import from_processor, to_processor
-from vitrail.weights.layout import Weights, leave_out
+from vitrail.weights.layout import Weights, leave_out, refuse
+from vitrail.weights.names import State
 from vitrail.weights.tensors import OTHER, printable
 
 FAMILIES: dict[str, Family] = {
@@ -133,8 +134,7 @@ def _model_type_of(config: Config) -> str:
     if isinstance(config, ViTConfig):
         return vit.model_type_of(config)
     model_type = config.architecture.replace("-", "_")
-    if model_type not in FAMILIES:
-        raise CheckpointError(f"transformers has no counterpart of {config.about}", "keep it in vitrail's format")
+    refuse("transformers", {config.about: model_type not in FAMILIES})
     return model_type
 
 

@@ -16,10 +16,10 @@ from vitrail.weights.huggingface.family import (
     IMAGE_SIZE,
     Family,
     Field,
-    State,
-    check_expressible,
     side_or_pair,
 )
+from vitrail.weights.layout import refuse
+from vitrail.weights.names import State
 
 LAYER = "encoder.layer.{}"
 TABLE = "relative_position_bias.relative_position_bias_table"
@@ -97,7 +97,7 @@ def write(config: BEiTConfig) -> tuple[dict[str, Any], list[str]]:
         f"LayerScale that starts at {scale}": scale is not None and scale <= 0,
         "padding": any(length % patch for length, patch in zip(config.image_size, config.patch_size)),
     }
-    check_expressible("beit", wrong)
+    refuse("transformers' 'beit'", wrong)
     fields = {
         "use_relative_position_bias": config.relative_bias == "every",
         "use_shared_relative_position_bias": config.relative_bias == "shared",
@@ -132,7 +132,7 @@ BEIT = Family(
         "encoder.relative_position_bias.relative_position_index",
         f"{LAYER}.attention.attention.relative_position_bias.relative_position_index",
     ),
-    unused_heads=("lm_head",),
+    unused_heads=("lm_head.",),
     model="Beit",
     processor="Beit",
     fields=FIELDS,

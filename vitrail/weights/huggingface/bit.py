@@ -10,7 +10,9 @@ from vitrail.errors import CheckpointError
 from vitrail.models.config import GROUPS
 from vitrail.models.layers import standardise
 from vitrail.models.resnet import ResNetConfig, width_fields
-from vitrail.weights.huggingface.family import CHANNELS, Family, Field, State, check_expressible
+from vitrail.weights.huggingface.family import CHANNELS, Family, Field
+from vitrail.weights.layout import refuse
+from vitrail.weights.names import State
 
 RULE, EPS = "timm", 1e-5  # of kernel standardisation and group norms
 LAYER = "encoder.stages.{}.layers.{}"
@@ -55,7 +57,7 @@ def write(config: ResNetConfig) -> tuple[dict[str, Any], list[str]]:
         f"group_norm_eps={config.group_norm_eps:g}": config.group_norm_eps != EPS,
         f"{len(config.depths)} stages that halve the map": len(config.depths) > MOST_STAGES,
     }
-    check_expressible("bit", wrong)
+    refuse("transformers' 'bit'", wrong)
     widths = _widths(config.root_width, len(config.depths))
     return {"embedding_size": config.root_width, "hidden_sizes": widths, **FIXED}, []
 

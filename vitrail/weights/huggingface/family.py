@@ -5,17 +5,15 @@ The names are those in files, as written by `save_pretrained` and stored on the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
-from vitrail.weights.layout import QKV, join_parts, split_parts
+from vitrail.weights.names import QKV, Names, Parts, State, invert, join_parts, pattern_of, rename, split_parts
+from vitrail.weights.shapes import count_outputs
 from vitrail.weights.tensors import printable
 
 # transformers' hidden_act -> vitrail's gelu
@@ -28,10 +26,6 @@ GELUS = {
     "gelu_fast": "tanh",
     "gelu_accurate": "tanh",
 }
-
-State = dict[str, Tensor]
-# vitrail's name of a parameter, or of a module with weight and bias -> transformers'; {} is a number
-Names = Mapping[str, str]
 
 
 class Field(NamedTuple):
@@ -74,7 +68,7 @@ class Family:
     also: Names = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     unused_heads: tuple[str, ...] = ()
-    parts: Sequence[str] = QKV
+    parts: Parts = field(default_factory=lambda: QKV)
     model: str
     processor: str
     fields: Sequence[Field]
@@ -121,13 +115,11 @@ class Family:
         """Renames their tensors to our names, and lists those without a counterpart. Unknown names are kept."""
         has_body = any(name.startswith(f"{self.body}.") for name in tensors)
         inside = f"{self.body}." if has_body else ""
-        idle = (*(inside + name for name in self.unused), *self.unused_heads)
-        patterns = [re.compile(_pattern(module) + r"(\..*)?") for module in idle]
-        unused = tuple(name for name in sorted(tensors) if any(pattern.fullmatch(name) for pattern in patterns))
-        table = {theirs: ours for ours, theirs in self.table(has_body).items()} | dict(self.also)
-        without = set(unused)
-        renamed = rename({name: tensor for name, tensor in tensors.items() if name not in without}, table)
-        return join_parts(renamed, self.parts), unused
+        idle = [pattern_of(name) for name in (*(inside + name for name in self.unused), *self.unused_heads)]
+        unused = {name for name in tensors if any(pattern.fullmatch(name) for pattern in idle)}
+        used = {name: tensor for name, tensor in tensors.items() if name not in unused}
+        renamed = rename(used, {**invert(self.table(has_body)), **self.also})
+        return join_parts(renamed, self.parts), tuple(sorted(unused))
 
     def to_transformers_names(self, state: State, *, has_body: bool) -> State:
         """The inverse of `to_own_names`."""
@@ -140,37 +132,6 @@ class Family:
     def table(self, has_body: bool) -> dict[str, str]:
         inside = f"{self.body}." if has_body else ""
         return {**{ours: inside + theirs for ours, theirs in self.names.items()}, **self.heads}
-
-
-def rename(tensors: State, names: Names) -> State:
-    """Renames tensors by a table. Names that are not in the table, or whose new name is taken, are kept."""
-    patterns = [(re.compile(_pattern(old) + r"(\.weight|\.bias)?"), new) for old, new in names.items()]
-    renamed: State = {}
-    for name, tensor in tensors.items():
-        hit = next(((match, new) for old, new in patterns if (match := old.fullmatch(name))), None)
-        other = name
-        if hit is not None:
-            *numbers, kind = hit[0].groups()
-            other = hit[1].format(*numbers) + (kind or "")
-        renamed[name if other in renamed else other] = tensor
-    return renamed
-
-
-def _pattern(name: str) -> str:
-    return re.escape(name).replace(r"\{\}", r"(\d+)")
-
-
-def check_expressible(model_type: str, wrong: Mapping[str, bool], remedy: str = "keep it in vitrail's format") -> None:
-    """Raises `CheckpointError` for the first part of a model that has no counterpart in transformers."""
-    for part, there in wrong.items():
-        if there:
-            raise CheckpointError(f"transformers' {model_type!r} has no counterpart of {part}", remedy)
-
-
-def count_outputs(state: State) -> int:
-    """Returns the number of outputs of the head; 0 without a head."""
-    head = state.get("head.weight", state.get("head.cls.weight"))
-    return len(head) if head is not None and head.ndim else 0
 
 
 def gelu_of(act: Any) -> str:

@@ -17,10 +17,9 @@ from vitrail.weights.huggingface.family import (
     QKV_BIAS,
     Family,
     Field,
-    State,
-    check_expressible,
 )
-from vitrail.weights.layout import KV
+from vitrail.weights.layout import refuse
+from vitrail.weights.names import KV, State
 
 STAGES = 4
 BLOCK = "encoder.block.{}.{}"
@@ -125,7 +124,7 @@ def write(config: PVTConfig) -> tuple[dict[str, Any], list[str]]:
         "an image that is not square": config.image_size[0] != config.image_size[1],
         "padding": any(length % patch for length, patch in zip(config.image_size, whole)),
     }
-    check_expressible("pvt", wrong)
+    refuse("transformers' 'pvt'", wrong)
     strides = _strides(config)
     # without num_labels transformers assumes 1,000 classes, independent of their names
     fields = {"num_encoder_blocks": STAGES, "strides": strides, "patch_sizes": strides, "num_labels": config.classes}
@@ -133,7 +132,7 @@ def write(config: PVTConfig) -> tuple[dict[str, Any], list[str]]:
 
 
 def write_v2(config: PVTv2Config) -> tuple[dict[str, Any], list[str]]:
-    check_expressible("pvt_v2", {"a patch that is not square": config.patch_size[0] != config.patch_size[1]})
+    refuse("transformers' 'pvt_v2'", {"a patch that is not square": config.patch_size[0] != config.patch_size[1]})
     strides = _strides(config)
     patches = [2 * stride - 1 for stride in strides]
     return {"num_encoder_blocks": len(strides), "strides": strides, "patch_sizes": patches}, []

@@ -16,13 +16,12 @@ from vitrail.weights.huggingface.family import (
     QKV_BIAS,
     Family,
     Field,
-    State,
-    check_expressible,
     side_or_pair,
 )
+from vitrail.weights.layout import refuse
+from vitrail.weights.names import State
 from vitrail.weights.tensors import printable
 
-MOST_STAGES = 16
 EPS = 1e-5  # of the norms after patch embedding and before merging, independent of layer_norm_eps
 NAMES = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
@@ -39,11 +38,7 @@ NAMES = {
     "stages.{}.blocks.{}.mlp.fc1": "encoder.layers.{}.blocks.{}.intermediate.dense",
     "stages.{}.blocks.{}.mlp.fc2": "encoder.layers.{}.blocks.{}.output.dense",
     # transformers merges patches at the end of a stage, vitrail at the start of the next
-    **{
-        f"stages.{stage}.downsample.{part}": f"encoder.layers.{stage - 1}.downsample.{part}"
-        for stage in range(1, MOST_STAGES)
-        for part in ("norm", "reduction")
-    },
+    "stages.{1}.downsample.": "encoder.layers.{}.downsample.",
     "norm": "layernorm",
 }
 FIELDS = (
@@ -79,10 +74,9 @@ def write(config: SwinConfig) -> tuple[dict[str, Any], list[str]]:
     rows, columns = smallest
     wrong = {
         f"windows of {config.window} in a map of {rows}x{columns} (unsupported)": min(smallest) < config.window,
-        f"{len(config.depths)} stages": len(config.depths) > MOST_STAGES,
         f"norm_eps={config.norm_eps:g} in all its norms": config.norm_eps != EPS,
     }
-    check_expressible("swin", wrong)
+    refuse("transformers' 'swin'", wrong)
     notes = ["transformers does not support image sizes with maps smaller than a window"]
     return {"use_absolute_embeddings": False}, notes
 
@@ -93,7 +87,7 @@ SWIN = Family(
     names=NAMES,
     heads={"head": "classifier"},
     unused=("embeddings.mask_token", "encoder.layers.{}.blocks.{}.attention.self.relative_position_index"),
-    unused_heads=("decoder",),
+    unused_heads=("decoder.",),
     model="Swin",
     processor="ViT",
     fields=FIELDS,

@@ -23,10 +23,10 @@ from vitrail.weights.huggingface.family import (
     QKV_BIAS,
     Family,
     Field,
-    State,
-    check_expressible,
     side_or_pair,
 )
+from vitrail.weights.layout import refuse
+from vitrail.weights.names import State
 
 AROUND = {
     "cls_token": "embeddings.cls_token",
@@ -142,7 +142,7 @@ def _check_writable(model_type: str, config: ViTConfig) -> None:
         "blocks without skips": not config.skips,
         "padding": remainder,
     }
-    check_expressible(model_type, wrong)
+    refuse(f"transformers' {model_type!r}", wrong)
 
 
 def _notes(model_type: str, config: ViTConfig) -> list[str]:
@@ -214,8 +214,8 @@ FAMILIES = (
         "vit",
         names=OF_VIT,
         heads={"head": "classifier"},
-        unused=("embeddings.mask_token", "pooler"),
-        unused_heads=("decoder",),
+        unused=("embeddings.mask_token", "pooler."),
+        unused_heads=("decoder.",),
         model="ViT",
         processor="ViT",
         fields=FIELDS_OF_VIT,
@@ -228,8 +228,8 @@ FAMILIES = (
             "head.cls": "cls_classifier",
             "head.dist": "distillation_classifier",
         },
-        unused=("embeddings.mask_token", "pooler"),
-        unused_heads=("decoder",),
+        unused=("embeddings.mask_token", "pooler."),
+        unused_heads=("decoder.",),
         model="DeiT",
         processor="DeiT",
         fields=FIELDS_OF_VIT,
@@ -239,7 +239,7 @@ FAMILIES = (
         body="vit",
         names=OF_VIT,
         heads={},
-        unused_heads=("decoder",),
+        unused_heads=("decoder.",),
         model="ViTMAE",
         processor="ViT",
         fields=FIELDS_OF_VIT,

@@ -1,15 +1,11 @@
-"""Reading and writing timm's ``config.json``: architecture, arguments and preprocessing.
-
-The names of other repositories for networks that timm has are changed to timm's: torchvision's ViT, and DINOv2, DeiT III and Swin
-as their authors publish them.
-"""
+"""Reading and writing timm's ``config.json``: architecture, arguments and preprocessing."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,19 +14,16 @@ from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models import Config, ViTConfig
-from vitrail.models.config import STANDARDISATIONS
-from vitrail.models.resnet import ResNetConfig
+from vitrail.models import Config
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import parse_config
-from vitrail.weights.layout import Weights, check_grid_is_open, describe_grid, leave_out
-from vitrail.weights.tensors import OTHER, printable, refusing_values
-from vitrail.weights.timm.beit import BEIT
-from vitrail.weights.timm.cait import CAIT
-from vitrail.weights.timm.family import KEEP, Family
-from vitrail.weights.timm.pvt_v2 import PVT_V2
+from vitrail.weights.layout import Weights, describe_numerics, leave_out, refuse
+from vitrail.weights.shapes import check_grid_is_open, describe_grid
+from vitrail.weights.tensors import printable, refusing_values
+from vitrail.weights.timm.authors import TORCHVISION_MARK, separate_head, to_timm_names
+from vitrail.weights.timm.families import BEIT, CAIT, PVT_V2, SWIN
+from vitrail.weights.timm.family import Family
 from vitrail.weights.timm.resnet import BIT
-from vitrail.weights.timm.swin import SWIN
 from vitrail.weights.timm.vit import ACTIVATIONS, VIT
 
 # arguments of `from_timm` that follow from the names of some of timm's models and not from tensors
@@ -46,8 +39,6 @@ OTHER_BLOCKS = re.compile(r"_rpn_")
 # distinguished by their marks, in this order; a ViT has the fewest unique names
 FAMILIES = (SWIN, CAIT, PVT_V2, BEIT, BIT, VIT)
 TABLES = (CAIT, BEIT, VIT)  # with a table of positions, whose grid its size does not determine
-# first layers, by which the names of torchvision and of the authors of DINOv2 and Swin are told apart
-TORCHVISION_MARK, DINOV2_MARK, SWIN_MARK = "conv_proj.weight", "register_tokens", "layers.0.downsample.reduction.weight"
 # the first layer of each; `find_network` finds a network in a checkpoint by these
 FIRST_LAYERS = ("patch_embed.proj.weight", "stem.conv.weight", TORCHVISION_MARK)
 
@@ -70,7 +61,7 @@ def read_timm(
             see `choose_grid`.
 
     Raises:
-        CheckpointError: as `from_timm` and `parse_preprocessing`, or an unsupported model or argument.
+        CheckpointError: as `Family.read` and `parse_preprocessing`, or an unsupported model or argument.
         ConfigError: a grid is given, and the file or the description states it or the model has none.
     """
     renamed = to_timm_names(tensors)
@@ -84,8 +75,7 @@ def read_timm(
         arguments = _sized(family_of(config).arguments(config), config.image_size, path)
     if grid is not None:
         check_grid_is_open(arguments.get("img_size"), has_table=family in TABLES, path=path)
-    with refusing_values(f"the {family.config.about.partition(' ')[2]} of {path} cannot be built", OTHER):
-        config, state = family.read(tensors, path, {**arguments, "grid": grid, "image_size": image_size})
+    config, state = family.read(tensors, path, {**arguments, "grid": grid, "image_size": image_size})
     state, unused = leave_out(config, state)
     preprocessing, assumed = parse_preprocessing(described, config, path, renamed.defaults)
     stated = described.get("pretrained_cfg")
@@ -97,31 +87,17 @@ def read_timm(
             placed = [describe_grid(config)]
         elif not image_size:
             placed = ["image size {}x{}".format(*config.image_size)]
+    gelu = () if "act_layer" in arguments else ("gelu",)
     return Weights(
         layout=renamed.layout,
         config=config,
         tensors=state,
         preprocessing=preprocessing,
         classes=_names(names, config.classes),
-        assumed=(*_numerics(config, arguments), *placed, *assumed),
+        assumed=(*describe_numerics(config, *gelu, "norm_eps", "heads"), *placed, *assumed),
         unused=(*unused, *head, *renamed.unused),
         description=description,
     )
-
-
-def _numerics(config: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """Returns the numerics that cannot be inferred from tensors."""
-    assumptions: list[str] = []
-    if not isinstance(config, ResNetConfig):
-        assumptions += [] if "act_layer" in arguments else ["exact GELU"]
-        assumptions += [f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"]
-    if isinstance(config, ResNetConfig) or (isinstance(config, ViTConfig) and config.stem is not None):
-        eps, where = STANDARDISATIONS[config.standardise]
-        assumptions += [
-            f"kernels standardised with {eps:g} added to the {where}",
-            f"group norm eps {config.group_norm_eps:g}",
-        ]
-    return assumptions
 
 
 def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
@@ -134,8 +110,7 @@ def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> 
     if OTHER_BLOCKS.search(name):
         what = f"{path} is {printable(name)}, whose blocks differ from those of a ViT"
         raise CheckpointError(what, "such models are not supported")
-    known = family.needed | family.derived | {"norm_layer", "global_pool"}
-    unknown = sorted(set(arguments) - known) if isinstance(arguments, Mapping) else ["no object"]
+    unknown = sorted(set(arguments) - family.accepted) if isinstance(arguments, Mapping) else ["no object"]
     if unknown or arguments.get("norm_layer") not in (None, "layernorm"):
         what = f"{path} has unsupported model_args: {printable(arguments, 200)}"
         raise CheckpointError(what, "supported: LayerNorm, " + ", ".join(sorted(family.needed)))
@@ -222,19 +197,19 @@ def _names(names: object, classes: int) -> tuple[str, ...] | None:
 
 def family_of(config: Config) -> Family:
     """Returns the family of a config. Raises `CheckpointError` for an unsupported architecture."""
-    for family in FAMILIES:
-        if isinstance(config, family.config):
-            return family
-    raise CheckpointError(f"timm's layout of {config.about} is not supported", KEEP)
+    family = next((family for family in FAMILIES if isinstance(config, family.config)), None)
+    refuse("timm's layout", {config.about: family is None})
+    assert family is not None
+    return family
 
 
 def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the tensors by timm's names, and a ``config.json`` for ``timm.create_model`` with ``local-dir:FOLDER`` or
-    ``hf-hub:owner/name``. Raises `CheckpointError` as `to_timm`.
+    ``hf-hub:owner/name``. Raises `CheckpointError` as `Family.check`.
     """
     config, family = classifier.config, family_of(classifier.config)
-    family.check(config)
-    tensors, arguments = family.write(config, classifier.backbone.state_dict()), family.arguments(config)
+    arguments = family.arguments(config)
+    tensors = family.write(config, classifier.backbone.state_dict())
     heads = [name for name in (*family.head, "head_dist") if f"{name}.weight" in tensors]
     return tensors, {
         "architecture": family.architecture(config),
@@ -262,9 +237,8 @@ def _stated(preprocessing: Preprocessing) -> dict[str, Any]:
     Raises `CheckpointError` for a border on one side.
     """
     if preprocessing.resize == "fit":
-        raise CheckpointError(
-            "timm has no preprocessing that adds a border on one side", "take resize 'squash' or 'short'"
-        )
+        what = "timm has no preprocessing that adds a border on one side"
+        raise CheckpointError(what, "take resize 'squash' or 'short'")
     side, fraction = min(preprocessing.size), 1.0
     if preprocessing.resize_to is not None:
         fraction = side / preprocessing.resize_to
@@ -277,114 +251,3 @@ def _stated(preprocessing: Preprocessing) -> dict[str, Any]:
         "mean": list(preprocessing.mean),
         "std": list(preprocessing.std),
     }
-
-
-State = Mapping[str, Tensor]
-IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "crop_pct": 224 / 256}
-
-# torchvision's module or parameter -> timm's; the MLP had other names before torchvision 0.12
-TORCHVISION = {
-    r"class_token": "cls_token",
-    r"conv_proj": "patch_embed.proj",
-    r"encoder\.pos_embedding": "pos_embed",
-    r"encoder\.layers\.encoder_layer_(\d+)\.ln_([12])": r"blocks.\1.norm\2",
-    r"encoder\.layers\.encoder_layer_(\d+)\.self_attention\.in_proj_(weight|bias)": r"blocks.\1.attn.qkv.\2",
-    r"encoder\.layers\.encoder_layer_(\d+)\.self_attention\.out_proj": r"blocks.\1.attn.proj",
-    r"encoder\.layers\.encoder_layer_(\d+)\.mlp\.(?:0|linear_1)": r"blocks.\1.mlp.fc1",
-    r"encoder\.layers\.encoder_layer_(\d+)\.mlp\.(?:3|linear_2)": r"blocks.\1.mlp.fc2",
-    r"encoder\.ln": "norm",
-    r"heads\.pre_logits": "pre_logits.fc",
-    r"heads\.head": "head",
-}
-OTHER_SCALES = (
-    "blocks.0.attn.q_bias",
-    "blocks_token_only.0.attn.q.weight",
-)  # BEiT and CaiT have DeiT III's names in timm, too
-SCALE = re.compile(r"^(blocks\.\d+)\.gamma_([12])$")
-CHUNKED = re.compile(r"blocks\.\d+\.(\d+\.(?:norm|attn|mlp|ls))")  # DINOv2's blocks in chunks, as FSDP needs them
-# tensors that follow from the shape of a network; timm no longer stores them
-BUFFERS = re.compile(r"(.*\.)?(relative_position_index|attn_mask)")
-# tensors of a pre-training that timm does not have
-PRETRAINING = ("mask_token", "decoder_pos_embed", "decoder_embed.weight")
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """Tensors by timm's names.
-
-    Args:
-        layout: the name of the layout that they had.
-        defaults: the preprocessing of the published models, if it is not timm's default.
-        unused: names of tensors that follow from the shape of the network.
-    """
-
-    tensors: dict[str, Tensor]
-    layout: str = "timm"
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
-
-
-def to_timm_names(state: State) -> Renamed:
-    """Renames the tensors of torchvision's ViT, and of DINOv2, DeiT III and Swin from their authors. Others are kept."""
-    if TORCHVISION_MARK in state:
-        return Renamed(_rename_torchvision(state), "torchvision", {**IMAGENET, "interpolation": "bilinear"})
-    published = any(name in state for name in (*PRETRAINING, DINOV2_MARK, SWIN_MARK))
-    unused = tuple(name for name in state if BUFFERS.fullmatch(name))
-    state = {name: tensor for name, tensor in state.items() if not BUFFERS.fullmatch(name)}
-    renamed = _rename_unless_taken(state, lambda name: CHUNKED.sub(r"blocks.\1", name))
-    if "blocks.0.gamma_1" in renamed and not any(name in renamed for name in OTHER_SCALES):
-        renamed = _rename_unless_taken(renamed, lambda name: SCALE.sub(r"\1.ls\2.gamma", name))
-    if SWIN_MARK in renamed:
-        renamed = _rename_unless_taken(renamed, _rename_swin)
-    if DINOV2_MARK in renamed and {"cls_token", "pos_embed"} <= renamed.keys():
-        renamed = _move_class_position(renamed)
-    return Renamed(renamed, defaults=IMAGENET if published else {}, unused=unused)
-
-
-def separate_head(state: State) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Returns the tensors of a ViT without a head for features of another width, such as those of several layers, and the
-    names of the head's tensors.
-    """
-    layer, head, bias = (state.get(name) for name in ("patch_embed.proj.weight", "head.weight", "head.bias"))
-    if layer is None or layer.ndim != 4 or head is None or bias is None or "blocks.0.attn.qkv.weight" not in state:
-        return dict(state), ()
-    if head.ndim != 2 or bias.shape != head.shape[:1] or head.shape[1] == len(layer):
-        return dict(state), ()
-    names = ("head.weight", "head.bias")
-    return {name: tensor for name, tensor in state.items() if name not in names}, names
-
-
-def _rename_torchvision(state: State) -> dict[str, Tensor]:
-    patterns = [(re.compile(rf"{theirs}(\.weight|\.bias)?"), timms) for theirs, timms in TORCHVISION.items()]
-
-    def rename(name: str) -> str:
-        for pattern, timms in patterns:
-            if match := pattern.fullmatch(name):
-                return match.expand(timms) + (match[pattern.groups] or "")
-        return name
-
-    return _rename_unless_taken(state, rename)
-
-
-def _rename_swin(name: str) -> str:
-    """The authors' layers end with a downsampling, timm's begin with it."""
-    name = re.sub(r"^layers\.(\d{1,6})\.downsample", lambda match: f"layers.{int(match[1]) + 1}.downsample", name)
-    return re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)
-
-
-def _move_class_position(state: State) -> dict[str, Tensor]:
-    """DINOv2's table has a slot for the class token and none for registers: the slot is added to the token, as by timm."""
-    token, table = state["cls_token"], state["pos_embed"]
-    moved = {"reg_token" if name == DINOV2_MARK else name: tensor for name, tensor in state.items()}
-    if token.ndim == table.ndim == 3 and token.shape[2] == table.shape[2] and table.shape[1] > 1:
-        moved |= {"cls_token": token + table[:, :1], "pos_embed": table[:, 1:].contiguous()}
-    return moved
-
-
-def _rename_unless_taken(state: State, rename: Callable[[str], str]) -> dict[str, Tensor]:
-    """Renames tensors. A name whose new one is taken is kept, and is then listed as unexpected."""
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        other = rename(name)
-        renamed[name if other in renamed else other] = tensor
-    return renamed
