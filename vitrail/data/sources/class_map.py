@@ -42,10 +42,7 @@ def map_classes(source: Source, mapping: Mapping[str, Sequence[str]], classes: S
     """The items of ``source`` whose class is in ``mapping``, with targets among ``classes`` of a model.
 
     Where every class of the data stands for one of the model, items keep one label; else all labels of an item are acceptable.
-
-    Raises:
-        ConfigError: the mapping names a class that the model does not have.
-        DataError: no item has a class of the mapping.
+    Raises `ConfigError` for a class that the model does not have, and `DataError` if no item has a class of the mapping.
     """
     number = index_classes(classes)
     stands_for = np.zeros((len(source.classes), len(classes)), np.float32)  # (D, K)

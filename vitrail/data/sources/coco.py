@@ -37,8 +37,7 @@ KNOWN_OF_FILE = frozenset({*KEYS, "info", "licenses", "type", "contributor", "ve
 def find_coco(place: Path) -> Read | None:
     """Finds a COCO file, or those of a folder by split: beside its images, in ``annotations/`` or in folders named after splits.
 
-    Raises:
-        DataError: several files of objects for one split.
+    Raises `DataError` for several files of objects for one split.
     """
     if not place.is_dir():
         root = place.parent.parent if place.parent.name.lower() == "annotations" else place.parent
@@ -70,10 +69,8 @@ def split_of(path: Path, root: Path) -> str:
 def read_coco(root: Path, files: Mapping[str, Path], others: Sequence[str] = (), *, outlines: bool = False) -> RawData:
     """The objects and images of COCO files by split, with image paths relative to ``root``.
 
-    With ``outlines``, the objects keep their polygons and run lengths. ``others`` are files that the layout names as not used.
-
-    Raises:
-        DataError: a file is not COCO's, or its images are not found.
+    With ``outlines``, the objects keep their polygons and run lengths. ``others`` are files that the layout names as not
+    used. Raises `DataError` if a file is not COCO's, or its images are not found.
     """
     splits = ObjectSplits(root, outlines=outlines)
     names = [name for split, path in files.items() for name in _read_one(path, root, splits[split])]

@@ -41,10 +41,7 @@ def read_cvat(root: Path, *, outlines: bool = False) -> RawData:
     """Reads the objects of ``annotations.xml`` by the subset of each image.
 
     Of a polygon, ellipse, mask or turned box the upright box is taken, and with ``outlines`` the shape itself, too; points,
-    lines and tags are left out.
-
-    Raises:
-        DataError: a file that cannot be parsed, or that has no images.
+    lines and tags are left out. Raises `DataError` for a file that cannot be parsed, or that has no images.
     """
     path = root / FILE
     tree = read_xml(path)

@@ -49,10 +49,7 @@ def read_tables_beside(root: Path, layout: str, images: dict[str, RawSplit]) -> 
     """Reads the splits of the tables in a folder of ``images`` and in its folders of splits; the images alone if none has labels.
 
     If any table is named after a split, only such tables are used; otherwise there is one table of labels. The description
-    names the tables that are not used.
-
-    Raises:
-        DataError: several tables of labels for one split.
+    names the tables that are not used. Raises `DataError` for several tables of labels for one split.
     """
     faults: list[str] = []
     found: dict[str, tuple[Path, str, dict[str, RawSplit]]] = {}

@@ -20,8 +20,8 @@ from vitrail.images.decode import EXTENSIONS
 def read_folder(root: Path, *, labelled: bool) -> RawData | None:
     """A description of a folder of images, and its splits; None if it contains no image.
 
-    Raises:
-        DataError: split folders next to class folders, two folders for one split, or a training folder without images.
+    Raises `DataError` for split folders next to class folders, two folders for one split, or a training folder without
+    images.
     """
     scan = Scan()
     scan.enter(str(root))
@@ -91,11 +91,8 @@ def _label_by_folder(root: Path, names: tuple[str, ...], paths: list[Strings]) -
 def read_class_folders(pattern: str) -> RawData:
     """The images of all folders that match a glob pattern such as ``photos/*/*``: each folder is one class.
 
-    The name of a class is the path of its folder from the fixed part of the pattern on. If the first part of all paths names a
-    split, it gives the split.
-
-    Raises:
-        DataError: ``**``, no folder matches, or only some are in folders of splits.
+    The name of a class is the path of its folder from the fixed part of the pattern on. If the first part of all paths names
+    a split, it gives the split. Raises `DataError` for ``**``, or if no folder matches, or only some are in folders of splits.
     """
     levels = Path(pattern).parts
     if "**" in levels:

@@ -54,10 +54,8 @@ def read_label_studio(path: Path, *, outlines: bool = False) -> RawData:
     """Reads the objects of an export. Images lie in the folder of the file or below it, and are found by their names.
 
     Rectangles, polygons, ellipses and brush masks are objects; with ``outlines`` they keep their shapes. Of several
-    annotations of an image the first one that was not cancelled is used.
-
-    Raises:
-        DataError: the file cannot be parsed, or no image is found.
+    annotations of an image the first one that was not cancelled is used. Raises `DataError` if the file cannot be parsed, or
+    no image is found.
     """
     root, tasks = path.parent, read_json(path)
     if not isinstance(tasks, list):

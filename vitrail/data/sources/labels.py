@@ -200,11 +200,9 @@ def join_labels(
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray | Annotations]]:
     """Convert the labels of every split to indices into one list of classes, matched as `index_classes` does.
 
-    Args:
-        classes: the list, e.g. a model's. None takes the classes of the training split, or of all splits without one.
-
-    Returns the classes, and for each split its targets: (n,) int64, (n, K) float32 if any split has several labels per item, or
-    annotations. Raises `DataError`, with a table, for items of classes that are not in the list.
+    Without ``classes``, e.g. a model's, the list has those of the training split, or of all splits if there is none. Returns it,
+    and for each split its targets: (n,) int64, (n, K) float32 if any split has several labels per item, or annotations. Raises
+    `DataError`, with a table, for items of classes that are not in the list.
     """
     if classes is None:
         classes = splits["train"].names if "train" in splits else None
@@ -272,7 +270,6 @@ def unify_labels(texts: Sequence[str], column: str) -> tuple[list[str], str]:
 
     If all labels are whole numbers, ``3.0`` is ``3``. Lists (``['ant', 'bee']``) and ``|`` separate labels, and in a column with
     a plural as its name (`PLURALS`) spaces and commas do where the parts recur: where there are fewer parts than combinations.
-
     Raises `DataError` for a list that cannot be read.
     """
     distinct = set(texts)

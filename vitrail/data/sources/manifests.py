@@ -10,8 +10,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, product
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -41,12 +42,10 @@ MOST_FOLDERS = 64  # beside a table, in which its files are looked for
 def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[str], list[str]]:
     """Returns the paths of a table's files relative to ``root``, its folder, and a note on how they were found, if any.
 
-    The paths are taken as they stand if files are there. Otherwise a folder beside the table is put in front of them, one with
-    the table's name first, and an extension of images behind names without one. Paths with backslashes or in another Unicode
-    form than the files become those of the files.
-
-    Raises:
-        DataError: no file is found, or files of these names are in several folders.
+    The paths are taken as they stand if files are there. Otherwise a folder beside the table is put in front of them, one
+    with the table's name first, and an extension of images behind names without one. Paths with backslashes or in another
+    Unicode form than the files become those of the files. Raises `DataError` if no file is found, or files of these names are
+    in several folders.
     """
     probes = [paths[row] for row in choose_evenly(len(paths), PROBES).tolist()]
     named = NamedFiles(root)
@@ -87,9 +86,7 @@ def _list_places(probes: Sequence[str], root: Path, stem: str) -> Iterator[tuple
     endings: list[str] = []
     if not any(Path(path).suffix[1:].lower() in EXTENSIONS for path in probes):
         endings = sorted({Path(path).suffix for path in probes if path} | {f".{word}" for word in EXTENSIONS})
-    for folder in ("", *(f"{name}/" for name in list(folders)[:MOST_FOLDERS])):
-        for ending in ("", *endings):
-            yield folder, ending
+    return product(("", *(f"{name}/" for name in list(folders)[:MOST_FOLDERS])), ("", *endings))
 
 
 PATHS = (
@@ -103,7 +100,6 @@ NO_LABELS = ("", "index", "unnamed: 0", "width", "height", "size", "url", "text"
 BOXES = ("xmin", "bbox", "x_min", "x1", "bbox_x1")  # columns of tables of objects
 EXPORT_BOXES = "export the boxes as COCO or YOLO"
 JSON_REMEDY = 'give one object per line: {"path": "a.jpg", "label": "cat"}'
-DELIMITERS = (",", ";", "\t")
 
 
 @dataclass
@@ -121,8 +117,8 @@ class Columns:
     others: dict[str, list[str]] = field(default_factory=dict)  # columns that may hold labels or splits
     notes: list[str] = field(default_factory=list)  # how the table was read, where it does not say
 
-    def describe_row(self, row: int) -> str:
-        return f"{self.source}, line {self.lines[row]}"
+    def make_error(self, row: int, what: str, remedy: str) -> DataError:
+        return DataError(f"{self.source}, line {self.lines[row]}: {what}", remedy)
 
 
 def read_manifest(path: Path, *, labelled: bool) -> RawData:
@@ -130,12 +126,9 @@ def read_manifest(path: Path, *, labelled: bool) -> RawData:
 
     A row has a path (absolute, or relative to and inside the folder of the manifest), a label or several separated by
     `;`, and optionally a split. A CSV may have `;` or tabs between its fields, and no header if it has a path, a label and
-    perhaps a split. See `locate_files` for the places of the files, and `unify_labels` and `join_columns` for other forms of
-    labels.
-
-    Raises:
-        DataError: with the line: a broken table, a missing column, a path outside the folder, a repeated path, an empty
-            label, an unknown split; or none of the files exists.
+    perhaps a split. `locate_files` finds the files; `unify_labels` and `join_columns` read other forms of labels.
+    Raises `DataError` with the line: for a broken table, a missing column, a path outside the folder, a repeated path, an empty
+    label or an unknown split; or if none of the files exists.
     """
     columns = _read_rows(path)
     _find_splits(columns)
@@ -245,12 +238,12 @@ def _normalise_paths(columns: Columns) -> list[str]:
     paths = []
     for row, path in enumerate(columns.paths):
         if not path:
-            raise DataError(f"{columns.describe_row(row)}: no path", "give each row the path of an image")
+            raise columns.make_error(row, "no path", "give each row the path of an image")
         try:
             paths.append(normalise_path(path))
         except ValueError as error:
             remedy = "give an absolute path, or move the manifest to a folder above the images"
-            raise DataError(f"{columns.describe_row(row)}: {error}", remedy) from None
+            raise columns.make_error(row, str(error), remedy) from None
     return paths
 
 
@@ -260,11 +253,10 @@ def _refuse_repeated(columns: Columns, root: Path) -> None:
     for row, path in enumerate(columns.paths):
         place = os.path.normpath(os.path.join(folder, path)) if has_absolute else path
         if (first := first_rows.setdefault(place, row)) != row:
-            fact = f"{columns.describe_row(row)}: the path {path!r} is already in line {columns.lines[first]}"
             remedy = f"give each image one row; separate several labels of one image by {BETWEEN!r}"
             if _has_boxes(columns.names):
                 remedy = f"a table of boxes is not read: {EXPORT_BOXES}"
-            raise DataError(fact, remedy)
+            raise columns.make_error(row, f"the path {path!r} is already in line {columns.lines[first]}", remedy)
 
 
 def _make_labels(columns: Columns) -> Labels | None:
@@ -276,8 +268,7 @@ def _make_labels(columns: Columns) -> Labels | None:
         return None
     labels = from_texts(texts, several=True if "" in texts and (note or columns.joined) else None)
     if not labels.multi and "" in labels.names:
-        row = texts.index("")
-        raise DataError(f"{columns.describe_row(row)}: no label", "give every row a label, or remove the row")
+        raise columns.make_error(texts.index(""), "no label", "give every row a label, or remove the row")
     return labels
 
 
@@ -288,8 +279,8 @@ def group_by_split(rows: RawSplit, columns: Columns) -> dict[str, RawSplit]:
     known = {text: SPLITS.get(text.lower()) for text in dict.fromkeys(columns.splits)}
     for text, split in known.items():
         if split is None:
-            fact = f"{columns.describe_row(columns.splits.index(text))}: the split is {text!r}"
-            raise DataError(fact, "choose one of train, val, test")
+            row = columns.splits.index(text)
+            raise columns.make_error(row, f"the split is {text!r}", "choose one of train, val, test")
     splits = np.array([known[text] for text in columns.splits])
     existing = [split for split in SPLIT_ORDER if (splits == split).any()]
     return {split: rows.take(np.flatnonzero(splits == split)) for split in existing}
@@ -302,19 +293,17 @@ def _refuse_nested(value: Any, what: str) -> None:
         raise DataError(f"{what} is {kind}", "give a name, a number, or a list of names")
 
 
-def _open(path: Path) -> TextIO:
-    return open(path, encoding=detect_encoding(read_head(path, 2)), newline="")
-
-
-def _read_lines(file: TextIO, path: Path) -> Iterator[str]:
+def _read_lines(path: Path) -> Iterator[str]:
     """Lines of limited length, so that a file without line ends is not read into memory whole."""
     number = 0
     try:
-        while line := file.readline(LINE_LIMIT):
-            number += 1
-            if len(line) == LINE_LIMIT:
-                raise DataError(f"{path}, line {number} is longer than {LINE_LIMIT:,} characters", "is it a manifest?")
-            yield line
+        with open(path, encoding=detect_encoding(read_head(path, 2)), newline="") as file:
+            while line := file.readline(LINE_LIMIT):
+                number += 1
+                if len(line) == LINE_LIMIT:
+                    what = f"{path}, line {number} is longer than {LINE_LIMIT:,} characters"
+                    raise DataError(what, "is it a manifest?")
+                yield line
     except UnicodeDecodeError as error:
         fact = f"{path}, after line {number}: not UTF-8 text ({error.reason})"
         raise DataError(fact, "save the manifest as UTF-8") from error
@@ -322,36 +311,29 @@ def _read_lines(file: TextIO, path: Path) -> Iterator[str]:
 
 def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, column -> text) of each row. Blank lines are skipped."""
-    with _open(path) as file:
-        delimiter = "\t" if path.suffix.lower() == ".tsv" else _detect_delimiter(file)
-        table = csv.reader(_read_lines(file, path), delimiter=delimiter, strict=True)
-        header: list[str] | None = None
-        try:
-            for cells in table:
-                if not any(cells):
-                    continue
-                if header is None:
-                    header = _name_columns([name.strip() for name in cells], path)
-                    if repeated := {name for name in header if header.count(name) > 1}:
-                        raise DataError(f"{path} has two columns {min(repeated)!r}", "rename one of them")
-                    if _is_header(cells):
-                        continue
-                if len(cells) != len(header):
-                    fact = f"{path}, line {table.line_num}: {len(cells)} fields, but the header has {len(header)}"
-                    raise DataError(fact, 'put fields that contain a comma in double quotes: "a,b.jpg"')
-                yield table.line_num, dict(zip(header, cells))
-        except csv.Error as error:
-            raise DataError(f"{path}, line {table.line_num}: broken CSV, {error}", "repair the line") from error
-
-
-def _detect_delimiter(file: TextIO) -> str:
-    """The delimiter that the first line contains."""
+    lines, head = _read_lines(path), [""]
+    while not head[-1].strip() and (line := next(lines, "")):
+        head.append(line)
+    marks = "\t" if path.suffix.lower() == ".tsv" else ",;\t"
+    delimiter = next((mark for mark in marks if mark in head[-1]), marks[0])
+    table = csv.reader(chain(head[1:], lines), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
     try:
-        line = next((line for line in iter(lambda: file.readline(LINE_LIMIT), "") if line.strip()), "")
-    except UnicodeDecodeError:
-        line = ""  # read again, this is reported with its line
-    file.seek(0)
-    return next((delimiter for delimiter in DELIMITERS if delimiter in line), DELIMITERS[0])
+        for cells in table:
+            if not any(cells):
+                continue
+            if header is None:
+                header = _name_columns([name.strip() for name in cells], path)
+                if repeated := {name for name in header if header.count(name) > 1}:
+                    raise DataError(f"{path} has two columns {min(repeated)!r}", "rename one of them")
+                if _is_header(cells):
+                    continue
+            if len(cells) != len(header):
+                fact = f"{path}, line {table.line_num}: {len(cells)} fields, but the header has {len(header)}"
+                raise DataError(fact, 'put fields that contain a comma in double quotes: "a,b.jpg"')
+            yield table.line_num, dict(zip(header, cells))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {table.line_num}: broken CSV, {error}", "repair the line") from error
 
 
 def _is_header(cells: Sequence[str]) -> bool:
@@ -371,16 +353,15 @@ def _name_columns(cells: list[str], path: Path) -> list[str]:
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with _open(path) as file:
-        for number, line in enumerate(_read_lines(file, path), start=1):
-            if not line.strip():
-                continue
-            try:
-                row = parse_json(line.rstrip())
-            except ValueError as error:  # JSONDecodeError, or beyond a limit
-                place = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-                fact = f"{path}, line {number}{place}: broken JSON, {getattr(error, 'msg', error)}"
-                raise DataError(fact, JSON_REMEDY) from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: not an object but {line.strip()[:40]!r}", JSON_REMEDY)
-            yield number, row
+    for number, line in enumerate(_read_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line.rstrip())
+        except ValueError as error:  # JSONDecodeError, or beyond a limit
+            place = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            fact = f"{path}, line {number}{place}: broken JSON, {getattr(error, 'msg', error)}"
+            raise DataError(fact, JSON_REMEDY) from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: not an object but {line.strip()[:40]!r}", JSON_REMEDY)
+        yield number, row

@@ -201,9 +201,7 @@ def read_masks(root: Path, folders: Sequence[MaskFolder]) -> RawData:
 
     Names of classes are those of the file nearest to the masks, see `find_class_table`; without one, classes are named after
     their values. The value 255, or the colour with this index, is ignored, unless masks have no other values than 0 and 255.
-
-    Raises:
-        DataError: no image has a mask, two folders of one split, a list that does not fit, or as `find_meaning` says.
+    Raises `DataError` if no image has a mask, for two folders of one split or a list that does not fit, or as `find_meaning`.
     """
     for split, count in Counter(each.split for each in folders).items():
         if count > 1:
@@ -288,10 +286,9 @@ UNTRACED = {
 
 @dataclass(frozen=True, eq=False)
 class PaintedMaps(Contents):
-    """Contents: for each of n images (H, W, 1) uint8, 0 for the background, k + 1 for the k-th class.
+    """For each of n images (H, W, 1) uint8, 0 for the background, k + 1 for the k-th class; small objects lie over large ones.
 
-    Small objects lie over large ones. The box of an object without an outline is `IGNORED`: which of its pixels belong to the
-    object is not known. `Objects.sizes` say how large the pictures are.
+    The box of an object without an outline is `IGNORED`: which of its pixels belong to the object is not known.
     """
 
     objects: Objects
@@ -325,8 +322,7 @@ class PaintedMaps(Contents):
 def paint_splits(splits: Mapping[str, RawSplit]) -> dict[str, RawSplit]:
     """The splits with maps of classes in place of their objects; the first class is the background.
 
-    Raises:
-        DataError: no object has an outline, or there are too many classes.
+    Raises `DataError` if no object has an outline, or there are too many classes.
     """
     if {outline for split in splits.values() for outline in _objects(split).outlines or ()} <= {b"", DRAWN_BOX}:
         what = "the data have boxes without outlines, and segmentation needs a class for every pixel"

@@ -81,9 +81,7 @@ def measure_masks(root: Path, masks: Sequence[str]) -> MaskValues:
     """Reads the values of all masks, unless they were read before and no file has changed.
 
     What was read of more than `KEPT_FROM` masks is kept in ``masks`` in ``VITRAIL_CACHE``, else in ``~/.cache/vitrail``.
-
-    Raises:
-        DataError: more than `MOST_COLOURS` colours.
+    Raises `DataError` for more than `MOST_COLOURS` colours.
     """
     files = Files(str(root), Strings(masks))
     if len(masks) <= KEPT_FROM:

@@ -152,10 +152,8 @@ class Convention:
         self.reach_out += not (begins and ends)
 
     def check(self, where: object) -> None:
-        """Raises `DataError`, which names the file ``where``, if the boxes cannot be what the format says.
-
-        That is if all numbers lie in 0 to 1, or if many boxes reach out of their image as the format has it and none does
-        with its numbers as left, top, right, bottom.
+        """Raises `DataError`, which names the file ``where``, if all numbers lie in 0 to 1, or if many boxes reach out of their
+        image as the format has it and none does with its numbers as left, top, right, bottom.
         """
         if self.boxes and self.could_be_fractions:
             what = f"all boxes of {where} lie between 0 and 1: they are fractions of their image"
@@ -167,11 +165,7 @@ class Convention:
 
 
 def find_turned(root: str, pictures: Sequence[tuple[str, Size]]) -> list[str]:
-    """Returns the keys of pictures that EXIF turns without a change of the size that their annotation states.
-
-    Args:
-        pictures: the key of each, and the (height, width) that its annotation states, or (0, 0).
-    """
+    """Returns the keys of pictures that EXIF turns without a change of the (height, width) that their annotation states."""
 
     def is_turned(picture: tuple[str, Size]) -> bool:
         key, (height, width) = picture
@@ -226,9 +220,7 @@ class ObjectList:
     def add(self, key: str, size: Size, found: Sequence[Box], *, stated: bool = True) -> None:
         """Adds an image with its objects, or objects to an image that was added before.
 
-        Args:
-            size: (height, width), or (0, 0) if the annotation does not say; that of the picture is taken then.
-            stated: whether the size is in the annotation, not from the picture itself.
+        If the ``size`` is (0, 0), that of the picture is taken; ``stated`` says that it is from the annotation.
         """
         if not all(size):
             size, stated = read_upright_size(os.path.join(self.root, key)) or (0, 0), False

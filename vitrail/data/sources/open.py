@@ -118,9 +118,8 @@ def describe_unused(root: Path) -> str:
     found: dict[str, list[Path]] = {}
     for path in list_files_below(root, *FORMS):
         found.setdefault(path.suffix.lower(), []).append(path)
-    parts = (
-        f"{len(found[kind]):,} {kind} ({found[kind][0].relative_to(root)}: {FORMS[kind]})" for kind in sorted(found)
-    )
+    kinds = sorted(found.items())
+    parts = (f"{len(paths):,} {kind} ({paths[0].relative_to(root)}: {FORMS[kind]})" for kind, paths in kinds)
     return f"; annotation files seen and not used: {'; '.join(parts)}" if found else ""
 
 
@@ -152,8 +151,7 @@ class FoundData:
 def find_data(data: Any) -> FoundData:
     """Searches data for annotations: of a file or folder the names of files, and JSON, XML and YAML files. No image is read.
 
-    Raises:
-        DataError: several files of annotations for one split.
+    Raises `DataError` for several files of annotations for one split.
     """
     if isinstance(data, FoundData):
         return data

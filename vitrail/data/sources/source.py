@@ -242,10 +242,7 @@ def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, fr
 
     The split is stratified: of the m distinct images of a class round(``fraction`` x m) are held out; if m > 1, each side
     gets at least one. An item with several classes counts for the rarest one. Items of equal content stay on one side,
-    if comparing contents is cheap.
-
-    Args:
-        targets: (n,) int64; (n, K) float32; annotations; or empty for unlabelled data.
+    if comparing contents is cheap. ``targets`` (n,) int64, (n, K) float32 or annotations are empty for unlabelled data.
     """
     items = len(contents.keys)
     first, seen = np.arange(items), dict[Any, int]()  # (n,) the first item with the same content, possibly itself
@@ -265,11 +262,7 @@ def choose_part(contents: Contents, targets: np.ndarray | Annotations, *, count:
 
     Parts of one seed are nested: a smaller one is contained in a larger one. They are stratified: every class has one item,
     and the others go to the classes in proportion to their sizes, by the method of Sainte-Lague. Of fewer items than
-    classes each is of another class, of the largest ones.
-
-    Args:
-        targets: as of `choose_held_out`; items without classes are drawn from all alike.
-        count: at most n.
+    classes each is of another class, of the largest ones. Items without classes are drawn from all alike.
     """
     strata = _assign_strata(targets, len(contents.keys))
     ranks = _rank_items(contents, seed)

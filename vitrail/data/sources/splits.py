@@ -55,9 +55,7 @@ def read_split_lists(folder: Path) -> dict[str, list[str]]:
     """Returns the names in the lists of a folder by split, each once and in order.
 
     Where ``train.txt`` or ``val.txt`` is missing, the names of ``trainval.txt`` that the other does not have take its place.
-
-    Raises:
-        DataError: a list cannot be read.
+    Raises `DataError` if a list cannot be read.
     """
     found: dict[str, dict[str, None]] = {}
     for path in sorted(folder.glob("*.txt")):
@@ -80,15 +78,12 @@ def divide_images(
     """Divides images by the lists of the data; None where there are none, or where they are of something else.
 
     Args:
-        root: folder of the data.
-        images: paths relative to it. A line of a list may leave out the extension and the first folders, and have more columns.
+        images: paths relative to ``root``. A line of a list may leave out their extension and first folders, and have more
+            columns.
         first: folder that is looked at before others for lists.
 
-    Returns:
-        The images of each split in the order of its list, the folder of the lists, and notes on what does not fit.
-
-    Raises:
-        DataError: a list that cannot be read, or one in ``ImageSets`` of which no line names an image.
+    Returns the images of each split in the order of its list, the folder of the lists, and notes on what does not fit. Raises
+    `DataError` for a list that cannot be read, or one in ``ImageSets`` of which no line names an image.
     """
     folder = find_lists(root, first)
     if folder is None:

@@ -40,23 +40,14 @@ LINE = re.compile(r"\d+(\.0+)?(\s+[-+]?[\d.]+(e[-+]?\d+)?){4,}", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class YoloLayout:
-    """The images of data in YOLO's format.
+    """The images of data in YOLO's format."""
 
-    Args:
-        path: the YAML file, or the folder, that messages name.
-        base: the folder that keys of images are relative to.
-        images: paths of the images of each split.
-        names: of the classes by number; None if no file has any.
-        keypoints: numbers that may stand in a line after a box.
-        notes: on what is not used.
-    """
-
-    path: Path
-    base: Path
-    images: Mapping[str, list[Path]]
-    names: Mapping[int, str] | None
-    keypoints: int = 0
-    notes: tuple[str, ...] = ()
+    path: Path  # the YAML file, or the folder, that messages name
+    base: Path  # the folder that keys of images are relative to
+    images: Mapping[str, list[Path]]  # of each split
+    names: Mapping[int, str] | None  # of the classes by number; None if no file has any
+    keypoints: int = 0  # numbers that may stand in a line after a box
+    notes: tuple[str, ...] = ()  # on what is not used
 
 
 def find_labels(image: Path) -> Path:
@@ -94,8 +85,7 @@ def _is_yolo(path: Path) -> bool:
 def describe_yaml(path: Path) -> YoloLayout:
     """Reads a YAML file. Its paths are relative to its folder or to its ``path``; of others an end exists below the folder.
 
-    Raises:
-        DataError: a path without images, or invalid names or paths.
+    Raises `DataError` for a path without images, or invalid names or paths.
     """
     plain = _parse(path)
     names = _read_names(plain, path)
@@ -283,9 +273,7 @@ def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> RawData:
     """Reads the objects of data in YOLO's format. An image without a text file has no objects.
 
     Of a polygon the box is taken, and with ``outlines`` the polygon, too. A test split without any text file has no labels.
-
-    Raises:
-        DataError: no image of a training or validation split has a text file, or boxes are in another convention.
+    Raises `DataError` if no image of a training or validation split has a text file, or boxes are in another convention.
     """
     splits, files = ObjectSplits(layout.base, outlines=outlines), NamedFiles(layout.base)
     unlabelled: dict[str, RawSplit] = {}
