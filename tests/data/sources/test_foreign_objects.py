@@ -829,9 +829,7 @@ def test_annotations_without_objects_are_refused(tmp_path):
 def test_annotation_files_of_other_kinds_are_named(tmp_path):
     save_pictures(tmp_path, ABC)
     write(tmp_path / "a.xml", "<scene><cat/></scene>")
-    assert "1 .xml (a.xml: it begins with <scene>, VOC's with <annotation> and CVAT's with <annotations>)" in refusal(
-        tmp_path
-    )
+    assert "1 .xml (a.xml: VOC's begin with <annotation>" in refusal(tmp_path)
 
 
 def test_rectangles_alone_are_no_outlines_and_are_painted_among_others(tmp_path):

@@ -274,18 +274,13 @@ class LabelMaps(PixelMaps):
             found = np.where(known[places] == codes, self.indices[places], np.int16(-1))
         else:
             levels = read_numbers(open_mask(content)) if isinstance(content, bytes) else content[..., 0]
-            found = self._index_numbers[levels]
+            table = np.full(256, -1, np.int16)
+            table[self.values] = self.indices
+            found = table[levels]
         if (unknown := found < 0).any():
             examples = np.unique(levels[unknown], axis=0)[:5].tolist()
             raise BadImage(f"the mask contains {', '.join(map(str, examples))}, which stands for no class")
         return found.astype(np.uint8)
-
-    @cached_property
-    def _index_numbers(self) -> NDArray[np.int16]:
-        """(256,) the class of each number, -1 for one that stands for none."""
-        table = np.full(256, -1, np.int16)
-        table[self.values] = self.indices
-        return table
 
     def hashes(self) -> NDArray[np.uint64]:
         """(n,) all equal: the meaning of the values of masks. The masks themselves are compared as files; see `stamp`."""

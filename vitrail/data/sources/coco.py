@@ -191,16 +191,15 @@ def _normalise(segmentation: Any) -> Any:
         return segmentation
     if not isinstance(segmentation, list):
         raise ValueError(f"segmentation is {segmentation!s:.60}, not polygons or run lengths")
-    lists = [part for part in segmentation if isinstance(part, list)]
-    if not lists:
+
+    def holds_lists(values: Any) -> bool:
+        return isinstance(values, list) and any(isinstance(value, list) for value in values)
+
+    if not holds_lists(segmentation):
         return [segmentation]
-    if len(lists) == len(segmentation) and all(
-        len(part) == 2 and not any(isinstance(value, list) for value in part) for part in lists
-    ):
-        return [[*chain(*lists)]]
-    nested = (
-        isinstance(part, list) and part and all(isinstance(point, list) for point in part) for part in segmentation
-    )
+    if all(isinstance(part, list) and len(part) == 2 and not holds_lists(part) for part in segmentation):
+        return [[*chain(*segmentation)]]
+    nested = (holds_lists(part) and all(isinstance(point, list) for point in part) for part in segmentation)
     return [[*chain(*part)] if inside else part for part, inside in zip(segmentation, nested)]
 
 

@@ -121,9 +121,8 @@ def _read_mask(name: str, shape: Mapping[str, Any], points: list[Point], outline
         except BadImage as error:
             raise ValueError(error.reason) from error
         if patch.shape != (bottom - top + 1, right - left + 1):
-            raise ValueError(
-                f"a mask of {patch.shape[1]} x {patch.shape[0]} pixels from ({left}, {top}) to ({right}, {bottom})"
-            )
+            what = f"a mask of {patch.shape[1]} x {patch.shape[0]} pixels"
+            raise ValueError(f"{what} from ({left}, {top}) to ({right}, {bottom})")
         box.outline = Box.of_patch(name, patch, (round(left), round(top)), outlined).outline
     return box
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,50 +29,40 @@ def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
     warnings = [*splits.notes, *(_find_unused(splits) if annotated else [])]
     by_folders = splits.layout.startswith("class folders") and not any("/" in name for name in splits.classes)
     if by_folders and (pattern := _find_nested_pattern(splits, data)):
-        warnings.append(
-            f"the images are in subfolders of the class folders, but the first folder level gives the labels ({named}); "
-            f"if the subfolders are the classes, give '{pattern}'"
-        )
+        what = "the images are in subfolders of the class folders, but the first folder level gives the labels"
+        warnings.append(f"{what} ({named}); if the subfolders are the classes, give '{pattern}'")
     elif len(splits.classes) == 1 and not annotated:
         warnings.append(f"there is only one class, {splits.classes[0]!r}; a classifier needs two or more")
-    return warnings + _find_odd_names(splits.classes)
+    return [*warnings, *_find_odd_names(splits.classes)]
 
 
-def _find_unused(splits: Splits) -> list[str]:
+def _find_unused(splits: Splits) -> Iterator[str]:
     """Describes classes of annotated data that never occur in training, and images without objects."""
-    warnings = []
     if splits.train is not None and (empty := np.flatnonzero(splits.train.counts() == 0)).size:
         names = ", ".join(repr(splits.classes[index]) for index in empty[:5])
         of_all = f"{len(empty)} of {len(splits.classes)} classes"
-        warnings.append(f"{of_all} have no {splits.train.counted} in train: {names}{', ...' if len(empty) > 5 else ''}")
+        yield f"{of_all} have no {splits.train.counted} in train: {names}{', ...' if len(empty) > 5 else ''}"
     for split, source in list_splits(splits).items():
         if isinstance(source.targets, Objects) and (nothing := int((source.targets.lengths() == 0).sum())):
-            warnings.append(
-                f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background"
-            )
-    return warnings
+            yield f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background"
 
 
-def _find_odd_names(classes: tuple[str, ...]) -> list[str]:
+def _find_odd_names(classes: tuple[str, ...]) -> Iterator[str]:
     folded: dict[str, list[str]] = {}
     for name in classes:
         folded.setdefault(name.strip().casefold(), []).append(name)
-    warnings = [
-        f"the classes {', '.join(map(repr, names))} differ only in case or spaces; rename them if they are the same class"
-        for names in folded.values()
-        if len(names) > 1
-    ]
+    for names in folded.values():
+        if len(names) > 1:
+            shown = ", ".join(map(repr, names))
+            yield f"the classes {shown} differ only in case or spaces; rename them if they are the same class"
     if missing := [name for name in classes if name.casefold() in MISSING]:
-        warnings.append(f"the class {missing[0]!r} looks like a missing label; remove its images if it is one")
+        yield f"the class {missing[0]!r} looks like a missing label; remove its images if it is one"
     if combined := find_combined_labels(classes):
-        warnings.append(combined)
+        yield combined
     if spaced := [name for name in classes if name != name.strip()]:
-        warnings.append(f"{len(spaced):,} class names begin or end with a space, e.g. {spaced[0]!r}")
+        yield f"{len(spaced):,} class names begin or end with a space, e.g. {spaced[0]!r}"
     if long := [name for name in classes if len(name) > LONG_NAME]:
-        warnings.append(
-            f"{len(long):,} class names have more than {LONG_NAME} characters, e.g. {long[0][:LONG_NAME]!r}..."
-        )
-    return warnings
+        yield f"{len(long):,} class names have more than {LONG_NAME} characters, e.g. {long[0][:LONG_NAME]!r}..."
 
 
 def _find_nested_pattern(splits: Splits, data: Any) -> str:
@@ -80,12 +71,9 @@ def _find_nested_pattern(splits: Splits, data: Any) -> str:
     levels = Counter[int]()  # of sampled images, by the number of folders from the class folder down
     for row in choose_evenly(len(source), SAMPLED).tolist():
         folders = source.keys[row].split("/")[:-1]
-        if folders and folders[0].lower() in SPLITS and len(folders) > 1 and folders[1] in source.classes:
-            folders = folders[1:]
-        levels[len(folders)] += 1
-    if not levels:
-        return ""
-    level, count = max(levels.items(), key=lambda pair: pair[1])
+        in_split = len(folders) > 1 and folders[0].lower() in SPLITS and folders[1] in source.classes
+        levels[len(folders) - in_split] += 1
+    [(level, count)] = levels.most_common(1) or [(0, 0)]
     if level < 2 or count < 0.9 * levels.total():
         return ""
     first = source.keys[0].split("/")

@@ -151,27 +151,6 @@ def _read_keypoints(plain: Mapping[str, Any], path: Path) -> int:
     return count * numbers
 
 
-def describe_folder(root: Path) -> YoloLayout | None:
-    """Finds images beside text files of boxes, without a YAML file; None where no text file looks like one of boxes.
-
-    Images are in the splits that lists as ``train.txt``, or folders, say.
-    """
-    folders = list_folders(root)
-    near = [path for path in folders if path.name.lower() in (*SPLITS, *IMAGES) or path.name.startswith("obj_")]
-    near.insert(0, root)
-    inside = any(path.name.lower() in LABELS for folder in near for path in list_folders(folder))
-    if not inside and not any(list_files(folder, ".txt") for folder in near):
-        return None
-    keys = list_images_below(root)
-    by_split, _, notes = divide_images(root, keys, "") or (divide_by_folder(keys), "", [])
-    images = {split: [root / key for key in inside] for split, inside in by_split.items()}
-    every = [image for split in images.values() for image in split]
-    sample = [every[row] for row in choose_evenly(len(every), SAMPLED).tolist()]
-    if not any(_has_boxes(path) for image in sample for path in {find_labels(image), image.with_suffix(".txt")}):
-        return None
-    return YoloLayout(path=root, base=root, images=images, names=_find_names(root), notes=tuple(notes))
-
-
 def _has_boxes(path: Path) -> bool:
     try:
         lines = read_lines(path, "")
@@ -234,23 +213,18 @@ def _read_places(value: Any, path: Path) -> list[str]:
 def _read_names(plain: Mapping[str, Any], path: Path) -> dict[int, str]:
     names = plain.get("names")
     try:
-        if isinstance(names, list):
-            return {number: _read_name(name) for number, name in enumerate(names)}
-        if isinstance(names, dict):
-            numbered = {to_whole(number, "the number of a class"): _read_name(name) for number, name in names.items()}
-            return dict(sorted(numbered.items()))
         if names is None and "nc" in plain:
-            return {number: str(number) for number in range(to_whole(plain["nc"], "nc", most=100_000))}
+            names = list(map(str, range(to_whole(plain["nc"], "nc", most=100_000))))
+        numbered = dict(enumerate(names)) if isinstance(names, list) else names
+        if not isinstance(numbered, dict):
+            what = f"the names of {path} are {names!r:.80}"
+            raise DataError(what, "give a list of names, or a mapping from numbers to names")
+        if unnamed := [name for name in numbered.values() if not isinstance(name, str) or not name.strip()]:
+            raise ValueError(f"a name is {unnamed[0]!s:.80}")
+        pairs = ((to_whole(number, "the number of a class"), name.strip()) for number, name in numbered.items())
+        return dict(sorted(pairs))
     except ValueError as error:
         raise DataError(f"the names of {path} cannot be read: {error}", "give a list of names") from error
-    what = f"the names of {path} are {names!r:.80}"
-    raise DataError(what, "give a list of names, or a mapping from numbers to names")
-
-
-def _read_name(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"a name is {value!s:.80}")
-    return value.strip()
 
 
 BEYOND = 1e-3  # how far a coordinate may lie outside of 0 to 1 by rounding
@@ -264,9 +238,22 @@ def find_yolo(place: Path) -> Read | None:
 
 
 def find_yolo_texts(root: Path) -> Read | None:
-    """Finds images beside text files in YOLO's format without a YAML file."""
-    layout = describe_folder(root)
-    return None if layout is None else partial(read_yolo, layout)
+    """Finds images beside text files of boxes without a YAML file, in the splits that lists as ``train.txt``, or folders, say."""
+    folders = list_folders(root)
+    near = [path for path in folders if path.name.lower() in (*SPLITS, *IMAGES) or path.name.startswith("obj_")]
+    near.insert(0, root)
+    inside = any(path.name.lower() in LABELS for folder in near for path in list_folders(folder))
+    if not inside and not any(list_files(folder, ".txt") for folder in near):
+        return None
+    keys = list_images_below(root)
+    by_split, _, notes = divide_images(root, keys, "") or (divide_by_folder(keys), "", [])
+    images = {split: [root / key for key in inside] for split, inside in by_split.items()}
+    every = [image for split in images.values() for image in split]
+    sample = [every[row] for row in choose_evenly(len(every), SAMPLED).tolist()]
+    if not any(_has_boxes(path) for image in sample for path in {find_labels(image), image.with_suffix(".txt")}):
+        return None
+    layout = YoloLayout(path=root, base=root, images=images, names=_find_names(root), notes=tuple(notes))
+    return partial(read_yolo, layout)
 
 
 def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> RawData:
