@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,18 +15,11 @@ from vitrail.images.decode import EXTENSIONS
 
 # a name -> the split
 SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
+    **{"train": "train", "training": "train"},
+    **{"val": "val", "valid": "val", "validation": "val", "dev": "val"},
+    **{"test": "test", "testing": "test"},
 }
 SPLIT_ORDER = ("train", "val", "test")
-
-
 BOTH = "trainval"  # training and validation images in one list
 WHOLE = (BOTH, "default")  # lists whose images are for training where no other list says so
 LIST_FOLDERS = ("ImageSets/Main", "ImageSets", "", "splits", "split", "lists", "annotations")
@@ -42,34 +36,29 @@ def find_folder_split(path: str) -> str | None:
     return next((SPLITS[part.lower()] for part in path.split("/")[:-1] if part.lower() in SPLITS), None)
 
 
-def find_lists(root: Path, first: str) -> Path | None:
-    """Returns the folder ``first``, or the first of `LIST_FOLDERS`, that has a list of a split; None if none has."""
-    for inside in (first, *LIST_FOLDERS):
-        folder = root / inside
-        if folder.is_dir() and any(path.stem.lower() in (*SPLITS, *WHOLE) for path in folder.glob("*.txt")):
-            return folder
-    return None
-
-
-def read_split_lists(folder: Path) -> dict[str, list[str]]:
-    """Returns the names in the lists of a folder by split, each once and in order.
+def read_split_lists(root: Path, first: str = "ImageSets/Segmentation") -> tuple[str, dict[str, list[str]]]:
+    """Returns the folder ``first``, or the first of `LIST_FOLDERS`, that has lists of splits, and their names, each once.
 
     Where ``train.txt`` or ``val.txt`` is missing, the names of ``trainval.txt`` that the other does not have take its place.
     Raises `DataError` if a list cannot be read.
     """
     found: dict[str, dict[str, None]] = {}
-    for path in sorted(folder.glob("*.txt")):
-        stem = path.stem.lower()
-        if stem in SPLITS or stem in WHOLE:
-            lines = read_lines(path, "give a list of names, one a line")
-            found.setdefault(SPLITS.get(stem, stem), {}).update(dict.fromkeys(lines))
+    where = ""
+    for where in (first, *LIST_FOLDERS):
+        for path in sorted((root / where).glob("*.txt")):
+            stem = path.stem.lower()
+            if stem in SPLITS or stem in WHOLE:
+                lines = read_lines(path, "give a list of names, one a line")
+                found.setdefault(SPLITS.get(stem, stem), {}).update(dict.fromkeys(lines))
+        if found:
+            break
     lists = {split: list(names) for split, names in found.items() if split not in WHOLE}
     whole = next((found[word] for word in WHOLE if word in found), None)
     missing = next((split for split in ("train", "val") if split not in lists), None)
     if whole is not None and missing:
         listed = {name for split in ("train", "val") for name in lists.get(split, ())}
         lists[missing] = [name for name in whole if name not in listed]
-    return lists
+    return where or ".", lists
 
 
 def divide_images(
@@ -85,26 +74,24 @@ def divide_images(
     Returns the images of each split in the order of its list, the folder of the lists, and notes on what does not fit. Raises
     `DataError` for a list that cannot be read, or one in ``ImageSets`` of which no line names an image.
     """
-    folder = find_lists(root, first)
-    if folder is None:
-        return None
-    where = folder.relative_to(root).as_posix()
-    index = _index_names(images)
-    lists = {split: lines for split, lines in read_split_lists(folder).items() if lines}
-    found = {split: {line: _find(line, index) for line in lines} for split, lines in lists.items()}
-    sure = where.startswith("ImageSets")
-    if not sure and not any(any(lines.values()) for lines in found.values()):
-        return None
+    where, lists = read_split_lists(root, first)
+    index = _index_names(images) if lists else {}
+    found = {split: {line: _find(line, index) for line in lines} for split, lines in lists.items() if lines}
     for split, lines in found.items():
-        if sure and not any(lines.values()):
+        if where.startswith("ImageSets") and not any(lines.values()):
             what = f"none of the {len(lines):,} images in the list of {split} is in {root}, e.g. {next(iter(lines))!r}"
-            raise DataError(what, f"add the images, or remove the list from {folder}")
-    splits = {
-        split: list(dict.fromkeys(filter(None, found[split].values())))
-        for split in SPLIT_ORDER
-        if any(found.get(split, {}).values())
+            raise DataError(what, f"add the images, or remove the list from {root / where}")
+    named = {split: list(dict.fromkeys(filter(None, found.get(split, {}).values()))) for split in SPLIT_ORDER}
+    splits = {split: names for split, names in named.items() if names}
+    if not splits:
+        return None
+    counts = Counter(name for names in splits.values() for name in names)
+    misfits = {
+        "images in no list, left out": set(images) - counts.keys(),
+        "images in the lists of several splits": [name for name, count in counts.items() if count > 1],
+        "lines of lists that name no image": {line for lines in found.values() for line in lines if not lines[line]},
     }
-    return splits, where, _note_misfits(splits, found, images)
+    return splits, where, [note for what, names in misfits.items() for note in name_some(what, names)]
 
 
 def divide_by_folder(images: Iterable[str]) -> dict[str, list[str]]:
@@ -117,32 +104,13 @@ def divide_by_folder(images: Iterable[str]) -> dict[str, list[str]]:
 
 def pair_by_lists(root: Path, images: Iterable[str], masks: Iterable[str]) -> dict[str, str]:
     """Returns the mask of each image for which a line of a list names both, in two columns."""
-    folder = find_lists(root, "ImageSets/Segmentation")
-    lists = {} if folder is None else read_split_lists(folder)
-    rows = [columns for lines in lists.values() for line in lines if len(columns := re.findall(r"[^\s,;]+", line)) == 2]
+    lines = (line for lines in read_split_lists(root)[1].values() for line in lines)
+    rows = [columns for line in lines if len(columns := re.findall(r"[^\s,;]+", line)) == 2]
     if not rows:
         return {}
     of_image, of_mask = _index_names(images), _index_names(masks)
     found = ((_find(image, of_image), _find(mask, of_mask)) for image, mask in rows)
     return {image: mask for image, mask in found if image and mask}
-
-
-def _note_misfits(
-    splits: Mapping[str, Sequence[str]], found: Mapping[str, Mapping[str, str | None]], images: Iterable[str]
-) -> list[str]:
-    once: set[str] = set()
-    twice: set[str] = set()
-    for names in splits.values():
-        twice |= once.intersection(names)
-        once.update(names)
-    kinds = {
-        "images in no list, left out": set(images) - once,
-        "images in the lists of several splits": twice,
-        "lines of lists that name no image": {
-            line for lines in found.values() for line, image in lines.items() if not image
-        },
-    }
-    return [note for what, names in kinds.items() for note in name_some(what, names)]
 
 
 def _index_names(images: Iterable[str]) -> dict[str, str]:
