@@ -45,7 +45,7 @@ DIRECT = {
     "weights/google.py": {"zipfile.ZipFile": "members go through `untrusted.archives`"},
     "data/sources/parquet.py": {"parquet.ParquetFile": "rows and expansion are checked before columns are read"},
     "data/sources/manifests.py": {"csv.reader": "lines of limited length"},
-    "data/sources/class_map.py": {"csv.reader": "a file of limited size"},
+    "data/sources/source.py": {"csv.reader": "a file of limited size"},
     "data/sources/mask_names.py": {"csv.reader": "a file of limited size"},
     "data/sources/bad_images.py": {"csv.reader": "rows that vitrail wrote, each with a checksum"},
 }

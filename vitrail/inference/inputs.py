@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.sources.bad_images import MOST_BAD
-from vitrail.data.sources.class_map import map_classes, read_class_map
 from vitrail.data.sources.mask_folders import list_images
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.scan import Scan
-from vitrail.data.sources.source import Source, choose_split
+from vitrail.data.sources.source import Source, choose_split, map_classes, read_class_map
 from vitrail.errors import ConfigError, DataError
 from vitrail.runtime.progress import Say
 from vitrail.tasks.task import Task, has_ambiguous_order

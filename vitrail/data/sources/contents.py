@@ -125,16 +125,12 @@ class Strings(Sequence[str]):
 
     @staticmethod
     def join(parts: Iterable[Strings]) -> Strings:
-        parts = [part.load() for part in parts]
+        parts = [part if type(part) is Strings else Strings(part) for part in parts]
         joined = Strings()
         joined.blob = b"".join(part.blob for part in parts)
         lengths = [np.diff(part.ends, prepend=0) for part in parts]
         joined.ends = np.concatenate(lengths).cumsum() if parts else joined.ends
         return joined
-
-    def load(self) -> Strings:
-        """The same names in memory."""
-        return self
 
     def __len__(self) -> int:
         return len(self.ends)

@@ -157,9 +157,8 @@ def _examine(files: Files, row: int) -> _Mask | str:
     if found is None:  # too many colours, which are themselves not needed
         return _Mask(COLOURS, [(-1, code, 1, 0) for code in range(MOST_COLOURS + 1)])
     pixels, stored = zip(*found)
-    levels = np.asarray(image)
     if image.mode == "RGB":
-        kind, levels = GREY_COLOURS if is_grey(image) else COLOURS, encode_colours(levels)
+        kind = GREY_COLOURS if is_grey(image) else COLOURS
         numbers = [colour[0] if kind == GREY_COLOURS else -1 for colour in stored]
         stored = codes = encode_colours(np.array(stored, np.uint8)).tolist()
     elif image.mode == "P":
@@ -172,12 +171,13 @@ def _examine(files: Files, row: int) -> _Mask | str:
         kind = BITS if image.mode == "1" else GREY
         numbers = [number // 255 for number in stored] if kind == BITS else stored
         codes = [number * 0x010101 for number in stored]
-    inner = _count_inner(levels, stored) if len(found) >= FEW_LEVELS else pixels
+    inner = _count_inner(np.asarray(image), stored) if len(found) >= FEW_LEVELS else pixels
     return _Mask(kind, list(zip(numbers, codes, pixels, inner)))
 
 
-def _count_inner(levels: NDArray[np.integer], wanted: Iterable[int]) -> list[int]:
-    """How many pixels of each of the ``wanted`` levels (H, W) have four neighbours of the same level."""
+def _count_inner(levels: NDArray[Any], wanted: Iterable[int]) -> list[int]:
+    """How many pixels of each of the ``wanted`` levels, or codes of colours, have four neighbours of the same level."""
+    levels = encode_colours(levels) if levels.ndim == 3 else levels
     centre = levels[1:-1, 1:-1]
     inner = (centre == levels[:-2, 1:-1]) & (centre == levels[2:, 1:-1])
     inner &= (centre == levels[1:-1, :-2]) & (centre == levels[1:-1, 2:])

@@ -48,9 +48,6 @@ class ShardKeys(Strings):
     def __init__(self, index: ShardIndex, rows: np.ndarray | None) -> None:
         self.shards, self.rows = index, rows
 
-    def load(self) -> Strings:
-        return Strings(self)
-
     def __len__(self) -> int:
         return self.shards.images if self.rows is None else len(self.rows)
 

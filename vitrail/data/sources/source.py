@@ -1,26 +1,30 @@
 """Sources: images and their targets, independent of the layout on disk; two sources as one, and parts of a source.
 
-`open_data` detects the layout. Which items are for validation, where the data have no validation split, and which are in a part
-of the data are functions of the seed, the keys and the labels: they do not depend on the order of files or on a random
-generator, and few items change sides when files are added.
+At the end classes of the data stand for one or several of a model's, as ObjectNet's for ImageNet's. Which items are for
+validation, where the data have no validation split, and which are in a part of the data are functions of the seed, the keys and
+the labels: they do not depend on the order of files or on a random generator, and few items change sides when files are added.
 
-Axes: n items, H, W, C as an image has them, K classes.
+Axes: n items, H, W, C as an image has them, K classes, D classes of other data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from vitrail.data.imagenet import index_classes
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Arrays, Contents, Files, StoredUnits, Strings, Units
-from vitrail.data.sources.labels import count_classes
-from vitrail.errors import DataError
+from vitrail.data.sources.labels import BETWEEN, count_classes
+from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.stamps import Stamped, hash_each
+from vitrail.untrusted.files import read_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,3 +305,50 @@ def _rank_items(contents: Contents, seed: int) -> np.ndarray:
     """A number per item, a function of its key and the seed: (n,) uint64."""
     texts = (f"{seed}/{key}".encode("utf-8", "surrogatepass") for key in contents.keys)
     return np.frombuffer(b"".join(blake2b(text, digest_size=8).digest() for text in texts), "<u8")
+
+
+def read_class_map(file: Path) -> dict[str, list[str]]:
+    """The classes of the model by class of the data, from CSV lines ``class of the data,class of the model``, without a header.
+
+    Several classes of the model stand on several lines, or on one, separated by `;`. Raises `ConfigError`.
+    """
+    try:
+        rows = [row for row in csv.reader(read_text(file).splitlines()) if row]
+    except (OSError, ValueError, csv.Error) as error:
+        raise ConfigError(f"the class map {file} cannot be read: {error}", "give a CSV file") from error
+    mapping: dict[str, list[str]] = {}
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2:
+            remedy = "write `class of the data,class of the model`; quote names that contain a comma"
+            raise ConfigError(f"{file}: row {number} has {len(row)} fields", remedy)
+        known = mapping.setdefault(row[0].strip(), [])
+        known += [name for part in row[1].split(BETWEEN) if (name := part.strip())]
+    return mapping
+
+
+def map_classes(source: Source, mapping: Mapping[str, Sequence[str]], classes: Sequence[str]) -> Source:
+    """The items of ``source`` whose class is in ``mapping``, with targets among ``classes`` of a model.
+
+    Where every class of the data stands for one of the model, items keep one label; else all labels of an item are acceptable.
+    Raises `ConfigError` for a class that the model does not have, and `DataError` if no item has a class of the mapping.
+    """
+    number = index_classes(classes)
+    stands_for = np.zeros((len(source.classes), len(classes)), np.float32)  # (D, K)
+    for row, name in enumerate(source.classes):
+        for wanted in mapping.get(name, ()):
+            if wanted not in number:
+                raise ConfigError(f"the class map names {wanted!r}, no class of the model", nearest(wanted, classes))
+            stands_for[row, number[wanted]] = 1
+    mapped = stands_for.sum(1) > 0  # (D,)
+    kept = np.flatnonzero((source.labels > 0) @ mapped if source.multi_label else mapped[source.labels])
+    if not len(kept):
+        remedy = f"its names are matched with those of the data: {', '.join(source.classes[:5])}, ..."
+        raise DataError("none of the images has a class of the class map", remedy)
+    source = source.subset(kept)
+    if source.multi_label:
+        targets = (source.labels @ stands_for > 0).astype(np.float32)  # (n, K)
+    elif stands_for.sum(1).max() == 1:
+        targets = stands_for.argmax(1)[source.labels]  # (n,)
+    else:
+        targets = stands_for[source.labels]  # (n, K)
+    return replace(source, targets=targets, classes=tuple(classes), multi_label=targets.ndim == 2)

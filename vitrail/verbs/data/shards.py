@@ -25,6 +25,7 @@ from PIL import Image
 
 from vitrail.data.sample_order import order_of_epoch
 from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.contents import Strings
 from vitrail.data.sources.labels import Labels, format_label, from_numbers, from_texts
 from vitrail.data.sources.manifests import LABELS
 from vitrail.data.sources.open import open_data
@@ -125,7 +126,7 @@ def _write_split(source: Source, folder: Path, images: int, seed: int, bar: Prog
         shards.append(Shard(name=path.name, bytes=size, sha256=digest, images=len(rows)))
         position += size
         bar.update(done + first + len(rows))
-    keys = source.keys.load()
+    keys = Strings.join([source.keys])
     tables = Tables(
         starts=starts,
         lengths=lengths,
