@@ -12,15 +12,14 @@ Their order for each picture:
 3. Operations after the first geometric operation, or all if there is none, are applied to the resampled picture.
 4. Erasing.
 
-In 1 and 3, consecutive tone operations are merged into one table per channel; the histogram of a picture is computed from its
-pixels and mapped through the table so far. Mixing follows after normalisation (mixing.py).
+In 1 and 3, consecutive tone operations are merged into one table per channel. Mixing follows after normalisation (mixing.py).
 
 Axes: B pictures, C channels, H and W of the input, h and w of the output; N layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,17 +57,11 @@ NOTHING = ""
 
 @dataclass(frozen=True)
 class Layer:
-    """One operation per image.
+    """One operation per image."""
 
-    Attributes:
-        names: (B,) names of operations; "" is none.
-        values: (B,) strengths, in the unit of the operation.
-        places: (B, 2) x and y in [0, 1), for operations at a position.
-    """
-
-    names: NDArray[np.str_]
-    values: Numbers
-    places: Numbers
+    names: NDArray[np.str_]  # (B,), "" for none
+    values: Numbers  # (B,) strengths, in the unit of the operation
+    places: Numbers | None = None  # (B, 2) x and y in [0, 1), for operations at a position
 
     def only(self, chosen: NDArray[np.bool_]) -> Layer:
         """The layer on the ``chosen`` (B,) images, no operation on the others."""
@@ -102,10 +95,9 @@ def draw_shifts(policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[
 def draw_erasing(
     policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[int, int], tries: int = 10
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
-    """The images to erase, their boxes, and the keys of the noise. An image whose box never fits is not erased.
+    """The images to erase (M,), their boxes (left, top, width, height) (M, 4), and the keys of the noise (M,).
 
-    Returns:
-        (M,) rows, (M, 4) boxes (left, top, width, height), (M,) keys.
+    An image whose box never fits is not erased.
     """
     height, width = size
     draws = uniforms(seed, "erase", *ids.T, count=3 + 2 * tries)  # (B, 3 + 2 tries)
@@ -125,7 +117,7 @@ def _draw_three_augment(policy: Augment, ids: NDArray[np.int64], seed: int) -> L
     names = THREE[(3 * choice).astype(np.int64)]
     low, high = policy.blur
     # only blur has a random strength
-    return Layer(names, np.where(names == "blur", low + (high - low) * strength, HALF), np.zeros((len(ids), 2)))
+    return Layer(names, np.where(names == "blur", low + (high - low) * strength, HALF))
 
 
 def _draw_jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
@@ -139,7 +131,7 @@ def _draw_jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Lay
     values = np.array(middle) + np.array(reach) * even  # (B, 3 or 4)
     names = np.where(np.array(reach) > 0, JITTER[: len(reach)], NOTHING)
     rows = np.arange(len(ids))
-    layers = [Layer(names[kind], values[rows, kind], np.zeros((len(ids), 2))) for kind in order.argsort(axis=1).T]
+    layers = [Layer(names[kind], values[rows, kind]) for kind in order.argsort(axis=1).T]
     if policy.jitter_probability == 1:
         return layers
     chosen = uniforms(seed, "whether jitter", *ids.T, count=1)[:, 0] < policy.jitter_probability
@@ -156,7 +148,7 @@ def _draw_sometimes(
     chance, strength = uniforms(seed, name, *ids.T, count=2).T
     names = np.where(chance < of_views[ids[:, 2] % 2], name, NOTHING)
     low, high = values
-    return [Layer(names, low + (high - low) * strength, np.zeros((len(ids), 2)))]
+    return [Layer(names, low + (high - low) * strength)]
 
 
 def _draw_randaugment(policy: Augment, ids: NDArray[np.int64], seed: int, depth: int) -> Layer:
@@ -205,7 +197,15 @@ def augment(
     threads = min(torch.get_num_threads(), len(images))
     if images.device.type != "cpu" or threads < 2 or images.numel() < CHUNK:
         return made, work(images, ids, made)
-    return made, _in_threads(work, images, ids, made, threads)
+    # split between threads: with torch's own parallelism, all threads would synchronise at every operation, hundreds of times per
+    # batch, which is ten times slower if data workers use the same cores
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            parts = images.tensor_split(threads), np.array_split(ids, threads), made.tensor_split(threads)
+            return made, np.concatenate(list(pool.map(work, *parts)))
+    finally:
+        torch.set_num_threads(before)  # the setting applies to this thread and to threads that it starts later
 
 
 def _mirror(images: Tensor, flips: NDArray[np.bool_]) -> Tensor:
@@ -222,27 +222,6 @@ def _flip(levels: Tensor, flips: NDArray[np.bool_]) -> None:
     if (chosen := np.flatnonzero(flips)).size:
         for rows, chunk in split_rows(levels, to_device(chosen, levels.device)):
             put(levels, rows, chunk.flip(-1))
-
-
-def _in_threads(
-    work: Callable[[Tensor, NDArray[np.int64], Tensor], Numbers],
-    images: Tensor,
-    ids: NDArray[np.int64],
-    made: Tensor,
-    threads: int,
-) -> Numbers:
-    """Splits the batch between threads.
-
-    With torch's own parallelism, all threads would synchronise at every operation, hundreds of times per batch, which is ten
-    times slower if data workers use the same cores.
-    """
-    before = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            split = images.tensor_split(threads), np.array_split(ids, threads), made.tensor_split(threads)
-            return np.concatenate(list(pool.map(work, *split)))
-    finally:
-        torch.set_num_threads(before)  # the setting applies to this thread and to threads that it starts later
 
 
 def _augment(
@@ -284,7 +263,7 @@ def _split(
 
 
 def _list_groups(layer: Layer) -> list[tuple[str, NDArray[np.intp]]]:
-    """Yields every operation of a layer and the rows to which it applies."""
+    """Every operation of a layer and the rows to which it applies."""
     return [(name, np.flatnonzero(layer.names == name)) for name in sorted(set(layer.names.tolist()) - {NOTHING})]
 
 
@@ -360,7 +339,7 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
                     tables[rows] = table.gather(-1, tables[rows].long())
                 elif name in PASSES:
                     put(levels, rows, PASSES[name](chunk, value))
-            if name == "cutout":
+            if layer.places is not None and name == "cutout":
                 boxes = cut_boxes(layer.values[chosen], layer.places[chosen], *levels.shape[-2:])
                 _fill(levels, chosen, boxes, fill)
             waiting[chosen] = name in TABLES

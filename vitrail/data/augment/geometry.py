@@ -67,7 +67,7 @@ def resample(
     border: Border = "edge",
     step: int = 1,
 ) -> Tensor:
-    """Transform every image by its matrix with bilinear interpolation, as Pillow does.
+    """Transforms every image by its matrix with bilinear interpolation, as Pillow does: (B, C, h, w) of the same type.
 
     Args:
         images: (B, C, H, W), uint8, or floats with levels 0 to 255.
@@ -76,9 +76,6 @@ def resample(
         size: (h, w).
         border: padding: the edge pixels, a reflection about them, or 0.
         step: the images are first averaged over ``step`` by ``step`` pixels.
-
-    Returns:
-        (B, C, h, w) of the same type.
     """
     source = images.float()
     if step > 1:
@@ -88,11 +85,7 @@ def resample(
     unit = torch.tensor(
         [[scales[0], 0, -1 - step / 2 * scales[0]], [0, scales[1], -1 - step / 2 * scales[1]]], dtype=torch.float64
     )
-    terms = to_device((unit @ matrices).float(), images.device)  # (B, x or y, 3)
-    x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
-    x = torch.arange(size[1], device=images.device) + 0.5
-    y = torch.arange(size[0], device=images.device)[:, None] + 0.5
-    places = x_factor * x + (y_factor * y + offset)  # (B, 2, h, w)
+    places = _map_pixels(to_device((unit @ matrices).float(), images.device), size)
     padding = "reflection" if border == "reflect" else "border"
     made = F.grid_sample(source, places.permute(0, 2, 3, 1), mode="bilinear", padding_mode=padding, align_corners=True)
     made = store_like(made, images)
@@ -105,26 +98,14 @@ def resample(
 
 
 def resample_maps(maps: Tensor, matrices: Numbers, *, size: tuple[int, int], pixel_format: PixelFormat) -> Tensor:
-    """Transforms every map by its matrix. What lies outside of the input is ignored.
+    """Transforms every map (B, H, W) by its matrix (B, 3, 3): (B, h, w) of the same type.
 
     By the nearest pixel, a pixel of the output has the value of the input pixel in which its centre lies. Bilinearly, it has
-    the mean of four, and is ignored where one of these is.
-
-    Args:
-        maps: (B, H, W) values of pixels.
-        matrices: (B, 3, 3).
-        size: (h, w).
-
-    Returns:
-        (B, h, w) of the same type.
+    the mean of four, and is ignored where one of these is. What lies outside of the input is ignored.
     """
     # in double precision where there is one: a centre on the edge of a pixel must not depend on the rounding
     dtype = torch.float32 if maps.device.type == "mps" else torch.float64
-    terms = to_device(torch.from_numpy(matrices[:, :2]).to(dtype), maps.device)  # (B, x or y, 3)
-    x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
-    x = torch.arange(size[1], device=maps.device, dtype=dtype) + 0.5
-    y = torch.arange(size[0], device=maps.device, dtype=dtype)[:, None] + 0.5
-    places = x_factor * x + (y_factor * y + offset)  # (B, 2, h, w)
+    places = _map_pixels(to_device(torch.from_numpy(matrices[:, :2]).to(dtype), maps.device), size)
     column, row = places.floor().long().unbind(1)  # each (B, h, w)
     height, width = maps.shape[1:]
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
@@ -143,18 +124,22 @@ def resample_maps(maps: Tensor, matrices: Numbers, *, size: tuple[int, int], pix
     return torch.where(inside & ~total.isnan(), total, pixel_format.ignored).to(maps.dtype)
 
 
-def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> Tensor:
-    """For each output row the first column that maps into the frame, and the one after the last.
+def _map_pixels(terms: Tensor, size: tuple[int, int]) -> Tensor:
+    """Where the centres of the output's pixels lie, by the first two rows of matrices.  # (B, 2, 3) -> (B, 2, h, w)"""
+    x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
+    x, y = (torch.arange(side, device=terms.device, dtype=terms.dtype) + 0.5 for side in (size[1], size[0]))
+    return x_factor * x + (y_factor * y[:, None] + offset)
 
-    Computed on the CPU in double precision: in single precision about one pixel in a million is on the wrong side.
+
+def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> Tensor:
+    """For each output row the first column that maps into the frame, and the one after the last: (B, 2, h) int16, on the CPU.
+
+    Computed in double precision: in single precision about one pixel in a million is on the wrong side.
 
     Args:
         matrices: (B, 3, 3).
         frames: (B, 4) as left, top, right, bottom in input pixels.
         size: (h, w).
-
-    Returns:
-        (B, 2, h) int16, on the CPU.
     """
     y = np.arange(size[0]) + 0.5
     factor = matrices[:, :2, 0, None]  # (B, x or y, 1)

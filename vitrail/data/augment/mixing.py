@@ -27,15 +27,12 @@ def smooth(targets: Tensor, amount: float) -> Tensor:
 def mix(
     images: Tensor, targets: Tensor, ids: NDArray[np.int64], policy: Augment, *, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), drawn by the policy.
+    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), drawn by the policy; unchanged if the batch is not mixed.
 
     Args:
         images: (B, C, H, W) floats, normalised or not.
         targets: (B, K), floats.
         ids: (B, 3) epoch, sample, view; if the batch shares one draw, those of the first image are used.
-
-    Returns:
-        Images and targets of the same shapes; unchanged if the batch is not mixed.
     """
     boxes, weights, cut = draw_mixing(policy, ids, seed, (images.shape[-2], images.shape[-1]))
     if not weights.any():

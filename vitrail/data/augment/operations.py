@@ -82,7 +82,10 @@ def _auto_contrast(images: Tensor, _: Tensor) -> Tensor:
 
 def _equalise(images: Tensor, _: Tensor) -> Tensor:
     """Equalise the histogram of every channel with the integer arithmetic of Pillow's ImageOps.equalize."""
-    counts, levels = count_levels(images), _levels(images)
+    index, levels = index_levels(images), _levels(images)
+    ones = torch.ones((), dtype=torch.int32, device=images.device)
+    histogram = torch.zeros(*images.shape[:2], 256, dtype=torch.int32, device=images.device)
+    counts = histogram.scatter_add_(-1, index, ones.expand(index.shape)).long()  # (B, C, V)
     lightest = torch.where(counts > 0, levels, 0).amax(-1, keepdim=True)
     step = (counts.sum(-1, keepdim=True) - counts.gather(-1, lightest)) // 255
     below = counts.cumsum(-1) - counts
@@ -177,8 +180,7 @@ class Operation(NamedTuple):
         table: of a tone operation, (images (B, C, H, W), values (B,)) -> tables that broadcast to (B, C, V).
         looks: whether the table depends on the image.
         run: of any other, (images (B, C, H, W), values (B,) on the CPU) -> (B, C, H, W) of the same kind.
-        strength: (magnitude / 10, sign) -> value, by the code of Cubuk et al. 2020. Lengths are relative to the side (in their
-            code pixels: 100 and 40 of 224).
+        strength: (magnitude / 10, sign) -> value, by Cubuk et al. 2020; lengths are relative to the side, in their code 224 pixels.
         increasing: the same of timm's ``inc1``, where it differs.
         sometimes: the probability of the operation in a policy, of all views or of even and odd ones, and the range of its value.
     """
@@ -234,13 +236,6 @@ PASSES = {name: each.run for name, each in IMAGE_OPERATIONS.items() if each.run}
 LOOKING = [name for name, each in IMAGE_OPERATIONS.items() if each.looks]
 
 
-def count_levels(images: Tensor) -> Tensor:
-    """The histogram of each channel.  # (B, C, H, W) -> (B, C, V) int64"""
-    index = index_levels(images)
-    counts = torch.zeros(*images.shape[:2], 256, dtype=torch.int32, device=images.device)
-    return counts.scatter_add_(-1, index, counts.new_ones(()).expand(index.shape)).long()
-
-
 def look_up(images: Tensor, tables: Tensor) -> Tensor:
     """Map every level through the table of its image and channel.  # (B, C, H, W), (B, C, V)"""
     return tables.gather(-1, index_levels(images)).view(images.shape).to(images.dtype)
@@ -274,13 +269,10 @@ def cut_boxes(half: NDArray[np.float64], places: NDArray[np.float64], height: in
 
 
 def split_rows(images: Tensor, rows: Tensor, *arguments: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield ``(rows, images[rows], *arguments)`` (M, ...) for all rows at once, or on a CPU in chunks.
-
-    A chunk of one image is a view, which saves a copy.
-    """
+    """Yields ``(rows, images[rows], *arguments)`` (M, ...) for all rows at once, or on a CPU in chunks."""
     count = max(CHUNK // max(images[0].numel(), 1), 1) if images.device.type == "cpu" else len(rows)
     for chunk, *rest in zip(*(tensor.split(count) for tensor in (rows, *arguments))):
-        if len(chunk) == 1 and images.device.type == "cpu":
+        if len(chunk) == 1 and images.device.type == "cpu":  # a view, which saves a copy
             yield chunk, images.narrow(0, int(chunk), 1), *rest
         else:
             yield chunk, images.index_select(0, chunk), *rest
@@ -291,11 +283,9 @@ NOISE_MEAN, NOISE_DEVIATION = 0.45 * 255, 0.225 * 255
 
 
 def noise_boxes(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], states: NDArray[np.uint64]) -> None:
-    """Write normal noise, independent for each pixel and channel, into the boxes (M, 4) of ``images[rows]``.
+    """Writes normal noise, independent for each pixel and channel, into the boxes (M, 4) of ``images[rows]``, in place.
 
-    Args:
-        images: (B, C, H, W), levels; changed in place.
-        states: (M,) from `rng.keys`: the noise of a box is made from the first words of that generator.
+    The noise of a box is made from the first words of its generator, whose state (M,) `rng.keys` gives.
     """
     areas = boxes[:, 2] * boxes[:, 3]
     total = int(areas.sum())
@@ -312,8 +302,7 @@ def noise_boxes(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], states: 
 def normal(states: Tensor, positions: Tensor) -> Tensor:
     """Standard normal numbers from the words of `rng.words`: the halves of a word are the two uniforms of Box and Muller.
 
-    Args:
-        states, positions: int64, broadcast; a state has the bits of the unsigned state.
+    ``states`` and ``positions`` are int64 and broadcast; a state has the bits of the unsigned one.
     """
     word = _finalise(states + (positions + 1) * _signed(GOLDEN))
     high, low = (word >> 32) & 0xFFFFFFFF, word & 0xFFFFFFFF
