@@ -44,8 +44,7 @@ TYPES = {"|u1": 1, "<f4": 4}  # what a reader accepts, and the bytes of an eleme
 def create_memory() -> BinaryIO:
     """Returns a file of memory that grows with its use and ends with the last process that has it open.
 
-    On Linux it is a memfd, to which the size of /dev/shm does not apply, sealed so that no process can take pages from under
-    another. Elsewhere it is a deleted temporary file.
+    On Linux it is a memfd, to which the size of /dev/shm does not apply, sealed so that no process can take pages from another.
     """
     if hasattr(os, "memfd_create"):
         import fcntl
@@ -68,7 +67,7 @@ class Writer:
         self._used = HEAD
 
     def restart(self) -> None:
-        """Sets the mark to 0, and lets the next array take the place of the first."""
+        """Lets the next array take the place of the first, and sets the mark to 0."""
         self._used = HEAD
         self.mark(0)
 
@@ -99,11 +98,7 @@ class Reader:
         return struct.unpack_from("<Q", self._bytes)[0]
 
     def view(self, start: int, shape: Sequence[int], kind: str) -> np.ndarray:
-        """The array at a `Location`, read-only.
-
-        Raises:
-            ValueError: it is not within the memory, or its type is none of `TYPES`.
-        """
+        """The array at a `Location`, read-only. Raises `ValueError` for one outside of the memory, or of none of `TYPES`."""
         if kind not in TYPES or start < HEAD:
             raise ValueError(f"not an array of a picture: {kind} {shape} at {start}")
         if start + math.prod(shape) * TYPES[kind] > len(self._bytes):
@@ -115,8 +110,7 @@ class Reader:
 
 
 def _map(memory: BinaryIO, access: int) -> mmap.mmap:
-    descriptor = memory.fileno()
-    return mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=access)
+    return mmap.mmap(memory.fileno(), 0, prot=access)
 
 
 Row = Sequence[int]  # epoch, sample, view
@@ -127,6 +121,7 @@ Result = TypeVar("Result")
 
 MARK = "VITRAIL_DATA_WORKER"  # environment variable that is set in workers
 START = "from vitrail.data.workers import serve; serve({})"
+FINDABLE = "define it at the top of a module, or use workers=0"  # the remedy for what a worker cannot unpickle
 
 
 @contextmanager
@@ -143,13 +138,9 @@ def _attempt(make: Make, row: Row) -> Made:
 
 
 def in_order(
-    work: Callable[[Job], Result],
-    jobs: Iterable[Job],
-    *,
-    threads: int,
-    close: Callable[[], None] = lambda: None,
+    work: Callable[[Job], Result], jobs: Iterable[Job], *, threads: int, close: Callable[[], None] = lambda: None
 ) -> Generator[Result, None, None]:
-    """Yield ``work(job)`` for each job, in order. Threads run ahead while the caller uses a result.
+    """Yields ``work(job)`` for each job, in order. Threads run ahead while the caller uses a result.
 
     Args:
         threads: number of jobs that run at a time; as many more may be finished and waiting.
@@ -178,15 +169,19 @@ class Workers:
         count: number of processes.
         keys: names of the samples, for messages.
 
-    Raises:
-        ConfigError: ``make`` cannot be pickled, or this process is itself a worker.
+    Raises `ConfigError` if ``make`` cannot be pickled, or this process is itself a worker.
     """
 
     def __init__(self, make: Make, count: int, keys: Sequence[str]) -> None:
         refuse_in_worker()
         self.keys = keys
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        content = _pickle(make)
+        try:
+            content = pickle.dumps(make, protocol=5)
+        except Exception as error:  # pickle raises several types
+            raise ConfigError(
+                f"the dataset or transform cannot be sent to worker processes: {error}", FINDABLE
+            ) from error
         # the worker imports the user's script only if the pickle refers to it
         start = _encode_line(_describe_script() if b"__main__" in content else {}) + content
         self._workers: list[_Worker] = []
@@ -211,8 +206,7 @@ class Workers:
         Raises:
             LostProcessError: the worker was ended by SIGKILL or SIGTERM.
             DataError: it died otherwise.
-            ConfigError, DataError: raised by ``make`` in the worker.
-            RuntimeError: any other exception of ``make`` except `BadImage`, with the traceback of the worker.
+            ConfigError, DataError: raised by ``make`` in the worker; RuntimeError for others, with the traceback of the worker.
         """
         worker = self._idle.get()
         try:
@@ -221,7 +215,7 @@ class Workers:
             self._idle.put(worker)
 
     def close(self) -> None:
-        """Kill all workers."""
+        """Kills all workers."""
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
@@ -239,18 +233,18 @@ class _Worker:
         except BaseException:
             self._memory.close()
             raise
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._requests, self._replies = self.process.stdin, self.process.stdout
 
     def write(self, content: bytes) -> None:
-        assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it died; its last reply can still be read
-            self.process.stdin.write(content)
-            self.process.stdin.flush()
+            self._requests.write(content)
+            self._requests.flush()
 
     def ask(self, rows: list[list[int]], keys: Sequence[str]) -> list[Made]:
-        assert self.process.stdout is not None
         self.write(_encode_line(rows))
         try:
-            answer = json.loads(self.process.stdout.readline())
+            answer = json.loads(self._replies.readline())
             if "error" not in answer:
                 return [self._find(made) for made in answer["made"]]
         except (OSError, ValueError):
@@ -267,11 +261,10 @@ class _Worker:
         return Picture(view(*pixels), crop and tuple(crop), full and tuple(full), levels and view(*levels))
 
     def _describe_death(self, key: str) -> LostProcessError | DataError:
-        try:
-            code = self.process.wait(timeout=1)
-        except subprocess.TimeoutExpired:  # alive, but it sent an invalid reply
-            self.process.kill()
-            code = self.process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=1)
+        self.process.kill()  # if it is alive, and sent an invalid reply
+        code = self.process.wait()
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         what = f"the data worker {self.process.pid} died ({cause}) at the image {key}"
         if -code in (signal.SIGKILL, signal.SIGTERM):
@@ -282,8 +275,7 @@ class _Worker:
         """Waits for the end of the process, and lets go of its memory."""
         self.process.wait()
         self._memory.close()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
+        for pipe in (self._requests, self._replies):
             with suppress(OSError):  # unread data
                 pipe.close()
 
@@ -308,14 +300,6 @@ def _start(memory: BinaryIO) -> subprocess.Popen[bytes]:
     )
 
 
-def _pickle(make: Make) -> bytes:
-    try:
-        return pickle.dumps(make, protocol=5)
-    except Exception as error:  # pickle raises several types
-        remedy = "define it at the top of a module, or use workers=0"
-        raise ConfigError(f"the dataset or transform cannot be sent to worker processes: {error}", remedy) from error
-
-
 def _describe_script() -> dict[str, str]:
     """How a worker finds the user's script, as arguments of `multiprocessing.spawn.prepare`."""
     main = sys.modules["__main__"]
@@ -326,7 +310,7 @@ def _describe_script() -> dict[str, str]:
 
 
 def serve(memory: int) -> None:
-    """The main loop of a worker: read the function, then rows, and write images into the memory."""
+    """The main loop of a worker: reads the function, then rows, and writes images into the memory."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when this ends
         signal.signal(number, signal.SIG_IGN)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -346,8 +330,7 @@ def _serve(requests: BinaryIO, replies: BinaryIO, memory: Writer) -> None:
         spawn.prepare(json.loads(requests.readline()))
         make = pickle.load(requests)
     except (AttributeError, ImportError) as error:
-        remedy = "define it at the top of a module, or use workers=0"
-        return send(_describe(ConfigError(f"a worker process cannot find the dataset or transform: {error}", remedy)))
+        return send(_describe(ConfigError(f"a worker process cannot find the dataset or transform: {error}", FINDABLE)))
     except Exception as error:  # the user's script or its unpickling may raise anything
         return send(_describe(error))
     for line in requests:

@@ -180,7 +180,7 @@ class Operation(NamedTuple):
         table: of a tone operation, (images (B, C, H, W), values (B,)) -> tables that broadcast to (B, C, V).
         looks: whether the table depends on the image.
         run: of any other, (images (B, C, H, W), values (B,) on the CPU) -> (B, C, H, W) of the same kind.
-        strength: (magnitude / 10, sign) -> value, by Cubuk et al. 2020; lengths are relative to the side, in their code 224 pixels.
+        strength: (magnitude / 10, sign) -> value, by Cubuk et al. 2020; lengths relative to the side (224 pixels in their code).
         increasing: the same of timm's ``inc1``, where it differs.
         sometimes: the probability of the operation in a policy, of all views or of even and odd ones, and the range of its value.
     """
