@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_crops_with_one_class_are_drawn_again(source):
         return float((counts.max(1) > 0.75 * counts.sum(1)).mean())
 
     assert share_of_one_class(close) > 0.2
-    assert share_of_one_class(Augment(**{**close.to_dict(), "crop_major": 0.75})) == 0
+    assert share_of_one_class(replace(close, crop_major=0.75)) == 0
 
 
 def test_a_picture_whose_mask_has_another_size_is_bad(source, tmp_path):

@@ -66,11 +66,10 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """Copies the batch to a device; copies to a GPU are asynchronous."""
         device = torch.device(device)
-
-        several = isinstance(self.targets, tuple)
-        targets = (
-            tuple(to_device(part, device) for part in self.targets) if several else to_device(self.targets, device)
-        )
+        if isinstance(self.targets, tuple):
+            targets: Any = tuple(to_device(part, device) for part in self.targets)
+        else:
+            targets = to_device(self.targets, device)
         return replace(self, images=to_device(self.images, device), targets=targets)
 
 
@@ -174,11 +173,11 @@ def eval_batches(
             batches. No batch has items of two spans.
         max_pixels: of an image file; a larger one is bad.
 
-    Raises:
-        DataError: arrays with another number of channels; a worker died.
+    Raises `DataError` for arrays with another number of channels, and if a worker died.
     """
     spans = [range(len(source))] if spans is None else spans
-    jobs = (_number_samples(span[first : first + batch]) for span in spans for first in range(0, len(span), batch))
+    parts = (span[first : first + batch] for span in spans for first in range(0, len(span), batch))
+    jobs = (np.array([(0, sample, 0) for sample in part], np.int64) for part in parts)
     if source.kind == "arrays":
         _check_channels(source, preprocessing.channels)
         size = source.images.shape[1:3]
@@ -189,12 +188,6 @@ def eval_batches(
     batches = _read_pictures(source, make, jobs, collate=collate, workers=workers, bad=bad)
     with closing(batches):
         yield from filter(len, batches)
-
-
-def _number_samples(samples: range) -> np.ndarray:
-    ids = np.zeros((len(samples), 3), np.int64)
-    ids[:, 1] = samples
-    return ids
 
 
 def _repeat_views(ids: np.ndarray, views: int) -> np.ndarray:
@@ -219,11 +212,10 @@ def _read_arrays(
     images, kept = source.images, None
     if device is not None and device.type != "cpu" and images.nbytes <= DEVICE_BYTES:
         kept = torch.tensor(images, device=device)  # (n, H, W, C)
+    annotations, size = _annotations(source), images.shape[1:3]
     for ids in jobs:
         rows = ids[:, 1]
         pixels = torch.from_numpy(images[rows]) if kept is None else kept[to_device(rows, kept.device)]
-        size = images.shape[1:3]
-        annotations = _annotations(source)
         maps = None if annotations is None else [annotations.read_map(row, size) for row in rows.tolist()]
         frames = Frames.whole(len(ids), size)
         yield _make_batch(source, pixels.permute(0, 3, 1, 2).contiguous(), ids, frames, collate, maps)
@@ -253,8 +245,8 @@ def _read_pictures(
     with closing(results):
         for ids, images, frames, maps, reasons in results:
             by_sample = ids.reshape(-1, views, 3)
-            for place, reason in reasons.items():
-                bad(source.keys[by_sample[place, 0, 1]], reason)
+            for place in sorted(reasons):
+                bad(source.keys[by_sample[place, 0, 1]], reasons[place])
             kept = np.delete(by_sample, list(reasons), axis=0).reshape(-1, 3)
             yield _make_batch(source, torch.from_numpy(images), kept, frames, collate, maps)
 
@@ -266,13 +258,11 @@ def _stack_pictures(
     samples by index in the job.
     """
     with make(ids) as made:
-        reasons: dict[int, str] = {}
-        for row, picture in enumerate(made):
-            if isinstance(picture, str):
-                reasons.setdefault(row // views, picture)
-        pictures = [
-            picture for row, picture in enumerate(made) if row // views not in reasons and isinstance(picture, Picture)
-        ]
+        rows = [(row // views, picture) for row, picture in enumerate(made)]
+        reasons = {
+            sample: reason for sample, reason in reversed(rows) if isinstance(reason, str)
+        }  # of its first bad view
+        pictures = [picture for sample, picture in rows if sample not in reasons and isinstance(picture, Picture)]
         pixels = [picture.pixels for picture in pictures]
         if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may return either type
             pixels = [image if image.dtype == np.float32 else image / np.float32(255) for image in pixels]

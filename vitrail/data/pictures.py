@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitrail.data.augment.crops import TRIES, crop_box
 from vitrail.data.augment.policy import Augment
-from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
+from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing, stack_planes
 from vitrail.data.rng import keys
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Contents, UserDataset
@@ -64,16 +64,14 @@ class TrainingCrop:
     max_pixels: int = PIXELS
 
     def __call__(self, epoch: int, sample: int, view: int) -> Picture:
-        content = read(self.contents, self.seed, epoch, sample, view)
-        if isinstance(content, bytes) and (full := jpeg_size(content)):
+        image = read(self.contents, self.seed, epoch, sample, view)
+        how = {"channels": self.channels, "max_pixels": self.max_pixels}
+        if isinstance(image, bytes) and (full := jpeg_size(image)):
             (left, top, wide, tall), levels = self._choose_box(full, epoch, sample, view)
             at_least = math.ceil(full[0] * self.size[0] / tall), math.ceil(full[1] * self.size[1] / wide)
-            image = decode(content, channels=self.channels, max_pixels=self.max_pixels, at_least=at_least)
+            image = decode(image, **how, at_least=at_least)
         else:
-            if isinstance(content, bytes):
-                image = decode(content, channels=self.channels, max_pixels=self.max_pixels)
-            else:
-                image = content
+            image = decode(image, **how) if isinstance(image, bytes) else image
             full = size_of(image)
             (left, top, wide, tall), levels = self._choose_box(full, epoch, sample, view)
         seen = size_of(image)
@@ -92,8 +90,7 @@ class TrainingCrop:
         whole = None if self.annotations is None else self.annotations.read_map(sample, full)
         pixel_format = None if self.annotations is None else self.annotations.pixel_format
         aspect = self.size[1] / self.size[0]
-        attempts = TRIES if whole is not None and self.policy.crop == "jitter" else 1
-        for attempt in range(attempts):
+        for attempt in range(TRIES if self.policy.crop == "jitter" else 1):
             box = crop_box(self.policy, self.seed, epoch, sample, view, *full, aspect=aspect, attempt=attempt)
             if whole is None or pixel_format is None:
                 return box, None
@@ -145,9 +142,7 @@ class Transformed:
             raise ConfigError(fact, "return uint8, or floats in [0, 1], as (channels, height, width)")
         if array.dtype == np.float32 and not (array.min() >= -1e-3 and array.max() <= 1 + 1e-3):
             fact = f"the transform returned values from {array.min():.3g} to {array.max():.3g} for {key}"
-            raise ConfigError(
-                fact, "return values in [0, 1] without normalisation, which is part of model.preprocessing"
-            )
+            raise ConfigError(fact, "return values in [0, 1] without normalisation: model.preprocessing has it")
         return np.ascontiguousarray(array)
 
 
@@ -155,9 +150,8 @@ class Transformed:
 class Evaluated:
     """Applies the preprocessing of a model to an item; with ``fast``, decodes JPEG at a reduced size.
 
-    So it does with JPEGs above the limit of 64 million pixels that ``max_pixels`` admits, to save memory.
-
-    With `Windows`, the pixels are those of all inputs that show the item, (V, C, h, w), and ``crop`` is that of the first.
+    So it does with JPEGs above the limit of 64 million pixels that ``max_pixels`` admits, to save memory. `Windows`, the
+    pixels are those of all inputs that show the item, (V, C, h, w), and ``crop`` is that of the first.
     """
 
     contents: Contents
@@ -167,16 +161,13 @@ class Evaluated:
     max_pixels: int = PIXELS
 
     def __call__(self, epoch: int, sample: int, view: int) -> Picture:
-        content = read(self.contents, 0, epoch, sample, view)
-        if isinstance(content, np.ndarray):
-            return self._prepare(content, content.shape[:2], sample)
-        full = jpeg_size(content) if self.fast or self.max_pixels > PIXELS else None
-        reduced = full is not None and (self.fast or full[0] * full[1] > PIXELS)
-        at_least = self.preprocessing.resized(*full) if full and reduced else None
-        image = self.preprocessing.decode(content, max_pixels=self.max_pixels, at_least=at_least)
-        return self._prepare(image, full or size_of(image), sample)
-
-    def _prepare(self, image: Image.Image | np.ndarray, full: tuple[int, int], sample: int) -> Picture:
+        image, full = read(self.contents, 0, epoch, sample, view), None
+        if isinstance(image, bytes):
+            full = jpeg_size(image) if self.fast or self.max_pixels > PIXELS else None
+            reduced = full is not None and (self.fast or full[0] * full[1] > PIXELS)
+            at_least = self.preprocessing.resized(*full) if full and reduced else None
+            image = self.preprocessing.decode(image, max_pixels=self.max_pixels, at_least=at_least)
+        full = full or size_of(image)
         top, left, bottom, right = self.preprocessing.visible_box(*full)
         levels = None if self.annotations is None else self.annotations.read_map(sample, full)
         return Picture(self.preprocessing.picture(image), (left, top, right, bottom), full, levels)
@@ -192,10 +183,7 @@ def read(contents: Contents, seed: int, epoch: int, sample: int, view: int) -> b
 
 @contextmanager
 def seeded(stream: str, seed: int, epoch: int, sample: int, view: int) -> Iterator[None]:
-    """Seeds the generators of Python, numpy and torch for this sample within the block, and restores them afterwards.
-
-    Random numbers of the user's code are thus the same in any process and order. Not thread-safe.
-    """
+    """Seeds the generators of Python, numpy and torch for this sample within the block, and restores them. Not thread-safe."""
     generator = sys.modules["torch"].default_generator if "torch" in sys.modules else None
     before = random.getstate(), np.random.get_state(), generator and generator.get_state()
     state = int(keys(seed, stream, epoch, sample, view))
@@ -263,20 +251,15 @@ def crop(
 ) -> np.ndarray:
     """Crops an image to ``box`` (left, top, right, bottom) and resizes it to ``size``: (C, h, w).
 
-    Raises:
-        BadImage: an array has another number of channels.
+    Raises `BadImage` for an array with another number of channels.
     """
     if isinstance(image, np.ndarray):
         if image.shape[2] != channels:
             raise BadImage(f"an array of shape {image.shape}, where (H, W, {channels}) is needed")
         image = as_image(image)
-    parts = (
-        [image]
-        if isinstance(image, Image.Image)
-        else [Image.fromarray(np.copy(plane)) for plane in np.moveaxis(image, 2, 0)]
-    )
+    if isinstance(image, np.ndarray):
+        parts = [Image.fromarray(np.copy(plane)) for plane in np.moveaxis(image, 2, 0)]
+    else:
+        parts = [image]
     resample = INTERPOLATIONS["bicubic"]
-    scaled = [np.asarray(part.resize(size[::-1], resample, box=box, reducing_gap=REDUCING_GAP)) for part in parts]
-    picture = np.concatenate([part.reshape(*size, -1) for part in scaled], axis=2)  # (h, w, C)
-    picture = np.ascontiguousarray(picture.transpose(2, 0, 1))  # (C, h, w)
-    return picture if picture.dtype == np.uint8 else picture.clip(0, 1)  # bicubic overshoots
+    return stack_planes([part.resize(size[::-1], resample, box=box, reducing_gap=REDUCING_GAP) for part in parts])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from PIL import Image
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Resize = Literal["short", "squash", "fit", "none"]
+Rounding = Literal["floor", "round"]
+CropRounding = Literal["even", "floor"]
 Interpolation = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
-INTERPOLATIONS = {
-    "nearest": Image.Resampling.NEAREST,
-    "box": Image.Resampling.BOX,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
+INTERPOLATIONS = {name: Image.Resampling[name.upper()] for name in get_args(Interpolation)}
+CHOICES = {
+    "resize": get_args(Resize),
+    "rounding": get_args(Rounding),
+    "crop_rounding": get_args(CropRounding),
+    "interpolation": get_args(Interpolation),
 }
 MOST_SIDE = 16_384  # pixels of a model's input; guards against absurd values in untrusted weights
 LEAST_STD = 1e-6  # of values in [0, 1]; far smaller ones make every pixel infinite
@@ -59,17 +61,15 @@ class Preprocessing:
     size: tuple[int, int]
     resize: Resize = "squash"
     resize_to: int | None = None
-    rounding: Literal["floor", "round"] = "floor"
-    crop_rounding: Literal["even", "floor"] = "even"
+    rounding: Rounding = "floor"
+    crop_rounding: CropRounding = "even"
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     pixel_range: Levels | None = None
 
     def __post_init__(self) -> None:
-        allowed = {"resize": ("short", "squash", "fit", "none"), "rounding": ("floor", "round")}
-        allowed |= {"crop_rounding": ("even", "floor"), "interpolation": tuple(INTERPOLATIONS)}
-        for name, names in allowed.items():
+        for name, names in CHOICES.items():
             if getattr(self, name) not in names:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), names))
         sides = (*self.size, *([] if self.resize_to is None else [self.resize_to]))
@@ -134,15 +134,12 @@ class Preprocessing:
         resize: int | str | None = None,
         pixel_range: Sequence[float] | None = None,
     ) -> Preprocessing:
-        """The same with some values replaced, for weights that do not say how they were trained.
+        """The same with some values replaced, for weights that do not say how they were trained. Raises `ConfigError`.
 
         Args:
             mean, std: for values in [0, 1], one number per channel or one for all.
             resize: pixels of the shorter side before the crop, or "squash", "fit" or "none".
             pixel_range: two numbers, as in the constructor.
-
-        Raises:
-            ConfigError: as in the constructor.
         """
         changes: dict[str, Any] = {}
         if resize is not None:
@@ -172,16 +169,12 @@ class Preprocessing:
         Args:
             image: a Pillow image of any mode, or an array (H, W, C) or (H, W), uint8 or float32 in [0, 1].
 
-        Raises:
-            BadImage: an array of a wrong shape or number of channels.
+        Raises `BadImage` for an array of a wrong shape or number of channels.
         """
-        planes = [
-            np.asarray(self._fit(*pair) if self.resize == "fit" else self._resize_and_crop(pair[1]))
-            for pair in enumerate(self._split_planes(image))
-        ]  # each (h, w) or (h, w, 3)
-        picture = np.concatenate([plane.reshape(*self.size, -1) for plane in planes], axis=2)  # (h, w, C)
-        picture = np.ascontiguousarray(picture.transpose(2, 0, 1))  # (C, h, w)
-        return picture if picture.dtype == np.uint8 else picture.clip(0, 1)  # cubic filters overshoot
+        planes = self._split_planes(image)
+        if self.resize == "fit":
+            return stack_planes([self._fit(*pair) for pair in enumerate(planes)])
+        return stack_planes([self._resize_and_crop(plane) for plane in planes])
 
     def mask(self, inside: np.ndarray) -> np.ndarray:
         """A mask of an image, bool (H, W), resized and cropped as the image: the covered share of each pixel, float32 (h, w)."""
@@ -240,10 +233,8 @@ class Preprocessing:
                 raise ConfigError(f"unknown preprocessing setting {name!r}", nearest(name, known))
         if "size" not in values:
             raise ConfigError("preprocessing has no 'size'", "give size: [height, width]")
-        arguments: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        return cls(**arguments)
+        plain: dict[str, Any] = {key: tuple(part) if isinstance(part, list) else part for key, part in values.items()}
+        return cls(**plain)
 
     def _split_planes(self, image: Image.Image | np.ndarray) -> list[Image.Image]:
         """The Pillow images to resize: the image itself if Pillow has a mode for it, otherwise one per channel."""
@@ -295,6 +286,14 @@ class Preprocessing:
         if (tall, wide) == self.size:
             return image
         return image.crop((left, top, left + width, top + height))
+
+
+def stack_planes(planes: Sequence[Image.Image]) -> np.ndarray:
+    """The pixels of images of one size, side by side as channels: (C, h, w), uint8 or float32 in [0, 1]."""
+    pixels = [np.asarray(plane) for plane in planes]  # each (h, w) or (h, w, C)
+    picture = np.concatenate([each.reshape(*each.shape[:2], -1) for each in pixels], axis=2)
+    picture = np.ascontiguousarray(picture.transpose(2, 0, 1))
+    return picture if picture.dtype == np.uint8 else picture.clip(0, 1)  # cubic filters overshoot
 
 
 def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
