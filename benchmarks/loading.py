@@ -39,7 +39,7 @@ class Peer(Dataset[Tensor]):
     def __init__(self, source: Source, size: int, stream: TrainStream, steps: int) -> None:
         assert isinstance(source.contents, Files)
         self.paths = [Path(source.contents.root, key) for key in source.keys]
-        self.ids, self.size = np.concatenate(list(stream.steps(0, steps))), size
+        self.ids, self.size = np.concatenate(list(map(stream.ids, range(0, steps)))), size
 
     def __len__(self) -> int:
         return len(self.ids)

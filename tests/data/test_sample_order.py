@@ -12,7 +12,7 @@ from vitrail.data.sources.contents import StoredUnits, Units
 
 
 def all_ids(stream, steps):
-    return np.concatenate(list(stream.steps(0, steps)))
+    return np.concatenate(list(map(stream.ids, range(0, steps))))
 
 
 @pytest.mark.parametrize("batch", [1, 4, 10, 23])
@@ -26,7 +26,7 @@ def test_an_epoch_sees_every_sample_once_and_the_next_follows_in_the_same_batch(
 
 def test_the_steps_of_a_resumed_run_are_those_of_the_run_that_never_stopped():
     stream = TrainStream(images=11, batch=4, seed=1, repeats=2)
-    resumed = np.concatenate(list(TrainStream(images=11, batch=4, seed=1, repeats=2).steps(5, 9)))
+    resumed = np.concatenate(list(map(TrainStream(images=11, batch=4, seed=1, repeats=2).ids, range(5, 9))))
     assert np.array_equal(resumed, all_ids(stream, 9)[20:])
 
 
@@ -112,7 +112,7 @@ def test_files_are_shuffled_in_windows_and_every_sample_is_still_seen_once_an_ep
         assert not len(files)
     assert (first != second).any()
     resumed = TrainStream(images=50, batch=8, seed=4, units=stored_units(3))
-    assert np.array_equal(np.concatenate(list(resumed.steps(5, 9))), all_ids(stream, 9)[40:])
+    assert np.array_equal(np.concatenate(list(map(resumed.ids, range(5, 9)))), all_ids(stream, 9)[40:])
 
 
 def test_many_samples_are_permuted_without_a_table(monkeypatch):
@@ -122,7 +122,7 @@ def test_many_samples_are_permuted_without_a_table(monkeypatch):
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(50))
     assert (first != second).any() and (first != permutation(7, 0, 50)).any()
     whole = TrainStream(images=10**11, batch=1000, seed=1)
-    (batch,) = whole.steps(10**6, 10**6 + 1)
+    batch = whole.ids(10**6)
     assert len(set(batch[:, 1].tolist())) == 1000 and batch[:, 1].max() < 10**11
     assert abs(batch[:, 1].mean() / 10**11 - 0.5) < 0.05
     assert np.array_equal(batch, whole.ids(10**6))

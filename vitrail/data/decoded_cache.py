@@ -1,5 +1,4 @@
-"""Caching decoded small images in memory. 50,000 images of 32 x 32 are 150 MB, and decoding them in every epoch would take
-longer than training on them.
+"""Caching decoded small images in memory: decoding 50,000 of 32 x 32 in every epoch would take longer than training on them.
 
 Axes: n items, H, W, C.
 """
@@ -40,12 +39,11 @@ def keep_decoded(
     sample: int | None = None,
     shared: Path | None = None,
 ) -> Source:
-    """Decode a source of small images of one size into a source of arrays. Any other source is returned unchanged.
+    """Decodes a source of small images of one size into a source of arrays. Any other source is returned unchanged.
 
     The decision depends only on the source, never on free memory: the headers of 65 images, evenly spaced, must have the
     same size of at most 64 x 64, all images must fit in 4 GiB, and every image that can be decoded must have that size.
-    A user's Dataset is unchanged, because its images may differ each time; so are images with a value for every pixel, which
-    are read with them.
+    Unchanged are a user's Dataset, whose images may differ each time, and images with a value for every pixel.
 
     Args:
         channels: to which files are decoded; 3 by default.
@@ -57,14 +55,11 @@ def keep_decoded(
             which they are mapped: they are decoded once, and all processes that map them share their memory. Several processes
             may begin at once; what is damaged is decoded again. Nothing in the folder is ever removed.
 
-    Raises:
-        DiskError: ``shared`` cannot be written.
-        DataError: a bad image if ``bad`` is None, or what ``bad`` raises.
+    Raises `DiskError` if ``shared`` cannot be written, and `DataError` for a bad image if ``bad`` is None.
     """
     channels = channels or 3
     as_is = isinstance(source.contents, UserDataset | DeepFiles) or isinstance(source.targets, PixelMaps)
-    as_is |= source.kind == "arrays"
-    size = None if as_is else _common_size(source)
+    size = None if as_is or source.kind == "arrays" else _common_size(source)
     if size is None or max(size) > SMALL or len(source) * size[0] * size[1] * channels > KEPT_BYTES:
         return source
     if sample is not None and sample < len(source):
@@ -110,8 +105,7 @@ def _share(source: Source, size: tuple[int, int], channels: int, folder: Path) -
     stored = read_sealed(about)
     if stored is not None and (images := _map(path)) is not None and zlib.crc32(images.data) == stored["crc"]:
         return images, {int(row): reason for row, reason in stored["bad"].items()}
-    decoded = _decode(source, size, channels)
-    if decoded is None:
+    if (decoded := _decode(source, size, channels)) is None:
         return None
     images, reasons = decoded
     with disk_errors(folder):

@@ -129,7 +129,7 @@ def train_batches(
     stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats, units=source.units)
     halo = share is not None and policy.mixes and views == 1
     part = np.arange(batch) if share is None else np.arange(share.start - halo, share.stop)
-    ahead = fetch_ahead(source.contents, stream.steps(start, stop))
+    ahead = fetch_ahead(source.contents, map(stream.ids, range(start, stop)))
     steps = (_repeat_views(ids[part], views) for ids in ahead)
     if source.kind == "arrays" and transform is None:
         _check_channels(source, channels)

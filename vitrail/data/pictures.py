@@ -150,8 +150,8 @@ class Transformed:
 class Evaluated:
     """Applies the preprocessing of a model to an item; with ``fast``, decodes JPEG at a reduced size.
 
-    So it does with JPEGs above the limit of 64 million pixels that ``max_pixels`` admits, to save memory. `Windows`, the
-    pixels are those of all inputs that show the item, (V, C, h, w), and ``crop`` is that of the first.
+    So it does with JPEGs above the limit of 64 million pixels that ``max_pixels`` admits, to save memory. With `Windows`,
+    the pixels are those of all inputs that show the item, (V, C, h, w), and ``crop`` is that of the first.
     """
 
     contents: Contents

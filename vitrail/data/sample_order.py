@@ -13,7 +13,6 @@ Axes: n samples of the source, B positions of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -73,10 +72,6 @@ class TrainStream:
             return permute(places, self.seed, epoch, self.images, stream="order of many")
         return order_of_epoch(self.seed, epoch, self.images, self.units)[places]
 
-    def steps(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        """The ids of the steps from ``start`` to ``stop``, exclusive."""
-        return map(self.ids, range(start, stop))
-
     def steps_for(self, epochs: float) -> int:
         """The number of steps closest to this number of epochs, at least one."""
         return max(round(epochs * self.images / self.batch), 1)
@@ -117,20 +112,14 @@ def _windows(seed: int, epoch: int, units: StoredUnits) -> list[np.ndarray]:
 
 
 def measure_mixing(labels: np.ndarray, units: Units | StoredUnits, seed: int) -> float:
-    """How well the windows of an epoch mix the classes, from 0 to 1.
+    """How well the windows of an epoch mix the classes ``labels`` (n,), from 0 to 1.
 
     It is the mean entropy of the labels of a window, as a share of that of as many samples drawn from all. Units that are
     sorted by class give windows, and so batches, of few classes.
-
-    Args:
-        labels: (n,) class indices.
-        units: as in `TrainStream`.
-        seed: of the order.
     """
     if isinstance(units, StoredUnits):
         lengths = np.diff(_window_ends(seed, 0, units), prepend=0)[:MEASURED]
-        samples = [_samples_of_window(seed, 0, window, units) for window in range(len(lengths))]
-        order = np.concatenate(samples)
+        order = np.concatenate([_samples_of_window(seed, 0, window, units) for window in range(len(lengths))])
     else:
         order = order_of_epoch(seed, 0, len(labels), units)
         lengths = np.bincount(_window_of(seed, 0, units))
@@ -141,9 +130,6 @@ def measure_mixing(labels: np.ndarray, units: Units | StoredUnits, seed: int) ->
 
 def _mean_entropy(labels: np.ndarray, lengths: np.ndarray) -> float:
     """Returns the mean entropy of consecutive labels of these lengths, in nats."""
-    entropies = []
-    for part in np.split(labels, lengths.cumsum()[:-1]):
-        counts = np.bincount(part)
-        shares = counts[counts > 0] / len(part)
-        entropies.append(-float((shares * np.log(shares)).sum()))
-    return float(np.mean(entropies))
+    counts = map(np.bincount, np.split(labels, lengths.cumsum()[:-1]))
+    shares = (each[each > 0] / each.sum() for each in counts)
+    return float(np.mean([-(each * np.log(each)).sum() for each in shares]))

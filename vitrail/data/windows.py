@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from vitrail.data.preprocessing import MOST_SIDE, Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.images.decode import size_of
 from vitrail.images.pixel_range import Levels
-from vitrail.untrusted.limits import PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,8 +36,7 @@ class Windows:
         whole: how the model sees a whole picture.
         zoom: how many times as large the windows show it.
 
-    Raises:
-        ConfigError: a zoom below 1, or so large that a picture has thousands of windows.
+    Raises `ConfigError` for a zoom below 1, or so large that a picture has thousands of windows.
     """
 
     whole: Preprocessing
@@ -47,9 +45,8 @@ class Windows:
     def __post_init__(self) -> None:
         most = min(1 + (math.isqrt(MOST) - 1) * (1 - OVERLAP), MOST_SIDE / max(self.whole.size))
         if not 1 <= self.zoom <= most:
-            raise ConfigError(
-                f"zoom is {self.zoom:g}", f"give a number from 1, which shows whole pictures, to {most:g}"
-            )
+            remedy = f"give a number from 1, which shows whole pictures, to {most:g}"
+            raise ConfigError(f"zoom is {self.zoom:g}", remedy)
         if self.whole.resize == "none":
             what = f"zoom is {self.zoom:g}, and the preprocessing of the model does not scale pictures"
             raise ConfigError(what, "leave zoom out, or give --resize fit")
@@ -81,17 +78,11 @@ class Windows:
     def normalise(self, images: Tensor) -> Tensor:
         return self.whole.normalise(images)
 
-    def decode(
-        self, content: bytes, *, max_pixels: int = PIXELS, at_least: tuple[int, int] | None = None
-    ) -> Image.Image | np.ndarray:
-        return self.whole.decode(content, max_pixels=max_pixels, at_least=at_least)
+    def decode(self, content: bytes, **how: Any) -> Image.Image | np.ndarray:
+        return self.whole.decode(content, **how)
 
     def picture(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """The inputs before normalisation, (V, C, h, w), the whole picture first.
-
-        Args:
-            image: what `Preprocessing.picture` takes; a Pillow image must be upright.
-        """
+        """The inputs before normalisation, (V, C, h, w), the whole picture first; a Pillow image must be upright."""
         large, (height, width) = self.enlarged.picture(image), self.size
         corners = self._place(*size_of(image))
         parts = (large[:, top : top + height, left : left + width] for top, left in corners)

@@ -1,7 +1,6 @@
 """The geometric transforms of a batch (crop, flip, geometric operations), to apply them to targets such as points.
 
-B images, H and W of the upright picture, h and w of the model's input. Points are (x, y) in pixels from the upper left corner,
-so that a pixel's centre is at one half.
+B images, h and w of the model's input. Points are (x, y) in pixels from the upper left corner: a pixel's centre is at one half.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ class Frames:
     """The regions of the pictures that a batch shows before augmentation.
 
     Args:
-        crops: (B, 4) left, top, right, bottom of the region in pixels of the picture, which it may exceed. NaN for images of
-            a user's transform.
-        pictures: (B, 2) height and width of each picture; NaN for images of a user's transform.
+        crops: (B, 4) left, top, right, bottom of the region in pixels of the picture, which it may exceed.
+        pictures: (B, 2) height and width of each picture. Both are NaN for images of a user's transform.
     """
 
     crops: NDArray[np.float64]
