@@ -69,19 +69,10 @@ def convert(
     from vitrail.weights.adapt import read_classes
 
     weights = options.read_weights(given, size)
-    return write_layout(
-        source,
-        destination,
-        to,
-        force=force,
-        classes_file=weights["classes"],
-        preprocessing=weights["preprocessing"],
-        image_size=weights["size"],
-        grid=weights["grid"],
-        in_channels=channels,
-        classes=read_classes(Path(head)) if isinstance(head, str | Path) else head,
-        log=log,
-    )
+    read_as = {"preprocessing": weights["preprocessing"], "image_size": weights["size"], "grid": weights["grid"]}
+    names = read_classes(Path(head)) if isinstance(head, str | Path) else head
+    changes = {"classes_file": weights["classes"], "in_channels": channels, "classes": names}
+    return write_layout(source, destination, to, force=force, log=log, **read_as, **changes)
 
 
 def run(source: str, destination: str, /, *, json: options.AsJson = False, **given: Any) -> int:
@@ -124,38 +115,24 @@ def print_converted(converted: Converted, *, json: bool) -> None:
 def _print_difference(difference: Difference, first: str, second: str, *, json: bool) -> None:
     from vitrail.verbs.printing import columns, one_line
 
-    counts = {
-        "equal": difference.equal,
-        "differing": len(difference.differing),
-        "shapes": len(difference.shapes),
-        "only_first": len(difference.only_first),
-        "only_second": len(difference.only_second),
-        "facts": len(difference.facts),
-    }
     if json:
-        worst = {"largest": max((tensor.relative for tensor in difference.differing), default=0.0)}
-        print(one_line({"same": difference.is_none, **counts, **worst}))
+        kinds = ("differing", "shapes", "only_first", "only_second", "facts")
+        counts = {"equal": difference.equal, **{kind: len(getattr(difference, kind)) for kind in kinds}}
+        worst = max((tensor.relative for tensor in difference.differing), default=0.0)
+        print(one_line({"same": difference.is_none, **counts, "largest": worst}))
         return
-    print(
-        columns([("tensors equal bit for bit", difference.equal), ("tensors that differ", len(difference.differing))])
-    )
-    shown = [
-        (tensor.name, f"{tensor.absolute:.3g}", f"{tensor.relative:.3g}") for tensor in difference.differing[:MOST_ROWS]
-    ]
-    more = len(difference.differing) - len(shown)
-    if shown:
-        print(
-            columns(shown, ("tensor", "largest difference", "of the largest")) + (f"\nand {more} more" if more else "")
-        )
+    differing = difference.differing
+    print(columns([("tensors equal bit for bit", difference.equal), ("tensors that differ", len(differing))]))
+    if shown := [(each.name, f"{each.absolute:.3g}", f"{each.relative:.3g}") for each in differing[:MOST_ROWS]]:
+        print(columns(shown, ("tensor", "largest difference", "of the largest")))
+    if len(differing) > MOST_ROWS:
+        print(f"and {len(differing) - MOST_ROWS} more")
     rows = [(name, *kinds) for name, kinds in difference.shapes.items()]
-    rows += [(name, "there", "-") for name in difference.only_first] + [
-        (name, "-", "there") for name in difference.only_second
+    rows += [(name, "there", "-") for name in difference.only_first]
+    rows += [(name, "-", "there") for name in difference.only_second]
+    rows += [
+        (name, *(text if len(text) <= 60 else f"{text[:57]}..." for text in map(str, values)))
+        for name, values in difference.facts.items()
     ]
-    rows += [(name, *(_shorten(value) for value in values)) for name, values in difference.facts.items()]
     if rows:
         print(columns(rows, ("", first, second)))
-
-
-def _shorten(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

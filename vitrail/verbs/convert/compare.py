@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from vitrail.weights.resolve import ResolvedModel, resolve_model
 from vitrail.weights.tensors import read_tensors, shape_of
 
 SMALLEST = 1e-30  # stands for the largest number where all are 0
-ABSENT = "-"
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,15 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """The differences between two checkpoints.
+    """The differences between two checkpoints."""
 
-    Args:
-        as_models: both could be read as models, so that tensors go by our names and facts are known.
-        equal: tensors that are equal bit for bit.
-        differing: tensors of one shape that are not, the most different first.
-        shapes: tensors of two shapes, or of two types, by name.
-        only_first, only_second: names that the other does not have.
-        facts: config, preprocessing, classes and the like where they differ.
-    """
-
-    as_models: bool
-    equal: int
-    differing: tuple[TensorDifference, ...]
-    shapes: Mapping[str, tuple[str, str]]
-    only_first: tuple[str, ...]
+    as_models: bool  # both could be read as models, so that tensors go by our names and facts are known
+    equal: int  # tensors that are equal bit for bit
+    differing: tuple[TensorDifference, ...]  # tensors of one shape that are not, the most different first
+    shapes: Mapping[str, tuple[str, str]]  # tensors of two shapes, or of two types, by name
+    only_first: tuple[str, ...]  # names that the other does not have
     only_second: tuple[str, ...]
-    facts: Mapping[str, tuple[Any, Any]]
+    facts: Mapping[str, tuple[Any, Any]]  # config, preprocessing, classes and the like where they differ
 
     @property
     def is_none(self) -> bool:
@@ -62,40 +53,27 @@ class Difference:
 def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: None) -> Difference:
     """Compares two models that `vitrail.load` takes: as models if both can be read as such, else by the names in the files.
 
-    Args:
-        log: takes each line on what the weights do not say and was assumed.
-
-    Raises:
-        ConfigError: no model of that name exists.
-        CheckpointError: a file that cannot be read.
+    Raises `ConfigError` where no model of that name exists, and `CheckpointError` for a file that cannot be read.
     """
     places = (resolve_model(first), resolve_model(second))
     try:
         models = [read_model(place, log, has_names=True).model for place in places]
-        (one, other), facts = (
-            (model.backbone.state_dict() for model in models),
-            [flatten_description(describe(model)) for model in models],
-        )
+        one, other = (model.backbone.state_dict() for model in models)
+        facts = [flatten_description(describe(model)) for model in models]
     except CheckpointError as error:
         log(f"raw      compared by the names in the files, not as models: {error.what}")
-        (one, other), facts = (_read_raw_tensors(place, log) for place in places), [{}, {}]
+        one, other = (_read_raw_tensors(place, log) for place in places)
+        facts = [{}, {}]
     shared = [name for name in one if name in other]
     alike = [name for name in shared if one[name].shape == other[name].shape and one[name].dtype == other[name].dtype]
     differing = [
         _compare_tensors(name, one[name], other[name]) for name in alike if not equal_bits(one[name], other[name])
     ]
-    described = {
-        name: (facts[0].get(name, ABSENT), facts[1].get(name, ABSENT)) for name in dict.fromkeys([*facts[0], *facts[1]])
-    }
+    described = {name: tuple(each.get(name, "-") for each in facts) for name in facts[0] | facts[1]}
     return Difference(
         as_models=bool(facts[0]),
         equal=len(alike) - len(differing),
-        differing=tuple(
-            sorted(
-                differing,
-                key=lambda item: (item.relative == item.relative, -item.relative, item.name),
-            )
-        ),
+        differing=tuple(sorted(differing, key=lambda item: (not isnan(item.relative), -item.relative, item.name))),
         shapes={name: (_format_shape(one[name]), _format_shape(other[name])) for name in shared if name not in alike},
         only_first=tuple(name for name in one if name not in other),
         only_second=tuple(name for name in other if name not in one),

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from vitrail.errors import CheckpointError, ConfigError, nearest
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, move_files, replace_folder, stage_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
 from vitrail.runtime.progress import Say, say_nothing
@@ -37,39 +36,26 @@ ROUNDINGS = {
     "preprocessing.rounding",
     "preprocessing.crop_rounding",
 }  # of halves: they move a picture by a pixel at most
+RESIZES = {"config.position_resize", "config.bias_resize"}  # how tables follow another size changes nothing at this one
 NOT_ANSWERS = INITIALISATION_FIELDS | TRAINING_FIELDS  # fields of a config that leave the outputs as they are
 
 
 @dataclass(frozen=True)
 class Converted:
-    """The written model, and how it was verified.
-
-    Args:
-        path: where it lies.
-        source, layout: the layouts from which and into which.
-        model: its architecture and size in words.
-        tensors, parameters: how many.
-        unused: names of the tensors in the source that the model has no use for.
-        difference: between outputs of source and copy, the largest of all, as a share of the largest output.
-        unsaid: numerics and steps of preprocessing that the layout cannot express.
-        notes: further facts that it cannot express, which change no output at the model's own size.
-        sha256: hash of the source, if it is foreign and so has no checksum of its own; see `weights.resolve.hash_model`.
-        alone: the same difference where the copy is read without what vitrail wrote beside it; None where that is
-            impossible, or where there is nothing beside it.
-    """
+    """The written model, and how it was verified."""
 
     path: Path
-    source: str
+    source: str  # the layouts from which and into which
     layout: str
-    model: str
+    model: str  # its architecture and size in words
     tensors: int
     parameters: int
-    unused: tuple[str, ...]
-    difference: float
-    unsaid: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    alone: float | None = None
-    sha256: str | None = None
+    unused: tuple[str, ...]  # names of the tensors in the source that the model has no use for
+    difference: float  # between outputs of source and copy, the largest of all, as a share of the largest output
+    unsaid: tuple[str, ...] = ()  # numerics and steps of preprocessing that the layout cannot express
+    notes: tuple[str, ...] = ()  # further facts that it cannot express, which change no output at the model's own size
+    alone: float | None = None  # the difference without what vitrail wrote beside it; None where it cannot be read then
+    sha256: str | None = None  # of the source, if it is foreign and so has no checksum of its own
 
 
 def write_layout(
@@ -81,15 +67,13 @@ def write_layout(
     classes_file: str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     grid: tuple[int, int] | None = None,
-    log: Say = lambda line: None,
+    log: Say = say_nothing,
     **changes: Any,
 ) -> Converted:
     """Writes the model ``source`` in the layout ``to``; the copy is verified before it is put in place.
 
     Of a detector or segmenter other layouts than vitrail's get the backbone.
     """
-    if to not in ENCODERS:
-        raise ConfigError(f"there is no layout {to!r}", nearest(to, ENCODERS))
     resolved, path = resolve_model(source), Path(destination).expanduser()
     if resolved.layout == "onnx file":
         what = f"{resolved.path} is an exported graph, whose weights are folded into it"
@@ -161,8 +145,7 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
 def _prove(model: Task, copy: ResolvedModel) -> float:
     """Returns the difference of outputs between ``model`` and its copy, which is zero or very small.
 
-    Raises:
-        CheckpointError: a tensor, a fact or an output of the copy is another one; says which, and by how much.
+    Raises `CheckpointError` if a tensor, a fact or an output of the copy is another one.
     """
     again = read_model(copy, say_nothing).model
     facts, copied = _collect_facts(model), _collect_facts(again)
@@ -174,19 +157,16 @@ def _prove(model: Task, copy: ResolvedModel) -> float:
     else:
         wrong, difference = sorted(tensors.keys() ^ same.keys()), float("nan")
     if wrong or not difference <= TOLERANCE:
-        what = (
-            f"the copy is not the source: outputs differ by {difference:.2g} of the largest, {TOLERANCE:g} is allowed"
-        )
+        off = f"outputs differ by {difference:.2g} of the largest, {TOLERANCE:g} is allowed"
         shown = f"{len(wrong)} of its parts differ: {', '.join(wrong[:5])}" if wrong else ""
-        raise CheckpointError(what, FAULT, value=shown)
+        raise CheckpointError(f"the copy is not the source: {off}", FAULT, value=shown)
     return difference
 
 
 def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
     """Returns what is lost where the copy is read without vitrail's description: numerics, other facts, output difference.
 
-    Raises:
-        CheckpointError: its outputs are off though nothing is missing.
+    Raises `CheckpointError` if its outputs are off though nothing is missing.
     """
     try:
         alone = read_model(copy, say_nothing, use_sidecar=False).model
@@ -201,21 +181,16 @@ def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tupl
     difference = compare_outputs(model, alone)
     heavy = {name for name in missed if name.startswith("preprocessing.")} - ROUNDINGS
     if difference > TOLERANCE:
-        # which of them it is that changes outputs is not known; how tables follow another size never does at this one
-        heavy |= {name for name in missed if name.startswith("config.")} - {
-            "config.position_resize",
-            "config.bias_resize",
-        }
+        # which of them it is that changes outputs is not known
+        heavy |= {name for name in missed if name.startswith("config.")} - RESIZES
     words = {
         name: f"{name.rpartition('.')[2]} {facts[name]}, read as {facts_alone.get(name)}" for name in sorted(missed)
     }
     words |= {"classes": "the names of the classes"} if "classes" in missed else {}
     unsaid = tuple(words[name] for name in words if name in heavy)
     if not difference <= TOLERANCE and not unsaid:
-        what = (
-            f"the layout says all of the model, and yet outputs read from it differ by {difference:.2g} of the largest"
-        )
-        raise CheckpointError(what, FAULT)
+        off = f"outputs read from it differ by {difference:.2g} of the largest"
+        raise CheckpointError(f"the layout says all of the model, and yet {off}", FAULT)
     return unsaid, tuple(words[name] for name in words if name not in heavy), difference
 
 
@@ -229,25 +204,20 @@ def _collect_facts(model: Task) -> dict[str, Any]:
 def compare_outputs(one: Task, other: Task) -> float:
     """The largest difference between the outputs for random images at the size of ``one``, as a share of the largest output.
 
-    Outputs are the logits and, since those of a new head are all zero, the features that the head reads.
+    Outputs are the logits (B, K) and, since those of a new head are all zero, the features that the head reads (B, F).
 
-    Raises:
-        CheckpointError: those of ``one`` are not finite.
+    Raises `CheckpointError` if those of ``one`` are not finite.
     """
     size, worst = (IMAGES, one.config.in_channels, *one.config.image_size), 0.0
     for seed in range(DRAWS):
         images = torch.randn(size, generator=torch.Generator().manual_seed(seed))  # (B, C, H, W)
-        for expected, actual in zip(_compute_outputs(one, images), _compute_outputs(other, images)):
+        outputs = ((model(images), model.backbone.pool(model.forward_features(images))) for model in (one, other))
+        for expected, actual in zip(*outputs):
             if not expected.isfinite().all():
                 raise CheckpointError("the outputs of the model are not finite", "convert a model that works")
             share = float((expected - actual).abs().max() / expected.abs().max().clamp(min=SMALLEST))
             worst = share if share > worst or share != share else worst
     return worst
-
-
-def _compute_outputs(model: Task, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (B, K) and what the head reads (B, F)."""
-    return model(images), model.backbone.pool(model.forward_features(images))
 
 
 def _describe_model(model: Task) -> str:

@@ -80,17 +80,8 @@ def export(
     limits = Tolerances(exact=not (int8 or pictures), tolerance=tolerance)
     if images is not None and images < 1:
         raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
-    return write_export(
-        model,
-        path,
-        kind,
-        limits,
-        check=check,
-        images=images,
-        force=force,
-        inference=reading,
-        log=log,
-    )
+    how = {"check": check, "images": images, "force": force, "inference": reading, "log": log}
+    return write_export(model, path, kind, limits, **how)
 
 
 def run(model: str, /, *, json: options.AsJson = False, **given: Any) -> None:
@@ -106,17 +97,14 @@ def run(model: str, /, *, json: options.AsJson = False, **given: Any) -> None:
 
 
 def _print_exported(exported: Exported, *, json: bool) -> None:
+    from dataclasses import asdict
+
     from vitrail.verbs.printing import columns, one_line
 
     figures = exported.figures
     if json:
-        kind = {
-            "path": str(exported.path),
-            "to": exported.options.to,
-            "int8": exported.options.int8,
-            "pictures": exported.options.pictures,
-        }
-        print(one_line({**kind, "dynamic": exported.dynamic, "bytes": exported.bytes, **figures}))
+        whole = {"path": str(exported.path), **asdict(exported.options), "dynamic": exported.dynamic}
+        print(one_line({**whole, "bytes": exported.bytes, **figures}))
         return
     kind = "real" if figures["real_images"] else "generated"
     rows = [
@@ -125,12 +113,8 @@ def _print_exported(exported: Exported, *, json: bool) -> None:
         ("agreement", f"{100 * figures['agreement']:.2f} %"),
     ]
     if metric := figures.get("metric"):
-        rows.append(
-            (
-                metric,
-                f"{100 * figures[f'{metric}_before']:.2f} % before, {100 * figures[f'{metric}_after']:.2f} % after",
-            )
-        )
+        before, after = (100 * figures[f"{metric}_{when}"] for when in ("before", "after"))
+        rows.append((metric, f"{before:.2f} % before, {after:.2f} % after"))
     for name in (key.removeprefix("ms_before_") for key in figures if key.startswith("ms_before_")):
         before, after = figures[f"ms_before_{name}"], figures[f"ms_after_{name}"]
         rows.append((name.replace("_", " "), f"{before:.2f} ms an image before, {after:.2f} ms after"))

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from vitrail.data.augment.placement import Frames
 from vitrail.data.loader import Bad
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.source import Source
-from vitrail.errors import CheckpointError, ConfigError, DataError, nearest
+from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.exports.comparison import (
     BATCHES,
     Answers,
@@ -42,7 +42,7 @@ from vitrail.inference.inputs import find_inputs, open_split
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.runtime.machine import versions
-from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.runtime.progress import ProgressBar, Say, say_nothing
 from vitrail.tasks.metric import Targets
 from vitrail.tasks.pictures import to_pixels
 from vitrail.tasks.task import Task
@@ -52,7 +52,6 @@ from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session, seal_on
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import REMOTE, resolve_model
 
-To = Literal["onnx", "program", "huggingface", "timm", "google"]
 SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights
 LAYOUTS = {"huggingface": "-huggingface", "timm": "-timm", "google": ".npz"}  # and how a name ends that is made up here
 ROOM = 2.5  # bytes on the disk while an export is made, as a multiple of the weights'
@@ -62,53 +61,40 @@ IMAGES, GENERATED = 300, 64  # that are compared by default
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """The kind of file that is written.
+    """The kind of file: ``onnx``, ``program`` (a .pt2 of torch.export), or a layout of weights as `convert` writes it.
 
-    Args:
-        to: ``onnx``, ``program`` (a .pt2 of torch.export), or a layout of weights as `convert` writes it.
-        int8: 8-bit weights (`vitrail.exports.quantise`).
-        pictures: the graph takes pictures of any size, uint8 (B, C, H, W), and prepares them itself.
-
-    Raises:
-        ConfigError: an option that this kind of file does not have.
+    With ``int8`` its weights have 8 bits (`vitrail.exports.quantise`); with ``pictures`` the graph takes pictures of any size,
+    uint8 (B, C, H, W), and prepares them itself. Raises `ConfigError` where the file cannot have these.
     """
 
-    to: To = "onnx"
+    to: str = "onnx"
     int8: bool = False
     pictures: bool = False
 
     def __post_init__(self) -> None:
-        if self.to not in (*SUFFIXES, *LAYOUTS):
-            raise ConfigError(f"there is no export to {self.to!r}", nearest(self.to, (*SUFFIXES, *LAYOUTS)))
         for flag in ("int8", "pictures"):
             if getattr(self, flag) and self.to != "onnx":
-                raise ConfigError(
-                    f"--{flag} is for ONNX, and not for {self.to}", f"leave --{flag} out, or use --to onnx"
-                )
+                what = f"--{flag} is for ONNX, and not for {self.to}"
+                raise ConfigError(what, f"leave --{flag} out, or use --to onnx")
 
     def default_path(self, model: str | Path | Task) -> Path:
-        """In the working folder, by the name of the model."""
+        """Returns a path in the working folder, by the name of the model."""
         if isinstance(model, Task):
             raise ConfigError("a model in memory has no name", "give out, a path")
-        ending = SUFFIXES.get(self.to) or LAYOUTS[self.to]
-        marks = ("-pictures" if self.pictures else "") + ("-int8" if self.int8 else "")
         if str(model).startswith(REMOTE):
-            return Path(str(model).rpartition("/")[2].partition("@")[0] + marks + ending)
-        path = resolve_model(model).path.resolve()
-        name = path.parent.name if path.name == "model" else path.stem if path.is_file() else path.name
-        return Path(name + marks + ending)
+            name = str(model).rpartition("/")[2].partition("@")[0]
+        else:
+            path = resolve_model(model).path.resolve()
+            name = path.parent.name if path.name == "model" else path.stem if path.is_file() else path.name
+        marks = "-pictures" * self.pictures + "-int8" * self.int8
+        return Path(name + marks + (SUFFIXES | LAYOUTS)[self.to])
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The written file.
+    """The written file, or two where one cannot hold the weights; ``dynamic``: it takes images of any size.
 
-    Args:
-        path: where it lies.
-        options: what it is.
-        dynamic: it takes images of any size.
-        bytes: of the file, or of both where one cannot hold the weights.
-        figures: of the proof, flat; they stand in the file too, as JSON under "parity".
+    ``figures`` are those of the proof, flat; they stand in the file too, as JSON under "parity".
     """
 
     path: Path
@@ -139,40 +125,29 @@ def write_export(
     # before minutes are spent on a graph that could not be compared
     source = None if check is None else open_source(task, check, images or IMAGES, log)
     count = images or GENERATED if source is None else len(source)
-    weights = sum(tensor.nbytes for tensor in task.backbone.state_dict().values())
-    with disk_errors(path, needed=int(ROOM * weights)):
+    needed = int(ROOM * sum(tensor.nbytes for tensor in task.backbone.state_dict().values()))
+    with disk_errors(path, needed=needed):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if free_bytes(path) < ROOM * weights:
+        if free_bytes(path) < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with stage_folder(path, {}) as aside:
             log(f"writing  {options.to}{', int8' if options.int8 else ''}")
-            return _write_and_verify(task, aside / path.name, path, options, limits, (source, count, inference))
-
-
-def _write_and_verify(
-    model: Task,
-    made: Path,
-    path: Path,
-    options: ExportOptions,
-    limits: Tolerances,
-    comparison: tuple[Source | None, int, InferenceOptions],
-) -> Exported:
-    """Writes the file ``made``, compares it, adds the figures, and puts it in its place."""
-    dynamic, graph = _write_graph(model, made, options)
-    figures = Proof(task=model, graph=graph, pictures=options.pictures, dynamic=dynamic).figures(*comparison)
-    limits.check(figures, higher_is_better=model.metric().higher_is_better)
-    precision = "int8" if options.int8 else "fp32"
-    facts = {"precision": precision, "dynamic": dynamic, **round_figures(figures), "torch": versions()["torch"]}
-    _add_figures(made, options, json.dumps(facts))
-    files = list(made.parent.iterdir())  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
-    size = sum(part.stat().st_size for part in files)
-    write_sums(made, files)
-    for part in files:
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-    sync_folder(made.parent)
-    move_files(path, made.parent)
-    return Exported(path, options, dynamic, size, figures)
+            made = aside / path.name
+            dynamic, graph = _write_graph(task, made, options)
+            proof = Proof(task=task, graph=graph, pictures=options.pictures, dynamic=dynamic)
+            figures = proof.figures(source, count, inference)
+            limits.check(figures, higher_is_better=task.metric().higher_is_better)
+            facts = {"precision": "int8" if options.int8 else "fp32", "dynamic": dynamic, **round_figures(figures)}
+            _add_figures(made, options, json.dumps({**facts, "torch": versions()["torch"]}))
+            files = list(aside.iterdir())  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
+            size = sum(part.stat().st_size for part in files)
+            write_sums(made, files)
+            for part in files:
+                with open(part, "rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(aside)
+            move_files(path, aside)
+            return Exported(path, options, dynamic, size, figures)
 
 
 def _write_graph(model: Task, made: Path, options: ExportOptions) -> tuple[bool, Verb]:
@@ -190,7 +165,7 @@ def _write_graph(model: Task, made: Path, options: ExportOptions) -> tuple[bool,
         dynamic = to_onnx(model, made, metadata=metadata, **whole)
     if options.pictures:
         return dynamic, _make_verb(open_session(made))
-    return dynamic, _make_verb(read_model(resolve_model(made), lambda line: None).model.backbone.session)
+    return dynamic, _make_verb(read_model(resolve_model(made), say_nothing).model.backbone.session)
 
 
 def _make_verb(session: Any) -> Verb:
@@ -198,9 +173,8 @@ def _make_verb(session: Any) -> Verb:
     (graph_input,) = session.get_inputs()
 
     def answer(images: Tensor) -> dict[str, Tensor]:
-        return dict(
-            zip(names, map(torch.from_numpy, session.run(names, {graph_input.name: images.contiguous().numpy()})))
-        )
+        outputs = session.run(names, {graph_input.name: images.contiguous().numpy()})
+        return dict(zip(names, map(torch.from_numpy, outputs)))
 
     return answer
 
@@ -243,9 +217,6 @@ def _is_export(path: Path) -> bool:
         return False
 
 
-Truth = tuple[Targets, Frames]  # of a batch
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
     """How far a file may be off; ``tolerance`` stands for the one that holds.
@@ -266,17 +237,14 @@ class Tolerances:
         """Raises `CheckpointError` for what is beyond; of the metric in ``figures`` more or less is better."""
         metric = figures.get("metric")
         if self.exact:
-            off, most, of = figures["difference"], EXACT, "outputs differ by {} of the largest"
+            off, most, what = figures["difference"], EXACT, "outputs differ by {} of the largest"
         elif metric:
             lost = figures[f"{metric}_before"] - figures[f"{metric}_after"]
             lost, words = (lost, "lower") if higher_is_better else (-lost, "higher")
-            off, most, of = round(lost, 9), LOST, f"{metric} is {words} by {{}}"
+            off, most, what = round(lost, 9), LOST, f"{metric} is {words} by {{}}"
         else:
-            off, most, of = (
-                round(1 - figures["agreement"], 9),
-                OTHERWISE,
-                "predictions differ for a share of {} of the images",
-            )
+            off, most = round(1 - figures["agreement"], 9), OTHERWISE
+            what = "predictions differ for a share of {} of the images"
         most = most if self.tolerance is None else self.tolerance
         if off <= most:
             return
@@ -284,8 +252,8 @@ class Tolerances:
         if not self.exact and not metric:
             remedy += ", and labelled images of yours (--check DATA) say what it costs"
         listing = "\n".join(f"{name} {value}" for name, value in round_figures(figures).items())
-        what = f"what was exported is not the model: {of.format(f'{off:.3g}')}, {most:g} is allowed"
-        raise CheckpointError(what, remedy, value=listing)
+        what = what.format(f"{off:.3g}")
+        raise CheckpointError(f"what was exported is not the model: {what}, {most:g} is allowed", remedy, value=listing)
 
 
 def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
@@ -295,13 +263,9 @@ def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """A model and its export, which should give the same outputs.
+    """A model ``task`` and its export ``graph``, which should give the same outputs.
 
-    Args:
-        task: the model.
-        graph: what was written: inputs to answers.
-        pictures: its inputs are whole pictures (B, C, H, W) uint8, not normalised images.
-        dynamic: it takes images of any size.
+    With ``pictures`` its inputs are whole pictures (B, C, H, W) uint8, not normalised images; ``dynamic``: of any size.
     """
 
     task: Task
@@ -310,17 +274,11 @@ class Proof:
     dynamic: bool
 
     def figures(self, source: Source | None, count: int, options: InferenceOptions) -> dict[str, Any]:
-        """Returns the proof in figures, flat.
+        """Returns the proof in figures, flat, by the ``count`` images of ``source``, best labelled; None generates some.
 
-        Args:
-            source: images, best labelled; None generates some.
-            count: how many.
-
-        Raises:
-            CheckpointError: answers that are no finite numbers.
-            DataError: no image can be read.
+        Raises `CheckpointError` for answers that are no finite numbers, and `DataError` where no image can be read.
         """
-        truths: list[Truth] = []
+        truths: list[tuple[Targets, Frames]] = []  # of each batch
         judged = source is not None and source.labelled and bool(self.task.classes)
         metrics = [self.task.metric() for _ in range(2)] if judged else []
         seen, agreed, worst = 0, 0.0, 0.0
@@ -334,13 +292,10 @@ class Proof:
                 for metric, answers in zip(metrics, pair):
                     metric.update(self.task.read_graph(answers), truths[-1][0], [""] * batch, truths[-1][1])
         if not seen:
-            raise DataError(
-                "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
-            )
-        sizes = choose_sizes(self.task.config)
-        sizes = sizes if self.dynamic or self.pictures else sizes[:1]
-        pictures = generate_pictures(max(BATCHES), self.task.config.in_channels, self.task.config.image_size, seed=1)
-        shapes = compare(self.model, self.graph, map(self._to_input, scale_pictures(pictures, sizes)))
+            what = "no image could be read: the split is empty or all of it is bad"
+            raise DataError(what, "see `vitrail data check`")
+        sizes = choose_sizes(self.task.config)[: None if self.dynamic or self.pictures else 1]
+        shapes = compare(self.model, self.graph, map(self._to_input, scale_pictures(self._draw(seed=1), sizes)))
         compared = {}
         if metrics:
             before, after = (metric.compute() for metric in metrics)
@@ -358,18 +313,19 @@ class Proof:
         }
 
     def model(self, inputs: Tensor) -> Answers:
-        images = self.task.preprocess(inputs) if self.pictures else inputs
-        return self.task.graph(images)
+        return self.task.graph(self.task.preprocess(inputs) if self.pictures else inputs)
+
+    def _draw(self, count: int = max(BATCHES), *, seed: int = 0) -> Tensor:
+        return generate_pictures(count, self.task.config.in_channels, self.task.config.image_size, seed=seed)
 
     def _generate(self, count: int) -> Iterator[Tensor]:
-        channels, size = self.task.config.in_channels, self.task.config.image_size
         for first in range(0, count, max(BATCHES)):
-            yield self._to_input(generate_pictures(min(max(BATCHES), count - first), channels, size, seed=first))
+            yield self._to_input(self._draw(min(max(BATCHES), count - first), seed=first))
 
     def _to_input(self, pictures: Tensor) -> Tensor:
         return pictures if self.pictures else self.task.preprocessing.normalise(pictures)
 
-    def _read_inputs(self, source: Source, truths: list[Truth], options: InferenceOptions) -> Iterator[Tensor]:
+    def _read_inputs(self, source: Source, truths: list[Any], options: InferenceOptions) -> Iterator[Tensor]:
         """Yields the good images of ``source``; notes their targets, and what they show of their pictures."""
         bad = options.record_bad(source)
         if self.pictures:
@@ -384,17 +340,15 @@ class Proof:
         """Milliseconds an image, of one alone and of the largest batch."""
         times = {}
         for count in (1, max(BATCHES)):
-            pictures = generate_pictures(count, self.task.config.in_channels, self.task.config.image_size)
-            before, after = measure_speeds(self.model, self.graph, self._to_input(pictures))
+            before, after = measure_speeds(self.model, self.graph, self._to_input(self._draw(count)))
             times |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
         return {**times, "threads": torch.get_num_threads()}
 
 
 def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
-    """At most ``most`` of the evaluation images, spread evenly; without labels where the labels are not the model's.
+    """Returns at most ``most`` evaluation images, spread evenly; without labels where the labels are not the model's.
 
-    Raises:
-        DataError: data that cannot be used.
+    Raises `DataError`.
     """
     try:
         _, source = open_split(task, data, None, say, labelled=False)
@@ -410,7 +364,7 @@ def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
     return source.subset(choose_evenly(len(source), most))
 
 
-def _read_pictures(source: Source, truths: list[Truth], task: Task, bad: Bad) -> Iterator[Tensor]:
+def _read_pictures(source: Source, truths: list[Any], task: Task, bad: Bad) -> Iterator[Tensor]:
     """Pictures as they lie there, decoded: (1, C, H, W) uint8."""
     channels = task.config.in_channels
     for row in range(len(source)):
