@@ -58,7 +58,7 @@ KNOWN = {
         training/step.py:_raise_diverged verbs/data/__init__.py:check_data verbs/data/drawings.py:draw_split
         studies/report.py:report_study
         verbs/evaluate.py:_write_report verbs/explain/pictures.py:_explain_each verbs/explain/pictures.py:_write
-        verbs/explain/scores.py:_write_localisation verbs/inspect/measurements.py:inspect_model
+        verbs/explain/scores.py:measure_localisation verbs/inspect/measurements.py:inspect_model
         verbs/inspect/cost.py:compare_costs
         verbs/inspect/measurements.py:inspect_pair inference/outputs.py:prepare_drawing verbs/predict.py:write_answers
         verbs/predict.py:write_rows studies/worker.py:start""",

@@ -228,7 +228,7 @@ def test_damaged_sizes_of_records_are_named(folder) -> None:
     assert "warning  records.json is damaged" in (folder / "log.txt").read_text()
 
 
-@each_row("reads", ["digest_file", "tensors_from_bytes"])
+@each_row("reads", ["hash_file", "tensors_from_bytes"])
 def test_a_checkpoint_that_the_disk_does_not_give_is_passed_over(reads, trained, longer, tmp_path, monkeypatch) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
     newest = list_checkpoints(folder / "checkpoints")[-1]

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from vitrail.config.parse import build, overlay, plain
 from vitrail.config.schema import (
@@ -75,11 +75,9 @@ OF_TASK = {"segmentation": "segment", "detection": "detect"}
 DENSE_OPTIM = OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75, clip=1.0, ema=0.999)
 
 # of the ViT paper
-Decay = Literal["linear", "cosine"]
 BATCH, WARMUP = 4096, 10_000  # of all pre-training
 JFT, IMAGENET_21K, IMAGENET = 303e6, 14.2e6, 1_281_167  # images
-GAP = {"pool": "gap", "prefix": []}
-RATES = "0.001, 0.003, 0.01, 0.03"
+RATES, IMAGENET_RATES = "0.001, 0.003, 0.01, 0.03", "0.003, 0.01, 0.03, 0.06"
 
 # of pre-training without labels
 # a mean over patches serves nearest neighbours and fine-tuning where a class token, which no such loss reads, does not
@@ -92,50 +90,12 @@ def _updates(epochs: float, images: float) -> int:
     return round(epochs * images / BATCH)
 
 
-def _pretrain_by_paper(
-    name: str, dropout: float, optim: OptimSettings, epochs: float, images: float, kind: Decay
-) -> Run:
-    return Run(
-        recipe=name,
-        model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": dropout, "pre_logits": True}),
-        data=DataSettings(batch=BATCH),
-        optim=optim,
-        schedule=ScheduleSettings(
-            epochs=epochs,
-            warmup_steps=WARMUP,
-            recipe_steps=_updates(epochs, images),
-            kind=kind,
-            end=1e-5 if kind == "linear" else 0.0,
-        ),
-        augment=POLICIES["inception"],
-    )
-
-
-def _jft_row(
-    model: str,
-    lr: float,
-    epochs: float = 7,
-    *,
-    also: float | None = None,
-    changes: Mapping[str, Any] = {},
-    why: str = "",
-) -> Row:
+def _jft_row(model: str, lr: float, epochs: float = 7, *, also: float | None = None) -> Row:
     """Returns the row of ``model``; ``also`` is the other length that the table gives."""
-    steps = _updates(min(epochs, also or epochs), JFT)
+    schedule = {"epochs": epochs, "recipe_steps": _updates(min(epochs, also or epochs), JFT)}
     return Row(
-        settings={
-            "model": {"name": model, "changes": changes},
-            "optim": {"lr": lr},
-            "schedule": {"epochs": epochs, "recipe_steps": steps},
-        },
-        expect=why or (f"{epochs:g} epochs of JFT" + (f"; the table has {also:g}, too (--epochs)" if also else "")),
-    )
-
-
-def _imagenet_21k_row(model: str) -> Row:
-    return Row(
-        settings={"model": {"name": model}, "schedule": {"recipe_steps": _updates(30, IMAGENET_21K)}},
-        expect="90 epochs of ImageNet-21k; the table has 30, too (--epochs)",
+        settings={"model": {"name": model}, "optim": {"lr": lr}, "schedule": schedule},
+        expect=f"{epochs:g} epochs of JFT" + (f"; the table has {also:g}, too (--epochs)" if also else ""),
     )
 
 
@@ -170,29 +130,6 @@ def _pretrain_small(
         augment=augment,
     )
     return Recipe(run=run, source=source, expect=expect)
-
-
-def _pretrain_unlabelled(
-    recipe: str,
-    objective: Unlabelled,
-    optim: OptimSettings,
-    augment: Augment,
-    *,
-    epochs: float,
-    warmup: float,
-    batch: int = 4096,
-    end: float = 0.0,
-    model: ModelSettings = ModelSettings(name="vit-b16", size=(224, 224)),
-) -> Run:
-    return Run(
-        recipe=recipe,
-        model=model,
-        data=DataSettings(batch=batch, validation=0.01),
-        objective=ObjectiveSettings(name=objective),
-        optim=optim,
-        schedule=ScheduleSettings(epochs=epochs, warmup=warmup, kind="cosine", end=end),
-        augment=augment,
-    )
 
 
 _RECIPES = (
@@ -316,8 +253,15 @@ _RECIPES = (
     Recipe(
         source="Dosovitskiy et al. 2021, table 3, JFT rows",
         expect="JFT-300M is not public: the rates and the decay for data of this size",
-        run=_pretrain_by_paper(
-            "paper-jft", 0.0, OptimSettings(name="adamw", lr=8e-4, weight_decay=0.1, clip=None), 7, JFT, "linear"
+        run=Run(
+            recipe="paper-jft",
+            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.0, "pre_logits": True}),
+            data=DataSettings(batch=BATCH),
+            optim=OptimSettings(name="adamw", lr=8e-4, weight_decay=0.1, clip=None),
+            schedule=ScheduleSettings(
+                epochs=7, warmup_steps=WARMUP, recipe_steps=_updates(7, JFT), kind="linear", end=1e-5
+            ),
+            augment=POLICIES["inception"],
         ),
         rows={
             "vit-b16": _jft_row("vit-b16", 8e-4),
@@ -335,37 +279,45 @@ _RECIPES = (
             "bit-r152x1": _jft_row("bit-r152x1", 6e-4),
             "bit-r152x2": _jft_row("bit-r152x2", 6e-4),
             # the model of figure 9 is not stated beside its rates; 8e-4 with a class token is the rate of the B models
-            "vit-b16-gap": _jft_row(
-                "vit-b16",
-                3e-4,
-                changes=GAP,
-                why="appendix D.3: the mean of the patches needs 3e-4 to equal the class token at 8e-4",
+            "vit-b16-gap": Row(
+                settings={"model": {"changes": {"pool": "gap", "prefix": []}}, "optim": {"lr": 3e-4}},
+                expect="appendix D.3: the mean of the patches needs 3e-4 to equal the class token at 8e-4",
             ),
         },
     ),
     Recipe(
         source="Dosovitskiy et al. 2021, table 3, ImageNet-21k rows",
         expect="ViT-B/16: 83.97 % top-1 on ImageNet after fine-tuning at 384 (table 5)",
-        run=_pretrain_by_paper(
-            "paper-imagenet21k",
-            0.1,
-            OptimSettings(name="adamw", lr=1e-3, weight_decay=0.03, clip=None),
-            90,
-            IMAGENET_21K,
-            "linear",
+        run=Run(
+            recipe="paper-imagenet21k",
+            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "pre_logits": True}),
+            data=DataSettings(batch=BATCH),
+            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.03, clip=None),
+            schedule=ScheduleSettings(
+                epochs=90, warmup_steps=WARMUP, recipe_steps=_updates(90, IMAGENET_21K), kind="linear", end=1e-5
+            ),
+            augment=POLICIES["inception"],
         ),
-        rows={model: _imagenet_21k_row(model) for model in ("vit-l16", "vit-l32")},
+        rows={
+            model: Row(
+                settings={"model": {"name": model}, "schedule": {"recipe_steps": _updates(30, IMAGENET_21K)}},
+                expect="90 epochs of ImageNet-21k; the table has 30, too (--epochs)",
+            )
+            for model in ("vit-l16", "vit-l32")
+        },
     ),
     Recipe(
         source="Dosovitskiy et al. 2021, table 3, ImageNet row",
         expect="ViT-B/16 at 384 after fine-tuning: 77.91 % top-1 (table 5)",
-        run=_pretrain_by_paper(
-            "paper-imagenet",
-            0.1,
-            OptimSettings(name="adamw", lr=3e-3, weight_decay=0.3, clip=1.0),
-            300,
-            IMAGENET,
-            "cosine",
+        run=Run(
+            recipe="paper-imagenet",
+            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "pre_logits": True}),
+            data=DataSettings(batch=BATCH),
+            optim=OptimSettings(name="adamw", lr=3e-3, weight_decay=0.3, clip=1.0),
+            schedule=ScheduleSettings(
+                epochs=300, warmup_steps=WARMUP, recipe_steps=_updates(300, IMAGENET), kind="cosine"
+            ),
+            augment=POLICIES["inception"],
         ),
     ),
     Recipe(
@@ -380,13 +332,13 @@ _RECIPES = (
             augment=POLICIES["inception"],
         ),
         rows={
-            "imagenet": _finetuning_row("ImageNet", 20_000, 500, 0.01, rates="0.003, 0.01, 0.03, 0.06"),
+            "imagenet": _finetuning_row("ImageNet", 20_000, 500, 0.01, rates=IMAGENET_RATES),
             "imagenet-512": _finetuning_row(
                 "ImageNet as in table 2, for L/16 (H/14: --size 518)",
                 20_000,
                 500,
                 0.01,
-                rates="0.003, 0.01, 0.03, 0.06",
+                rates=IMAGENET_RATES,
                 more={"model": {"size": [512, 512]}, "optim": {"ema": 0.9999, "ema_ramp": 2.0}},
             ),
             "cifar": _finetuning_row("CIFAR-10 and CIFAR-100", 10_000, 500, 0.02),
@@ -460,44 +412,42 @@ _RECIPES = (
     Recipe(
         source="He et al. 2022, appendix A.1: 1.5e-4 a batch of 256, on ImageNet-1k",
         expect="ViT-B/16: 83.6 % top-1 on ImageNet-1k after 1600 epochs and fine-tuning",
-        run=_pretrain_unlabelled(
-            "paper-mae",
-            "mae",
-            OptimSettings(name="adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
-            POLICIES["mae"],
-            epochs=800,
-            warmup=40 / 800,
+        run=Run(
+            recipe="paper-mae",
             model=ModelSettings(name="vit-b16", size=(224, 224), changes={"positions": "sincos2d", "gelu": "exact"}),
+            data=DataSettings(batch=4096, validation=0.01),
+            objective=ObjectiveSettings(name="mae"),
+            optim=OptimSettings(name="adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
+            schedule=ScheduleSettings(epochs=800, warmup=40 / 800, kind="cosine"),
+            augment=POLICIES["mae"],
         ),
     ),
     Recipe(
         source="Bao et al. 2022, appendix; with a tokenizer of your own (--tokenizer) in place of DALL-E's",
         expect="BEiT-B/16: 83.2 % top-1 on ImageNet-1k after 800 epochs and fine-tuning, with DALL-E's",
-        run=_pretrain_unlabelled(
-            "paper-beit",
-            "beit",
-            OptimSettings(name="adamw", lr=1.5e-3, weight_decay=0.05, clip=3.0),
-            POLICIES["mae"],
-            epochs=800,
-            warmup=10 / 800,
-            batch=2048,
-            end=1e-5,
+        run=Run(
+            recipe="paper-beit",
             model=ModelSettings(
                 name="beit-b16", size=(224, 224), changes={"drop_path": 0.1, "relative_bias": "shared"}
             ),
+            data=DataSettings(batch=2048, validation=0.01),
+            objective=ObjectiveSettings(name="beit"),
+            optim=OptimSettings(name="adamw", lr=1.5e-3, weight_decay=0.05, clip=3.0),
+            schedule=ScheduleSettings(epochs=800, warmup=10 / 800, end=1e-5, kind="cosine"),
+            augment=POLICIES["mae"],
         ),
     ),
     Recipe(
         source="Chen, Xie and He 2021 (MoCo v3): 1.5e-4 a batch of 256, on ImageNet-1k",
         expect="ViT-B/16: 76.5 % top-1 on ImageNet-1k with a linear classifier after 300 epochs",
-        run=_pretrain_unlabelled(
-            "paper-moco",
-            "moco",
-            OptimSettings(name="adamw", lr=2.4e-3, weight_decay=0.1, clip=None),
-            POLICIES["moco"],
-            epochs=300,
-            warmup=40 / 300,
+        run=Run(
+            recipe="paper-moco",
             model=ModelSettings(name="vit-b16", size=(224, 224), changes={"positions": "sincos2d", "gelu": "exact"}),
+            data=DataSettings(batch=4096, validation=0.01),
+            objective=ObjectiveSettings(name="moco"),
+            optim=OptimSettings(name="adamw", lr=2.4e-3, weight_decay=0.1, clip=None),
+            schedule=ScheduleSettings(epochs=300, warmup=40 / 300, kind="cosine"),
+            augment=POLICIES["moco"],
         ),
     ),
 )

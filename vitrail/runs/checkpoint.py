@@ -8,6 +8,7 @@ named and passed over. Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -73,24 +74,21 @@ def save(
     final, aside = name_folders(folder, step, evaluated=evaluated)
     if is_whole(final):
         return final
-    files = {
-        f"{group}.safetensors": bytes_from_tensors(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
-        )
-        for group, named in tensors.items()
-    }
+    files = {}
+    for group, named in tensors.items():
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+        files[f"{group}.safetensors"] = bytes_from_tensors(whole)
     needed = sum(map(len, files.values()))
-    if needed > free_bytes(folder):
-        with disk_errors(final, needed=needed):
-            raise OSError(28, "No space left on device")
     try:
         with disk_errors(final, needed=needed):
+            if needed > free_bytes(folder):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             begin(aside)
             for count, (name, content) in enumerate(files.items()):
                 write_bytes(aside / name, content)
                 if count == 0:
                     fault_injection.hit("checkpoint.after_first_tensors")
-            publish(aside, final, state, {name: digest_content(content) for name, content in files.items()}, WHOLE)
+            publish(aside, final, state, {name: _digest(content) for name, content in files.items()}, WHOLE)
     except DiskError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -125,7 +123,7 @@ def publish(aside: Path, final: Path, state: dict[str, Any], files: Mapping[str,
     content = dump_json(state).encode()
     write_bytes(aside / "state.json", content)
     fault_injection.hit("checkpoint.after_state")
-    manifest = seal({"format_version": version, "files": {**files, "state.json": digest_content(content)}})
+    manifest = seal({"format_version": version, "files": {**files, "state.json": _digest(content)}})
     write_bytes(aside / "manifest.json", dump_json(manifest).encode())
     for each in (*filter(Path.is_dir, aside.iterdir()), aside):
         sync_folder(each)
@@ -149,13 +147,12 @@ def retire(newest: Path, keep: int) -> None:
     fault_injection.hit("checkpoint.end")
 
 
-def digest_content(content: bytes) -> Facts:
-    """Size and hash of a file with this content, as the manifest has them."""
+def _digest(content: bytes) -> Facts:
     return {"bytes": len(content), "sha256": sha256_of(content)}
 
 
 def digest_file(path: Path) -> Facts:
-    """Size and hash of a file, as the manifest has them."""
+    """Returns size and hash of a file, as the manifest has them."""
     return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
@@ -198,7 +195,7 @@ def _compare(checkpoint: Path, name: str, stated_bytes: int, stated_sha256: str)
         size = path.stat().st_size if path.is_file() else 0
         if size != stated_bytes:
             return f"{name} has {size:,} bytes, its manifest says {stated_bytes:,}"
-        return "" if digest_file(path)["sha256"] == stated_sha256 else f"{name} does not match its SHA-256"
+        return "" if hash_file(path) == stated_sha256 else f"{name} does not match its SHA-256"
     except OSError as error:  # a sector that cannot be read
         return f"{name} cannot be read ({error.strerror})"
 
@@ -291,12 +288,10 @@ class BackgroundSaver:
 
         if self._stager is None:  # its memory is kept for the next time
             cuda = torch.cuda.is_available()
-            self._stager = DefaultStager(
-                StagingOptions(cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
-            )
-        shards = self._stager.stage(
-            {f"{group}/{name}": tensor for group in groups for name, tensor in groups[group].items()}
-        )
+            how = StagingOptions(cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
+            self._stager = DefaultStager(how)
+        named = {f"{group}/{name}": tensor for group in groups for name, tensor in groups[group].items()}
+        shards = self._stager.stage(named)
         self._start(lambda: self._write_parts(aside, final, shards, state, keep))
 
     def _start(self, write: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@ at the last checkpoint stand in ``records.json``: a file that was cut at the end
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -44,31 +45,16 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config = path / "config.yaml"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.report = path / "report.html"
+        self.bad_images: Path | None = path / "bad_images.csv"
         self._created = False
         self._lock: TextIO | None = None
         self._metrics: TextIO | None = None
         self._board: Board | None = None
         self._lost: dict[str, str] | None = None  # by file, when the folder was opened
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def bad_images(self) -> Path | None:
-        return self.path / "bad_images.csv"
 
     def open(self) -> None:
         """Makes the folder and takes its lock. Raises `DiskError` or, if another process trains there, `InUseError`."""
@@ -207,14 +193,13 @@ def _size(path: Path) -> int:
 
 def _take_lock(file: TextIO) -> None:
     """Raises `BlockingIOError` where another process has it; where the file system knows no locks, there is none."""
-    if fcntl is None:
-        return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
     except OSError:
-        return
+        pass
 
 
 def is_abandoned(folder: Path) -> bool:
@@ -257,14 +242,11 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def default_folder(run: Run, model_name: str) -> Path:
-    """``runs/<date>-<time>-<data>-<model>``, made unique."""
+    """Returns ``runs/<date>-<time>-<data>-<model>``, made unique."""
     data = Path(run.data.source).stem or "data"
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{data}-{model_name}"
-    path, count = stem, 1
-    while path.exists():
-        count += 1
-        path = stem.with_name(f"{stem.name}-{count}")
-    return path
+    later = (stem.with_name(f"{stem.name}-{count}") for count in itertools.count(2))
+    return next(path for path in itertools.chain([stem], later) if not path.exists())
 
 
 def why_stopped(error: BaseException) -> State:
@@ -276,11 +258,10 @@ def why_stopped(error: BaseException) -> State:
 class FollowerFolder(RunFolder):
     """The folder of a rank other than the first: it is read, and of all that is written there is only the rank's own log."""
 
-    bad_images = None
-
     def __init__(self, path: Path, rank: int) -> None:
         super().__init__(path)
         self.rank = rank
+        self.bad_images = None
 
     def open(self) -> None:
         """Makes sure that the first rank's folder is the one seen here. Raises `ConfigError`."""

@@ -64,27 +64,23 @@ def explain(
         DiskError: ``out`` cannot be written.
     """
     reading = options.read(given, max_bad=options.ALL)
-    from vitrail.analysis.explanation import ExplainOptions
-
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
+    from vitrail.analysis.explanation import ExplainOptions
+    from vitrail.verbs.explain.pictures import explain_inputs
+    from vitrail.verbs.explain.scores import measure_faithfulness, measure_localisation
+
     asked = ExplainOptions(method=method, layer=layer, head=head, target=target, box=box)
     how: dict[str, Any] = {"inference": reading, "say": log}
     paths, folder = options.list_inputs(inputs), options.to_path(out)
     if masks is not None:
         if faithfulness:
             raise ConfigError("--masks and --faithfulness are two tables", "give one of them")
-        from vitrail.verbs.explain.scores import measure_localisation
-
         return measure_localisation(model, paths, Path(masks), out=folder, **how)
     if faithfulness:
-        from vitrail.verbs.explain.scores import measure_faithfulness
-
         return measure_faithfulness(model, paths, options=asked, **how)
     if folder is None:
         raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
-    from vitrail.verbs.explain.pictures import explain_inputs
-
     return explain_inputs(model, paths, folder, options=asked, **how)
 
 

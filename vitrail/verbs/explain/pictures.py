@@ -97,7 +97,7 @@ def prepare_inputs(model: Task, source: Source, bad: BadImages, max_pixels: int)
 def _write(
     out: Path, name: str, explanation: Explanation, picture: np.ndarray, options: ExplainOptions
 ) -> dict[str, str]:
-    """Writes what belongs to one image; the names of the files by what they are."""
+    """Writes what belongs to one image; returns the names of the files by what they are."""
     files = {"overlay": f"{name}.{options.method}.png", "numbers": f"{name}.{options.method}.npz"}
     light = {"reach": explanation.reach, "range": find_light_range(explanation.heat)}
     lit = overlay(picture, explanation.heat, box=explanation.box, **light)
@@ -111,9 +111,8 @@ def _write(
         save_png(out / files["heads"], draw_heads(picture, explanation, options))
         if options.method == "attention" and options.head == "all":
             for head, heat in enumerate(explanation.heads):
-                lit = overlay(
-                    picture, heat, box=explanation.box, reach=explanation.heads_reach, range=find_light_range(heat)
-                )
+                light = {"reach": explanation.heads_reach, "range": find_light_range(heat)}
+                lit = overlay(picture, heat, box=explanation.box, **light)
                 save_png(out / f"{name}.attention.head{head}.png", lit)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **numbers)

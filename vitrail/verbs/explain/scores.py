@@ -30,11 +30,14 @@ from vitrail.tasks import Task
 from vitrail.text import plural
 from vitrail.verbs.explain.pictures import prepare_inputs
 
+Gain = tuple[float, float, float]  # a mean difference and the ends of its interval
+
 
 @dataclass(frozen=True)
 class MethodScore:
-    """The faithfulness of a method: areas of deletion (less is better) and insertion (more is better),
-    and by how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images. A single
+    """The faithfulness of a method: areas of deletion (less is better) and insertion (more is better).
+
+    A gain is how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images. A single
     image has no interval, and the random maps no difference.
     """
 
@@ -43,25 +46,30 @@ class MethodScore:
     method: str
     deletion: float
     insertion: float
-    deletion_gain: tuple[float, float, float] | None
-    insertion_gain: tuple[float, float, float] | None
+    deletion_gain: Gain | None
+    insertion_gain: Gain | None
 
     def row(self) -> tuple[str, ...]:
         """Returns the cells of a table below `HEAD`."""
-        gains = (
-            "" if gain is None else "{:+.4f} [{:+.4f}, {:+.4f}]".format(*gain)
-            for gain in (self.deletion_gain, self.insertion_gain)
-        )
-        return self.method, f"{self.deletion:.4f}", next(gains), f"{self.insertion:.4f}", next(gains)
+        deletion, insertion = (_format_gain(gain, 4) for gain in (self.deletion_gain, self.insertion_gain))
+        return self.method, f"{self.deletion:.4f}", deletion, f"{self.insertion:.4f}", insertion
 
     def figures(self) -> dict[str, float]:
         """Flat, for JSON: ``rollout_deletion``, ``rollout_deletion_gain``, its ends ``..._low`` and ``..._high``, and so on."""
         flat = {f"{self.method}_deletion": self.deletion, f"{self.method}_insertion": self.insertion}
-        for name, gain in (("deletion", self.deletion_gain), ("insertion", self.insertion_gain)):
-            if gain is not None:
-                ends = ("gain", "gain_low", "gain_high")
-                flat |= {f"{self.method}_{name}_{end}": value for end, value in zip(ends, gain)}
-        return flat
+        flat |= _name_gain(f"{self.method}_deletion", self.deletion_gain)
+        return flat | _name_gain(f"{self.method}_insertion", self.insertion_gain)
+
+
+def _format_gain(gain: Gain | None, digits: int) -> str:
+    if gain is None:
+        return ""
+    mean, low, high = (f"{value:+.{digits}f}" for value in gain)
+    return f"{mean} [{low}, {high}]"
+
+
+def _name_gain(name: str, gain: Gain | None) -> dict[str, float]:
+    return dict(zip((f"{name}_gain", f"{name}_gain_low", f"{name}_gain_high"), gain or ()))
 
 
 def measure_faithfulness(
@@ -74,11 +82,9 @@ def measure_faithfulness(
     inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> tuple[int, list[MethodScore]]:
-    """Returns every method judged on the same images by deletion and insertion; how many images, and the scores.
+    """Returns how many images every method was judged on by deletion and insertion, and the scores.
 
-    Args:
-        steps: of the curves; fewer where the maps have fewer cells.
-        draws: random maps of each image.
+    The curves have ``steps`` steps, fewer where the maps have fewer cells; there are ``draws`` random maps of each image.
     """
     task = inference.load(model, say)
     if not task.answers_classes:
@@ -92,11 +98,10 @@ def measure_faithfulness(
     curves: dict[str, list[tuple[float, float]]] = {}
     with ProgressBar("evaluating methods", len(source), quiet=inference.quiet) as show:
         for number, (_, prepared) in enumerate(prepare_inputs(task, source, bad, inference.max_pixels)):
+            how = {"steps": steps, "draws": draws, "batch": inference.batch, "seed": number}
             with in_precision(inference.precision, prepared.images.device):
-                curves_of_image = _compare_methods(
-                    task, prepared.images, methods, options, steps, draws, inference.batch, seed=number
-                )
-            for name, faithful in curves_of_image.items():
+                compared = _compare_methods(task, prepared.images, methods, options, **how)
+            for name, faithful in compared.items():
                 curves.setdefault(name, []).append((float(faithful.deletion_area), float(faithful.insertion_area)))
             show.update(number + 1)
     if not curves:
@@ -105,23 +110,16 @@ def measure_faithfulness(
 
 
 def _compare_methods(
-    model: Task,
-    images: Tensor,
-    methods: Sequence[str],
-    options: ExplainOptions,
-    steps: int,
-    draws: int,
-    batch: int,
-    seed: int,
+    model: Task, images: Tensor, methods: Sequence[str], options: ExplainOptions, *, batch: int, **how: int
 ) -> dict[str, Faithfulness]:
-    """Returns the curves of every method for one image, of at most ``steps`` steps."""
+    """Returns the curves of every method for one image."""
     if options.target is None:
         with torch.no_grad():
             targets = model(images).argmax(1)
     else:
         targets = torch.tensor([index_classes(model.classes)[options.target]])
     heats = {name: METHODS[name](model, images, targets, options, batch) for name in methods}
-    return compare(model, images, heats, targets, steps=steps, draws=draws, batch=batch, seed=seed)
+    return compare(model, images, heats, targets, batch=batch, **how)
 
 
 def _compute_score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
@@ -133,23 +131,22 @@ def _compute_score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class MaskScore:
-    """The share of a method's attention that lies inside masks: its mean over images, by how much it exceeds the share of the
-    area, with the ends of a 95 % bootstrap interval, and the share of images in which it exceeds it.
+    """The share of a method's attention that lies inside masks: its mean over images, and in how many it exceeds the area.
 
-    A single image has no interval.
+    ``gain`` is by how much it exceeds the share of the area, with the ends of a 95 % bootstrap interval; a single image has
+    none.
     """
 
     HEAD: ClassVar = ("method", "inside", "against area", "images above area")
 
     method: str
     inside: float
-    gain: tuple[float, float, float] | None
+    gain: Gain | None
     above: float
 
     def row(self) -> tuple[str, ...]:
         """Returns the cells of a table below `HEAD`."""
-        gain = "" if self.gain is None else "{:+.3f} [{:+.3f}, {:+.3f}]".format(*self.gain)
-        return self.method, f"{self.inside:.3f}", gain, f"{self.above:.0%}"
+        return self.method, f"{self.inside:.3f}", _format_gain(self.gain, 3), f"{self.above:.0%}"
 
 
 @dataclass(frozen=True)
@@ -183,9 +180,7 @@ class Localisation:
         flat: dict[str, Any] = {"images": len(self.rows), "area": self.area, "holds": self.holds}
         for score in self.scores:
             name = score.method.replace(" ", "_")
-            flat |= {f"{name}_inside": score.inside, f"{name}_above": score.above}
-            if score.gain is not None:
-                flat |= {f"{name}_{end}": value for end, value in zip(("gain", "gain_low", "gain_high"), score.gain)}
+            flat |= {f"{name}_inside": score.inside, f"{name}_above": score.above, **_name_gain(name, score.gain)}
         # JSON has no NaN: a share that no image has is null
         return {name: None if value != value else value for name, value in flat.items()}
 
@@ -212,13 +207,13 @@ def measure_localisation(
     have = np.flatnonzero([str(key) in found for key in source.keys])
     if len(have) < len(source):
         say(f"{plural(len(source) - len(have), 'image')} without a mask in {masks} left out")
-    source, rows, trivial = source.subset(have), [], 0
+    source, rows = source.subset(have), []
     bad = inference.record_bad(source)
+    trivial = 0
     with ProgressBar("measuring", len(source), quiet=inference.quiet) as show:
         for number, (place, prepared) in enumerate(prepare_inputs(task, source, bad, inference.max_pixels), 1):
-            height, width = prepared.picture.shape[:2]
             key = str(source.keys[place])
-            mask = read_mask(found[key], (height, width), task.preprocessing)
+            mask = read_mask(found[key], prepared.picture.shape[:2], task.preprocessing)
             if 0 < float(mask.mean()) < 1:
                 with in_precision(inference.precision, prepared.images.device):
                     rows.append({"path": key, **measure_shares(task, prepared.images, mask)})
@@ -228,12 +223,14 @@ def measure_localisation(
     if trivial:
         say(f"{plural(trivial, 'image')} left out: the mask covers nothing or everything of what the model sees")
     if not rows:
-        raise DataError(
-            "no image with a mask could be measured", "see `vitrail data check`, and the sizes of the objects"
-        )
+        what = "no image with a mask could be measured"
+        raise DataError(what, "see `vitrail data check`, and the sizes of the objects")
     result = _summarise_shares(rows)
     if out is not None:
-        _write_localisation(out, result)
+        with open_table(out / "masks.csv") as table:
+            for row in rows:
+                table.write({name: value if isinstance(value, str) else round(value, 6) for name, value in row.items()})
+        replace_file(out / "masks.json", dump_json(result.figures()))
     return result
 
 
@@ -264,10 +261,3 @@ def _summarise_shares(rows: Sequence[dict[str, Any]]) -> Localisation:
         inside, above = (float(own.mean()), float((own > chance).mean())) if len(own) else (math.nan, math.nan)
         scores.append(MaskScore(method, inside, gain, above))
     return Localisation(float(areas.mean()), scores, rows)
-
-
-def _write_localisation(out: Path, result: Localisation) -> None:
-    with open_table(out / "masks.csv") as table:
-        for row in result.rows:
-            table.write({name: value if isinstance(value, str) else round(value, 6) for name, value in row.items()})
-    replace_file(out / "masks.json", dump_json(result.figures()))

@@ -73,13 +73,22 @@ def inspect_model(
     """Measures, and writes ``report.html``, ``numbers.json`` and the pictures into ``out``."""
     task = options.load(model, say)
     make_folder(out)
-    results: dict[str, Any] = {"filters": measure_filters(task), "positions": measure_positions(task)}
+    results = measure_weights(task)
     if data is not None:
         results |= _measure_images(task, data, most, out, options)
     if cost:
-        results |= _measure_costs(task, say)
-    inspection = to_inspection(task, name_of(model), results, command)
-    inspection = replace(inspection, notes=_write_notes(task, data, results))
+        say("measuring time and memory on one thread")
+        with use_threads(1):  # CPU time of one thread depends little on other processes
+            results["cost"] = measure_cost(task, choose_sizes(task.config))
+            results["cost_by_patch"] = _measure_patch_costs(task.config, device_of(task))
+    notes = []
+    if data is None:
+        notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
+    elif not results["heads"]:
+        notes.append(f"{sentence(task.config.about)} has no attention to measure.")
+    if results["positions"] is None:
+        notes.append("No position embeddings are added to the patches of this model.")
+    inspection = to_inspection(task, name_of(model), {**results, "notes": notes}, command)
     figures = numbers(inspection)
     replace_file(out / "numbers.json", dump_json(figures))
     return write_inspection(out, inspection), figures
@@ -110,15 +119,6 @@ def name_of(model: str | Path | Task) -> str:
     return sentence(model.config.about) if isinstance(model, Task) else Path(str(model)).name
 
 
-def _measure_costs(model: Task, say: Say) -> dict[str, list[CostPoint]]:
-    """Time and memory on one thread: CPU time of one thread depends little on other processes."""
-    say("measuring time and memory on one thread")
-    config = model.config
-    with use_threads(1):
-        by_size = measure_cost(model, choose_sizes(config))
-        return {"cost": by_size, "cost_by_patch": _measure_patch_costs(config, device_of(model))}
-
-
 def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:
     """Measures models with patches half and twice as large, where patches can be chosen and there is one map."""
     if config.STAGES or not any(field.name == "patch_size" for field in fields(config)):
@@ -129,45 +129,37 @@ def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:
     return measure_cost_by_patch(config, fitting, device)
 
 
-def measure_filters(model: Task) -> Filters:
-    filters = extract_filters(model)
+def measure_weights(model: Task) -> dict[str, Any]:
+    """Returns what needs no images: filters, and positions where there are such."""
+    filters, positions = extract_filters(model), None
     components, explained = compute_principal_filters(filters, count=len(filters))
-    return Filters(pictures=render_filters(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
-
-
-def measure_positions(model: Task) -> Positions | None:
-    embeddings = extract_position_embeddings(model)
-    if embeddings is None:
-        return None
-    similarity = compute_position_similarity(embeddings)
-    return Positions(
-        similarity=similarity.cpu().numpy(),
-        neighbour_rate=compute_neighbour_rate(similarity),
-        neighbour_rate_with_corners=compute_neighbour_rate(similarity, reach=1.5),
-        lines=compute_line_similarity(similarity),
-    )
+    pictures = render_filters(components[:SHOWN])
+    if (embeddings := extract_position_embeddings(model)) is not None:
+        similarity = compute_position_similarity(embeddings)
+        positions = Positions(
+            similarity=similarity.cpu().numpy(),
+            neighbour_rate=compute_neighbour_rate(similarity),
+            neighbour_rate_with_corners=compute_neighbour_rate(similarity, reach=1.5),
+            lines=compute_line_similarity(similarity),
+        )
+    measured = Filters(pictures=pictures, explained=explained.cpu().numpy(), width=len(filters))
+    return {"filters": measured, "positions": positions}
 
 
 def _measure_images(model: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
-    """Heads, samples and biases: all that needs images."""
+    """Returns heads, samples and biases: all that needs images."""
     about, source = open_images(model, data, most)
     bad_list = out / "bad_images.csv"
     bad = options.record_bad(source, bad_list)
     has_attention = bool(model.attention_grids(model.preprocessing.size))
     heads, done = measure_heads(model, source, options, bad) if has_attention else ([], 0)
-    few = source.subset(choose_evenly(len(source), PAIRED))
-    shown = source.subset(choose_evenly(len(source), SAMPLES))
+    few, shown = (source.subset(choose_evenly(len(source), count)) for count in (PAIRED, SAMPLES))
     biases = _measure_biases(model, few, options, bad)
     count = done if has_attention else biases.images if biases else 0
     if not count:
         raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
-    return {
-        "data": about,
-        "samples": _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else [],
-        "biases": biases,
-        "images": count,
-        "heads": heads,
-    }
+    samples = _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else []
+    return {"data": about, "samples": samples, "biases": biases, "images": count, "heads": heads}
 
 
 def open_images(model: Task, data: Any, most: int) -> tuple[str, Source]:
@@ -203,21 +195,20 @@ def _read_batches(
 
 
 def _explain_samples(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:
-    """Images with what counted in them, by each method that needs one pass."""
+    """Returns images with what counted in them, by each method that needs one pass."""
     samples, size = [], model.preprocessing.size
-    methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
-        "attention": attention_map,
-        "rollout": rollout,
-        "gradient": relevance,
-    }
     grids = model.attention_grids(size)
-    cells = {"attention": grids[-1].cell, "rollout": grids[0].cell, "gradient": grids[0].cell}
+    methods: Mapping[str, tuple[Callable[[Any, Tensor], Tensor], Any]] = {
+        "attention": (attention_map, grids[-1].cell),
+        "rollout": (rollout, grids[0].cell),
+        "gradient": (relevance, grids[0].cell),
+    }
     for images, keys in _read_batches(model, source, options, bad):
         with torch.no_grad():
             scores = model.probabilities(model(images))
         with in_precision(options.precision, images.device):
-            maps = {name: of(model, images).float().cpu().numpy() for name, of in methods.items()}
-        reach = {name: compute_reach(heat.shape[1:], cells[name], size) for name, heat in maps.items()}
+            maps = {name: method(model, images).float().cpu().numpy() for name, (method, _) in methods.items()}
+        reach = {name: compute_reach(maps[name].shape[1:], cell, size) for name, (_, cell) in methods.items()}
         pictures = model.preprocessing.denormalise(images).cpu().numpy()
         for index, key in enumerate(keys):
             best = int(scores[index].argmax())
@@ -237,7 +228,8 @@ def _explain_samples(model: Task, source: Source, options: InferenceOptions, bad
 def _measure_biases(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
     """Measures what CNNs have by construction, on pictures a little larger than the model's window."""
     height, width = model.config.image_size
-    room = _compute_room(model)
+    # pixels by which a window must be able to move: whole patches, and a place of the coarsest map
+    room = max(math.lcm(*model.config.patch_size), *map(max, model.config.cells))
     wide = model.preprocessing.at((height + room, width + room))
     parts = [images for images, _ in _read_batches(model, source, options, bad, preprocessing=wide)]
     if not parts:
@@ -251,23 +243,6 @@ def _measure_biases(model: Task, source: Source, options: InferenceOptions, bad:
         locality=measure_locality(model, windows[:8]),
         permutation=measure_permutation_response(model, windows),
     )
-
-
-def _compute_room(model: Task) -> int:
-    """Pixels by which a window must be able to move: whole patches, and a place of the coarsest map."""
-    return max(math.lcm(*model.config.patch_size), *map(max, model.config.cells))
-
-
-def _write_notes(model: Task, data: Any, results: Mapping[str, Any]) -> list[str]:
-    """Notes on what could not be measured, and why."""
-    notes = []
-    if data is None:
-        notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
-    elif not results["heads"]:
-        notes.append(f"{sentence(model.config.about)} has no attention to measure.")
-    if results["positions"] is None:
-        notes.append("No position embeddings are added to the patches of this model.")
-    return notes
 
 
 def inspect_pair(
@@ -303,7 +278,7 @@ def _measure_one_of_pair(
     task: Task, title: str, out: Path, data: Any, most: int, options: InferenceOptions, command: str
 ) -> Inspection:
     """Measures one model. Images are read only if it has attention."""
-    results: dict[str, Any] = {"filters": measure_filters(task), "positions": measure_positions(task)}
+    results = measure_weights(task)
     if data is not None and task.attention_grids(task.preprocessing.size):
         results["data"], source = open_images(task, data, most)
         bad_list = out / "bad_images.csv"
