@@ -11,6 +11,7 @@ import torch
 from tests.analysis.weighing import Counting, pictures, shaken, weighing, weights
 from tests.models.tiny import QUICK, TINY
 from vitrail.analysis.occlusion import measure_class, occlusion
+from vitrail.models.config import StagedConfig
 from vitrail.tasks.classification.classifier import Classifier
 
 
@@ -90,7 +91,9 @@ def test_a_map_is_of_patches_and_in_a_pyramid_of_about_14_windows_a_side(name):
     images = pictures(1, 3, *size)
     heat = explain(model, images, targets=targets)
     model.eval()
-    window = [round(length / 14) for length in size] if model.config.STAGES else model.config.patch_size
+    window = (
+        [round(length / 14) for length in size] if isinstance(model.config, StagedConfig) else model.config.patch_size
+    )
     assert heat.shape == (1, *(-(-length // side) for length, side in zip(size, window)))
     covered = images.clone()
     covered[:, :, window[0] : 2 * window[0], : window[1]] = 0

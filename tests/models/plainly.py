@@ -28,11 +28,11 @@ def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tenso
         kept.append(weights)
         return weights
 
-    def attend(q, k, v, *, bias=None, dropout=0.0, path):
+    def attend(q, k, v, *, bias=None, dropout=0.0, path=None):
         return keep((q @ k.mT / q.shape[-1] ** 0.5 + (0 if bias is None else bias)).softmax(-1)) @ v
 
     def attend_in_windows(q, k, v, windows, *, dropout=0.0):
-        return attend(q, k, v, bias=masked(windows, k.shape[2]), path="plain")
+        return attend(q, k, v, bias=masked(windows, k.shape[2]))
 
     def attend_along_lines(q, k, bias):
         weights = (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1)  # (B, L, H, T, T)

@@ -174,8 +174,10 @@ def test_dropout_follows_the_positions_and_every_dense_layer_but_q_k_and_v(build
         *(f"blocks.0.{part}.{name}" for part in ("row", "column") for name in ("dropout", "mlp.dropout")),
     )
     assert rates == dict.fromkeys(layers, 0.5)
-    patches = Patches(draw(2, 15, 16), (3, 5))
-    assert 0.3 < (model._begin(patches) == 0).double().mean() < 0.7
+    begun = []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: begun.append(inputs[0]))
+    model.encode(Patches(draw(2, 15, 16), (3, 5)))
+    assert 0.3 < (begun[0] == 0).double().mean() < 0.7
 
 
 def test_an_image_that_does_not_divide_is_refused_or_padded_with_zeros(build):

@@ -14,7 +14,14 @@ from tests.slow import slow_except
 from vitrail.models import configure, cost_of, create_backbone
 from vitrail.models.hybrid import Shape
 from vitrail.models.layers import standardise
-from vitrail.models.resnet import AXIAL_RESNETS, AxialBottleneck, AxialResNetConfig, LineAttention, ResNetConfig
+from vitrail.models.resnet import (
+    AXIAL_RESNETS,
+    AxialAttention,
+    AxialResNetConfig,
+    Bottleneck,
+    LineAttention,
+    ResNetConfig,
+)
 
 TINY = AxialResNetConfig(image_size=(40, 24), classes=5, depths=(1, 2), heads=4)  # maps of 10 x 6 and 5 x 3
 
@@ -69,7 +76,7 @@ def attend_by_loops(attention: LineAttention, x: torch.Tensor) -> tuple[np.ndarr
 
 @pytest.mark.parametrize(("axis", "span"), [(2, 5), (3, 3)], ids=["columns", "rows"])
 def test_attention_along_a_line_is_equation_4_cell_by_cell(axis, span):
-    attention = shaken(LineAttention(32, 4, span, axis, rule="bit", eps=1e-5)).double()
+    attention = shaken(LineAttention(TINY, 32, span, axis)).double()
     x, records = draw(2, 32, 5, 3), []
     expected, shares = attend_by_loops(attention, x)
     found = attention(x, records.append)
@@ -81,7 +88,7 @@ def test_attention_along_a_line_is_equation_4_cell_by_cell(axis, span):
 
 def test_the_gradient_of_a_record_is_that_of_its_weights():
     """Of sum(output * g) by the weights: output is linear in them, so a weight's gradient is g with its value."""
-    attention = shaken(LineAttention(32, 4, 5, 2, rule="bit", eps=1e-5)).double()
+    attention = shaken(LineAttention(TINY, 32, 5, 2)).double()
     x, records = draw(2, 32, 5, 3).requires_grad_(), []
     attention(x, records.append)
     (record,) = records
@@ -98,8 +105,8 @@ def test_the_gradient_of_a_record_is_that_of_its_weights():
 
 
 def test_a_bottleneck_attends_along_columns_then_rows_and_averages_before_the_last_convolution():
-    config = AxialResNetConfig(heads=4)
-    block = shaken(AxialBottleneck(config, Shape(128, 256, 2), 0.0, (5, 3))).double().eval()
+    shape = Shape(128, 256, 2)
+    block = shaken(Bottleneck(TINY, shape, 0.0, AxialAttention(TINY, shape, (5, 3)))).double().eval()
     x, w = draw(2, 128, 5, 3), dict(block.named_parameters())
 
     def norm(x, name):
@@ -119,7 +126,7 @@ def test_a_bottleneck_attends_along_columns_then_rows_and_averages_before_the_la
 
 
 def test_a_bottleneck_lets_every_cell_see_every_other():
-    attn = shaken(AxialBottleneck(AxialResNetConfig(), Shape(256, 256, 1), 0.0, (4, 6))).double().attn
+    attn = shaken(AxialAttention(AxialResNetConfig(), Shape(256, 256, 1), (4, 6))).double()
     x = draw(1, 64, 4, 6).requires_grad_()
     for part in (attn.column, attn.row):
         part.norm.forward = lambda x: 0.01 * x  # the statistics of the norm also reach every cell
@@ -129,7 +136,7 @@ def test_a_bottleneck_lets_every_cell_see_every_other():
 
 
 def test_lines_of_another_length_have_a_linearly_resized_table():
-    attention = shaken(LineAttention(32, 4, 3, 3, rule="bit", eps=1e-5)).double()
+    attention = shaken(LineAttention(TINY, 32, 3, 3)).double()
     table = numpy_of(attention.relative)  # offsets -2 to 2
     wanted = np.stack([np.interp(np.linspace(-2, 2, 9), np.arange(-2, 3), column) for column in table.T], 1)
     found = torch.cat([*attention.positions(5, torch.float64)], -1)  # (T, T, 2 E)

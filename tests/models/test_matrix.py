@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
-from tests.models.tiny import SHALLOW, TINY
+from tests.models.tiny import SHALLOW, TINY, shares
 from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import ARCHITECTURES, Patches, configure, create_backbone
@@ -30,7 +30,7 @@ of_every_variant = pytest.mark.parametrize("config", slow_except(TINY, FIRST_OF_
 def config(request):
     """A small config without chance: no dropout, no dropped branches or patches."""
     tiny = TINY[request.param]
-    return configure(tiny, **dict.fromkeys(tiny.SHARES, 0.0))
+    return configure(tiny, **dict.fromkeys(shares(tiny), 0.0))
 
 
 @pytest.fixture
@@ -319,14 +319,14 @@ def test_checkpointing_computes_again_what_gives_the_same_loss_and_gradients(con
 def test_all_chance_together_still_trains_and_is_off_in_evaluation(name):
     tiny = TINY[name]
     torch.manual_seed(0)
-    shares = [share for share in tiny.SHARES if share != "patch_dropout" or takes_subsets(tiny)]
-    model = build(tiny, torch.float32, **dict.fromkeys(shares, 0.2))
+    dropped = [share for share in shares(tiny) if share != "patch_dropout" or takes_subsets(tiny)]
+    model = build(tiny, torch.float32, **dict.fromkeys(dropped, 0.2))
     images = draw(tiny, batch=4, dtype=torch.float32)
     assert torch.equal(model(images), model(images))
     patches = model.patchify(images)
     count = patches.x.shape[1]
     model.train()
-    assert model.place(patches).x.shape[1] == round(count * (0.8 if "patch_dropout" in shares else 1))
+    assert model.place(patches).x.shape[1] == round(count * (0.8 if "patch_dropout" in dropped else 1))
     assert not torch.equal(model(images), model(images))
     model(images).square().sum().backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -88,7 +88,7 @@ def test_state_dict_names_and_shapes():
 def test_both_paths_of_attention_are_equal_gradients_included(size, monkeypatch):
     found = []
     for path in ("plain", "fused"):
-        monkeypatch.setattr("vitrail.models.swin.attention_path", lambda *given, path=path, **more: path)
+        monkeypatch.setattr("vitrail.models.attention.attention_path", lambda *given, path=path, **more: path)
         model = make()
         logits = model(pictures(*size))
         with torch.no_grad():

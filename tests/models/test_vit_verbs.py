@@ -74,7 +74,7 @@ def test_attention_comes_with_the_logits_and_is_what_the_model_used(make, pictur
     model, images = make(positions=positions, registers=1), pictures(2, 3, 24, 40)
     used = []
 
-    def keep(q, k, v, *, bias=None, dropout=0.0, path):
+    def keep(q, k, v, *, bias=None, dropout=0.0, path=None):
         weights = (q @ k.mT / q.shape[-1] ** 0.5 + (0 if bias is None else bias)).softmax(-1)
         used.append(weights)
         return weights @ v

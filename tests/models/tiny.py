@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from vitrail.models import Config, ViTConfig
@@ -71,6 +71,12 @@ TINY: dict[str, Config] = {
     "pvt v2": PVTv2Config(**SMALL, **PYRAMID),
     "pvt v2, linear": PVTv2Config(**{**SMALL, "image_size": (34, 27)}, **PYRAMID, linear=True),
 }
+
+
+def shares(config: Config) -> list[str]:
+    """The fields that are a rate of dropping something."""
+    return [field.name for field in fields(config) if field.type == "Share"]
+
 
 # one of each kind, which the quick tests take of a long product: plain, windows, class attention, convolutions, a pyramid
 QUICK = ("vit", "swin", "cait", "bit", "pvt")

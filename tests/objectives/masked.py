@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.models.conftest import shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import TINY, shares
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import ViTConfig, configure, create_backbone
 from vitrail.objectives import MaskedCodes, MaskedPatch
@@ -50,7 +50,7 @@ def size_of(config):
 def make(config, kind, target="mean", *, shake=True, **changes):
     """A ``kind`` of objective on a small encoder without chance, numbers of some size in every tensor if it is to ``shake``."""
     torch.manual_seed(0)
-    encoder = create_backbone(configure(config, **dict.fromkeys(config.SHARES, 0.0), **changes))
+    encoder = create_backbone(configure(config, **dict.fromkeys(shares(config), 0.0), **changes))
     if kind == "codes":
         objective = MaskedCodes(encoder, VOCABULARY)
     else:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.models.conftest import shaken
-from tests.models.tiny import SHALLOW, TINY
+from tests.models.tiny import SHALLOW, TINY, shares
 from vitrail.data.augment.placement import Frames, place
 from vitrail.data.sources.annotations import Objects
 from vitrail.models import configure
@@ -27,7 +27,7 @@ CLASSES = ("cell", "dot", "line")
 
 def create(task="detection", config=VIT, *, shake=True, classes=CLASSES, size=None, **arguments):
     """A small model without chance, in evaluation mode; with random weights unless they are to be those of training."""
-    config = configure(config, **dict.fromkeys(config.SHARES, 0.0), **({"image_size": size} if size else {}))
+    config = configure(config, **dict.fromkeys(shares(config), 0.0), **({"image_size": size} if size else {}))
     torch.manual_seed(0)
     model = create_task(TASKS[task], config, {"classes": classes, "head_width": 32, **arguments})
     if shake:

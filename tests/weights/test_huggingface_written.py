@@ -76,7 +76,9 @@ REFUSED: dict[str, Config | dict[str, Any]] = {
     "group_norm_eps=1e-06": replace(BIT, group_norm_eps=1e-6),
     "the stem 'small'": replace(BIT, stem="small"),
     "a stem of convolutions": {"stem": (), "stem_width": 32},
-    "3 stages": replace(PVT, **{name: getattr(PVT, name)[1:] for name in PVTConfig.STAGES}),
+    "3 stages": replace(
+        PVT, **{name: getattr(PVT, name)[1:] for name in ("depths", "widths", "heads", "mlp_ratios", "reductions")}
+    ),
     "patches that are not 4x4": replace(PVT, patch_size=2),
     "an image that is not square": replace(PVT, image_size=(64, 32)),
     "a CaiT": CaiTConfig(classes=3, depth=1, width=12, heads=3),

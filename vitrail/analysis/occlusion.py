@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.models import Config
 from vitrail.models.backbone import at_rest, device_of
+from vitrail.models.config import StagedConfig
 from vitrail.tasks import Task
 
 Measure = Callable[[Tensor, Tensor], Tensor]  # outputs for versions of images (b, ...), their images (b,) -> (b,)
@@ -55,7 +56,8 @@ def choose_window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
 
     The first patches of a pyramid are too small to hide anything.
     """
-    patch = tuple(round(length / GRID) for length in size) if config.STAGES else config.patch_size
+    is_staged = isinstance(config, StagedConfig)
+    patch = tuple(round(length / GRID) for length in size) if is_staged else config.patch_size
     height, width = (min(max(side, 1), length) for side, length in zip(patch, size))
     return height, width
 

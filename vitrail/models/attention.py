@@ -255,8 +255,7 @@ def processor() -> str:
 def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int, learned_bias: bool = False) -> str:
     """Returns "plain" or "fused", whichever was faster in benchmarks/attention.py.
 
-    On the meta device it is "plain", whose cost can be counted. ``learned_bias``: the logits have a bias that requires a
-    gradient.
+    On the meta device it is "plain", whose cost can be counted. ``learned_bias``: a bias of the logits requires a gradient.
     """
     # torch's fused kernel has no gradient for a bias on the CPU; its fallback is slower than plain attention
     if device == "meta" or (device == "cpu" and learned_bias and torch.is_grad_enabled()):
@@ -265,13 +264,18 @@ def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: i
     return "plain" if least <= tokens <= most else "fused"
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropout: float = 0.0, path: str) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropout: float = 0.0, path: str | None = None
+) -> Tensor:
     """Multi-head attention, equation (7): queries (B, H, Q, E), keys and values (B, H, K, E) to (B, H, Q, E).
 
     Args:
         bias: (B or 1, H, Q, K), added to the scaled logits.
-        path: "plain" or "fused" (torch's kernel); equal up to rounding.
+        path: "plain" or "fused" (torch's kernel), equal up to rounding; by default `attention_path`.
     """
+    if path is None:
+        learned = bias is not None and bias.requires_grad
+        path = attention_path(q.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2], learned_bias=learned)
     if path == "plain":
         weights = attention_weights(q, k, bias)
         return (F.dropout(weights, dropout) if dropout else weights) @ v
@@ -282,20 +286,17 @@ def attend_in_windows(q: Tensor, k: Tensor, v: Tensor, windows: GridWindows, *, 
     """Attention of patches to their window and to the prefix tokens, and of prefix tokens to all tokens: (B, H, T, E) each to
     (B, H, T, E).
     """
-    device, training, prefix = q.device.type, q.requires_grad, windows.prefix
+    prefix = windows.prefix
     before, patches = zip(*(part.split([prefix, part.shape[2] - prefix], 2) for part in (q, k, v)))
     mine, *others = (windows.cut(part) for part in patches)  # (B n, H, S, E)
     if prefix:
         count = windows.rows * windows.columns
         shared = (part[:, None].expand(-1, count, -1, -1, -1).flatten(0, 1) for part in before[1:])
         others = [torch.cat(pair, 2) for pair in zip(shared, others)]  # (B n, H, P + S, E)
-    keys, values = others
     bias = windows.padding_bias(q.shape[0], q)
-    path = attention_path(device, q.dtype, training=training, tokens=keys.shape[2])
-    y = windows.join(attend(mine, keys, values, bias=bias, dropout=dropout, path=path))  # (B, N, H, E)
+    y = windows.join(attend(mine, *others, bias=bias, dropout=dropout))  # (B, N, H, E)
     if prefix:
-        path = attention_path(device, q.dtype, training=training, tokens=k.shape[2])
-        y = torch.cat([attend(before[0], k, v, dropout=dropout, path=path).transpose(1, 2), y], 1)
+        y = torch.cat([attend(before[0], k, v, dropout=dropout).transpose(1, 2), y], 1)
     return y.transpose(1, 2)
 
 
@@ -361,11 +362,7 @@ class Attention(nn.Module):
             output = attend_in_windows(q, k, v, windows, dropout=dropout)
         else:
             bias = relative.bias(q, slice(queries)) if relative else None
-            learned = bias is not None and bias.requires_grad
-            path = attention_path(
-                x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2], learned_bias=learned
-            )
-            output = attend(q, k, v, bias=bias, dropout=dropout, path=path)
+            output = attend(q, k, v, bias=bias, dropout=dropout)
         if on_attention is not None:
             biased = windows or relative  # the record has the whole matrix, with zeros outside of windows
             on_attention(AttentionRecord(partial(self.split, x), output, biased.bias if biased else None))

@@ -9,22 +9,16 @@ B images, C channels, H x W pixels, h x w = N patches, L lines (rows or columns)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.attention import (
-    Attention,
-    AttentionGrid,
-    AttentionRecord,
-    GroupedAttentionRecord,
-    OnAttention,
-)
-from vitrail.models.backbone import Backbone
-from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
+from vitrail.models.attention import Attention, AttentionGrid, AttentionRecord, GroupedAttentionRecord, OnAttention
+from vitrail.models.backbone import Backbone, last
+from vitrail.models.config import Config, IsotropicConfig, Pair, Share, grid_of
 from vitrail.models.initialise import fill_as_paper
 from vitrail.models.layers import (
     LayerNorm,
@@ -40,51 +34,27 @@ from vitrail.models.positions import resize, resize_tables, sincos2d
 
 
 @dataclass(frozen=True, kw_only=True)
-class AxialConfig(Config):
-    """The fields of an axial ViT; the defaults are Axial-ViT-B/16.
+class AxialConfig(IsotropicConfig):
+    """The fields of an axial ViT in addition to those of `IsotropicConfig`; the defaults are Axial-ViT-B/16.
 
     Args:
-        patch_size: (height, width) in pixels, or one number for a square.
         depth: number of blocks, each of two layers: row attention and an MLP, column attention and an MLP.
         positions: "learned", one vector per patch as in the ViT; "sincos2d", fixed sines and cosines; or "none".
-        position_resize: interpolation of the learned table for other image sizes; one of `positions.RESIZES`.
-        gelu: "tanh", the approximation in the paper's code, or "exact".
         dropout: rate after every dense layer except q, k, v, and after adding positions.
-        drop_path: rate of both layers of the last block; increases linearly from 0 at the first block.
-        pad: pad images to whole patches with zeros at the bottom and on the right.
     """
 
     architecture: ClassVar[str] = "axial"
     about: ClassVar[str] = "an axial ViT"
     attention: ClassVar[str] = "N (h + w)"
-    PAIRS: ClassVar = ("image_size", "patch_size")
-    LEAST: ClassVar = {**Config.LEAST, "width": 1, "depth": 1, "heads": 1, "mlp_width": 1}
-    SHARES: ClassVar = ("dropout", "drop_path")
-    POSITIVE: ClassVar = ("norm_eps",)
-    CHOICES: ClassVar = {
-        "positions": ("learned", "sincos2d", "none"),
-        "position_resize": tuple(RESIZES),
-        "gelu": GELUS,
-    }
+    CHOICES: ClassVar = {**IsotropicConfig.CHOICES, "positions": ("learned", "sincos2d", "none")}
 
-    patch_size: tuple[int, int] = (16, 16)
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    mlp_width: int = 3072
     positions: str = "learned"
-    position_resize: str = "paper"
-    gelu: str = "tanh"
-    norm_eps: float = 1e-6
-    dropout: float = 0.0
-    pad: bool = False
+    dropout: Share = 0.0
 
     def _check_together(self) -> None:
-        self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
+        super()._check_together()
         what = "a multiple of 4, for positions='sincos2d'"
         self._check("width", self.width % 4 == 0 or self.positions != "sincos2d", what)
-        if not self.pad:
-            check_divides(self.image_size, self.patch_size)
 
 
 def line_grids(grid: tuple[int, int], cell: tuple[int, int]) -> tuple[AttentionGrid, AttentionGrid]:
@@ -177,27 +147,15 @@ class AxialViT(Backbone):
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Blocks and the last norm: (B, N, D) to (B, N, D). Raises `ConfigError` for a subset of the patches."""
-        x = self._begin(patches)
-        for block in self.blocks:
-            x = self._run(block, x, on_attention=on_attention)
-        return Tokens(self.norm(x).flatten(1, 2), patches.grid)
+        x, grid = last(self._outputs(patches, on_attention))
+        return Tokens(self.norm(x), grid)
 
-    def _begin(self, patches: Patches) -> Tensor:
-        """Returns z_0 of equation (1) without a class token, on the grid, after dropout: (B, N, D) to (B, h, w, D)."""
+    def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Pair]]:
         self._check_subset(patches)
-        return self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)
-
-    def pool(self, tokens: Tokens) -> Tensor:
-        """Averages the patches: (B, N, D) to (B, D)."""
-        return tokens.x.mean(1)
-
-    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
-        """Returns the patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
-        x, maps = self._begin(self.place(self.patchify(images))), []
+        x = self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)  # (B, h, w, D)
         for block in self.blocks:
             x = self._run(block, x, on_attention=on_attention)
-            maps.append(x.permute(0, 3, 1, 2))
-        return maps
+            yield x.flatten(1, 2), patches.grid
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """Returns the grids of the two matrices of each block: (B, A, N, w), patches in row-major order and those of their

@@ -5,21 +5,23 @@ B images, C channels, H x W pixels, h x w = N patches, T tokens, D width, F feat
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
 from vitrail.models.attention import AttentionGrid, OnAttention, processor
-from vitrail.models.config import Config, changed, grid_of
-from vitrail.models.layers import Head, Patches, Tokens, drop_patches, whole_patches
+from vitrail.models.config import Config, Pair, changed, grid_of
+from vitrail.models.layers import Head, Patches, Tokens, as_map, drop_patches, whole_patches
 
+T = TypeVar("T")
 TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encode` support a subset of patches (``ids``)
 
 
@@ -39,7 +41,8 @@ class Backbone(nn.Module):
 
     config: Any
     patch_embed: Any
-    norm: Any
+    norm: Any  # Identity where `fc_norm` normalises the mean of the patches instead
+    fc_norm: Any
     head: nn.Module
 
     def __init__(self, config: Config) -> None:
@@ -55,16 +58,21 @@ class Backbone(nn.Module):
     @property
     def width(self) -> int:
         """Width of the tokens returned by `encode`."""
-        return self.config.width
+        return self.config.widths[-1]
 
     @property
     def patch_width(self) -> int:
         """Width of the patches returned by `patchify`."""
-        return self.config.width
+        return self.config.widths[0]
 
     @property
     def prefix(self) -> tuple[str, ...]:
         return self.config.prefix
+
+    @property
+    def leading(self) -> int:
+        """Number P of tokens before the patches."""
+        return len(self.prefix)
 
     @property
     def first_layer(self) -> str:
@@ -103,29 +111,39 @@ class Backbone(nn.Module):
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies prefix tokens, blocks and the last norm: (B, N, D) to (B, T, D). ``on_attention``: see `forward_recording`."""
 
-    @abstractmethod
+    @property
+    def _reads(self) -> int | None:
+        """Number of leading tokens that `pool` uses; None for all tokens."""
+        return 1 if self.prefix else None
+
     def pool(self, tokens: Tokens) -> Tensor:
-        """Pools tokens (B, T, D) to features (B, F)."""
+        """Pools tokens (B, T, D) to features (B, F): the class token if there is one, otherwise the mean of the patches."""
+        return tokens.x[:, self.leading :].mean(1) if self._reads is None else tokens.x[:, 0]
 
     def pooling_shares(self, tokens: int) -> Tensor:
-        """Returns the weights of the T ``tokens`` of the last layer in `pool`: (T,), summing to one.
-
-        The default is the mean of the patches.
-        """
+        """Returns the weights of the T ``tokens`` of the last layer in `pool`: (T,), summing to one."""
         shares = torch.zeros(tokens)
-        shares[len(self.prefix) :] = 1 / (tokens - len(self.prefix))
+        if self._reads is None:
+            shares[self.leading :] = 1 / (tokens - self.leading)
+        else:
+            shares[: self._reads] = 1 / self._reads
         return shares
 
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         """Returns the logits of each head by name. Models with DeiT's "dist" token have more than one head."""
-        return {"gap": self.head(features)}
+        return {"gap" if self._reads is None else "cls": self.head(features)}
 
     @abstractmethod
+    def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Pair]]:
+        """Yields the output (B, T, D) of each block, or of each stage of a pyramid, and the grid of its patches."""
+
     def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns feature maps (B, D, h, w) before the last norm, after each block, or after each stage of a pyramid.
 
         ``on_attention`` is called as in `forward_recording`; what comes after the last map has no record.
         """
+        outputs = self._outputs(self._add_positions(self.patchify(images)), on_attention)
+        return [as_map(x[:, x.shape[1] - math.prod(grid) :], grid) for x, grid in outputs]
 
     def dense_maps(
         self, images: Tensor, layers: Sequence[int] | None = None, on_attention: OnAttention | None = None
@@ -144,11 +162,8 @@ class Backbone(nn.Module):
 
     def _norm_map(self, x: Tensor) -> Tensor:
         """Applies the last norm to a map (B, D, h, w) if it has the width of the last."""
-        return self._last_norm(x.movedim(1, -1)).movedim(-1, 1) if x.shape[1] == self.width else x
-
-    @property
-    def _last_norm(self) -> nn.Module:
-        return self.norm
+        norm = self.fc_norm if isinstance(self.norm, nn.Identity) else self.norm
+        return norm(x.movedim(1, -1)).movedim(-1, 1) if x.shape[1] == self.width else x
 
     def forward_recording(self, images: Tensor, on_attention: OnAttention) -> Tensor:
         """Returns logits (B, K) identical to those of `forward`, and calls ``on_attention`` with the `AttentionRecord` of each
@@ -165,9 +180,13 @@ class Backbone(nn.Module):
         logits = self.forward_recording(images, lambda record: matrices.append(record.weights()))
         return logits, matrices
 
-    @abstractmethod
-    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width)."""
+    def attention_grids(self, size: Pair) -> list[AttentionGrid]:
+        """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width).
+
+        The default is attention between all tokens in every block.
+        """
+        grid, cell = grid_of(size, self.config.patch_size), self.config.patch_size
+        return [AttentionGrid(self.leading, grid, grid, cell)] * self.config.depth
 
     def layers(self) -> list[dict[str, nn.Parameter]]:
         """Groups all parameters by depth: projection, tokens and positions; each block; norm, pooling and head."""
@@ -177,11 +196,15 @@ class Backbone(nn.Module):
         return groups
 
     def _layer(self, name: str) -> int:
-        """Returns the index of a parameter in `layers`: 0, its block from 1, or -1. The default uses the ViT's names."""
-        part, _, rest = name.partition(".")
-        if part == "blocks":
-            return int(rest.split(".")[0]) + 1
-        return -1 if part in ("norm", "fc_norm", "attn_pool", "head") else 0
+        """Returns the index of a parameter in `layers`: 0, its block from 1, or -1; of a stage, its first block."""
+        match name.split("."):
+            case ["blocks", block, *_]:
+                return int(block) + 1
+            case ["stages", stage, part, *rest]:
+                return sum(self.config.depths[: int(stage)]) + (int(rest[0]) if part == "blocks" else 0) + 1
+            case ["norm" | "fc_norm" | "attn_pool" | "head", *_]:
+                return -1
+        return 0
 
     def no_decay(self) -> set[str]:
         """Returns the names of parameters without weight decay: biases, norms, tokens, positions, LayerScale."""
@@ -232,19 +255,15 @@ class Backbone(nn.Module):
         return block(*inputs)
 
 
+def last(outputs: Iterable[T]) -> T:
+    """Returns the last of ``outputs``, and keeps no other in memory."""
+    *_, output = deque(outputs, maxlen=1)
+    return output
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Returns the device of the parameters of ``model``; the CPU for models without parameters, such as exported graphs."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def block_number(stage: int, block: int, depths: Sequence[int]) -> int:
-    """Returns the index, from 1, of a block of a pyramid whose stages have ``depths`` blocks."""
-    return sum(depths[:stage]) + block + 1
-
-
-def first_token(tokens: int) -> Tensor:
-    """Returns `Backbone.pooling_shares` for models that pool the class token only."""
-    return F.one_hot(torch.tensor(0), tokens).float()
 
 
 @contextmanager

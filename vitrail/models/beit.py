@@ -7,7 +7,7 @@ L tables of relative position bias: one value per head and offset between two to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import Backbone, first_token
-from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of, is_number
+from vitrail.models.attention import AttentionRecord, OnAttention, attend
+from vitrail.models.backbone import Backbone, last
+from vitrail.models.config import RESIZES, Config, IsotropicConfig, Share
 from vitrail.models.initialise import fills
 from vitrail.models.layers import (
     Dense,
@@ -44,60 +44,36 @@ BIAS_RESIZES = ("geometric", "geometric-cubic", *RESIZES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BEiTConfig(Config):
-    """The fields of a BEiT; the defaults are BEiT-B/16 as it is fine-tuned.
+class BEiTConfig(IsotropicConfig):
+    """The fields of a BEiT in addition to those of `IsotropicConfig`; the defaults are BEiT-B/16 as it is fine-tuned.
 
     Args:
-        patch_size: (height, width) in pixels, or one number for a square.
         pool: "gap", the mean of the patches followed by a norm, or "cls", a norm followed by the class token.
         relative_bias: a table for "every" block, as in fine-tuning, one "shared" by all, as in pretraining, or "none".
         bias_resize: interpolation of these tables for other image sizes; one of `BIAS_RESIZES`.
         positions: whether learned positions are added at the stem; BEiT has none.
-        position_resize: interpolation of positions for other image sizes; one of `positions.RESIZES`.
-        gelu: "exact", or "tanh" for the approximation.
         layer_scale: initial value of LayerScale; None disables it.
-        drop_path: rate of the last block; increases linearly from 0 at the first.
         patch_dropout: fraction of patches dropped in training, the same number for each image.
-        pad: pad images to whole patches with zeros at the bottom and on the right.
     """
 
     architecture: ClassVar[str] = "beit"
     about: ClassVar[str] = "a BEiT"
     attention: ClassVar[str] = "N^2"
-    PAIRS: ClassVar = ("image_size", "patch_size")
-    LEAST: ClassVar = {**Config.LEAST, "width": 1, "depth": 1, "heads": 1, "mlp_width": 1}
-    SHARES: ClassVar = ("drop_path", "patch_dropout")
-    POSITIVE: ClassVar = ("norm_eps",)
     CHOICES: ClassVar = {
+        **IsotropicConfig.CHOICES,
         "pool": ("gap", "cls"),
         "relative_bias": ("every", "shared", "none"),
         "bias_resize": BIAS_RESIZES,
-        "position_resize": tuple(RESIZES),
-        "gelu": GELUS,
     }
 
-    patch_size: tuple[int, int] = (16, 16)
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    mlp_width: int = 3072
     pool: str = "gap"
     relative_bias: str = "every"
     bias_resize: str = "geometric"
     positions: bool = False
     position_resize: str = "bicubic"
     gelu: str = "exact"
-    norm_eps: float = 1e-6
     layer_scale: float | None = 0.1
-    patch_dropout: float = 0.0
-    pad: bool = False
-
-    def _check_together(self) -> None:
-        scaled = self.layer_scale is None or is_number(self.layer_scale)
-        self._check("layer_scale", scaled, "None or a number, as 0.1")
-        self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
-        if not self.pad:
-            check_divides(self.image_size, self.patch_size)
+    patch_dropout: Share = 0.0
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -225,9 +201,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, bias: Tensor | None, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D), ``bias`` (B or 1, A, T, T)."""
         q, k, v = self._split(x)
-        learned = bias is not None and bias.requires_grad
-        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1], learned_bias=learned)
-        output = attend(q, k, v, bias=bias, path=path)
+        output = attend(q, k, v, bias=bias)
         if on_attention is not None:
             rows_of_bias = None if bias is None else lambda q, rows: bias[:, :, rows]
             on_attention(AttentionRecord(partial(self._split, x), output, rows_of_bias))
@@ -300,16 +274,16 @@ class BEiT(Backbone):
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies class token, blocks and, with ``pool="cls"``, the norm: (B, K, D) to (B, 1 + K, D)."""
-        x = self._begin(patches)
+        x, grid = last(self._outputs(patches, on_attention))
+        return Tokens(self.norm(x), grid, patches.ids)
+
+    def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Grid]]:
+        x = patches.x
+        token = self.cls_token if self.pos_embed is None else self.cls_token + self.pos_embed[:, :1]
+        x = residual_stream(torch.cat([token.to(x.dtype).expand(x.shape[0], -1, -1), x], 1))
         for block, bias in self._layers(patches):
             x = self._run(block, x, bias, on_attention=on_attention)
-        return Tokens(self.norm(x), patches.grid, patches.ids)
-
-    def _begin(self, patches: Patches) -> Tensor:
-        """Concatenates the class token, with its position, and the patches: (B, T, D)."""
-        token = self.cls_token if self.pos_embed is None else self.cls_token + self.pos_embed[:, :1]
-        x = patches.x
-        return residual_stream(torch.cat([token.to(x.dtype).expand(x.shape[0], -1, -1), x], 1))
+            yield x, patches.grid
 
     def _layers(self, patches: Patches) -> Iterable[tuple[Any, Tensor | None]]:
         """Yields each block with the bias of its logits, (B or 1, A, T, T), computed lazily."""
@@ -325,34 +299,13 @@ class BEiT(Backbone):
             return zip(self.blocks, [gather_bias(tables[0], index)] * self.config.depth)
         return zip(self.blocks, (gather_bias(table, index) for table in tables))
 
+    @property
+    def _reads(self) -> int | None:
+        return None if self.config.pool == "gap" else 1
+
     def pool(self, tokens: Tokens) -> Tensor:
         """Returns the mean of the patches after its norm, or the class token: (B, T, D) to (B, D)."""
-        x = tokens.x
-        return self.fc_norm(x[:, 1:].mean(1) if self.config.pool == "gap" else x[:, 0])
-
-    def pooling_shares(self, tokens: int) -> Tensor:
-        return super().pooling_shares(tokens) if self.config.pool == "gap" else first_token(tokens)
-
-    def heads(self, features: Tensor) -> dict[str, Tensor]:
-        return {self.config.pool: self.head(features)}
-
-    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
-        """Returns the patches after each block as images: depth times (B, D, h, w)."""
-        patches = self._add_positions(self.patchify(images))
-        x, maps = self._begin(patches), []
-        for block, bias in self._layers(patches):
-            x = self._run(block, x, bias, on_attention=on_attention)
-            maps.append(x[:, 1:].mT.unflatten(2, patches.grid))
-        return maps
-
-    @property
-    def _last_norm(self) -> nn.Module:
-        return self.fc_norm if self.config.pool == "gap" else self.norm
-
-    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width)."""
-        grid = grid_of(size, self.config.patch_size)
-        return [AttentionGrid(1, grid, grid, self.config.patch_size)] * self.config.depth
+        return self.fc_norm(super().pool(tokens))
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: BEiTConfig, new: BEiTConfig) -> dict[str, Tensor]:

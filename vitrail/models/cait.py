@@ -7,7 +7,7 @@ B images, C channels, H x W pixels, h x w = N patches, D width, A heads, E = D /
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import ALL, AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import Backbone, first_token
-from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
-from vitrail.models.initialise import fill_truncated, fill_uniform, fills
+from vitrail.models.attention import ALL, AttentionGrid, AttentionRecord, OnAttention, attend
+from vitrail.models.backbone import Backbone, last
+from vitrail.models.config import Config, IsotropicConfig, Pair, Share, grid_of
+from vitrail.models.initialise import fill_truncated
 from vitrail.models.layers import (
     Dense,
     LayerNorm,
@@ -34,32 +34,21 @@ from vitrail.models.layers import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaiTConfig(Config):
-    """The fields of a CaiT; the defaults are CaiT-XXS24.
+class CaiTConfig(IsotropicConfig):
+    """The fields of a CaiT in addition to those of `IsotropicConfig`; the defaults are CaiT-XXS24.
 
     Args:
-        patch_size: (height, width) in pixels, or one number for a square.
         depth: number of blocks of self-attention between patches.
         class_depth: number of subsequent blocks of class attention.
-        position_resize: interpolation of positions for other image sizes; one of `positions.RESIZES`.
-        gelu: "exact", or "tanh" for the approximation.
         layer_scale: initial value of LayerScale, smaller for deeper models (paper, section 2).
         drop_path: rate of each self-attention block; class attention has none.
         patch_dropout: fraction of patches dropped in training, the same number for each image.
-        pad: pad images to whole patches with zeros at the bottom and on the right.
     """
 
     architecture: ClassVar[str] = "cait"
     about: ClassVar[str] = "a CaiT"
     attention: ClassVar[str] = "N^2"
-    PAIRS: ClassVar = ("image_size", "patch_size")
-    LEAST: ClassVar = {**Config.LEAST, "width": 1, "depth": 1, "class_depth": 1, "heads": 1, "mlp_width": 1}
-    SHARES: ClassVar = ("drop_path", "patch_dropout")
-    NUMBERS: ClassVar = ("head_bias", "layer_scale")
-    POSITIVE: ClassVar = ("norm_eps",)
-    CHOICES: ClassVar = {"position_resize": tuple(RESIZES), "gelu": GELUS}
 
-    patch_size: tuple[int, int] = (16, 16)
     width: int = 192
     depth: int = 24
     class_depth: int = 2
@@ -67,16 +56,9 @@ class CaiTConfig(Config):
     mlp_width: int = 768
     position_resize: str = "bicubic"
     gelu: str = "exact"
-    norm_eps: float = 1e-6
     qkv_bias: bool = True
     layer_scale: float = 1e-5
-    patch_dropout: float = 0.0
-    pad: bool = False
-
-    def _check_together(self) -> None:
-        self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
-        if not self.pad:
-            check_divides(self.image_size, self.patch_size)
+    patch_dropout: Share = 0.0
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -165,8 +147,7 @@ class ClassAttention(nn.Module):
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """The class token and the patches (B, 1 + N, D) to the output of the token (B, 1, D)."""
         q, k, v = self._split(x)
-        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1])
-        output = attend(q, k, v, path=path)
+        output = attend(q, k, v)
         if on_attention is not None:
             on_attention(AttentionRecord(partial(self._split, x), output))
         return self.proj(output.transpose(1, 2).flatten(2))
@@ -223,7 +204,11 @@ class CaiT(Backbone):
         self.blocks_token_only = nn.ModuleList(Block(config, ClassAttention, 0.0) for _ in range(config.class_depth))
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.head = self._make_head()
-        _initialise(self)
+        # as in the authors' code
+        fill_truncated(self, config.head_bias, uniform=("patch_embed.proj",))
+        for name, parameter in self.named_parameters():
+            if name.endswith(("gamma_1", "gamma_2")):
+                nn.init.constant_(parameter, config.layer_scale)
 
     def _add_positions(self, patches: Patches) -> Patches:
         x, grid, ids = patches
@@ -232,32 +217,17 @@ class CaiT(Backbone):
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies all blocks and the norm: (B, K, D) to (B, 1 + K, D), the class token first."""
-        x = residual_stream(patches.x)
-        for block in self.blocks:
-            x = self._run(block, x, on_attention=on_attention)
+        x, _ = last(self._outputs(patches, on_attention))
         token = self.cls_token.to(x.dtype).expand(x.shape[0], -1, -1)
         for block in self.blocks_token_only:
             token = self._run(block, token, x, on_attention=on_attention)
         return Tokens(self.norm(torch.cat([token, x], 1)), patches.grid, patches.ids)
 
-    def pool(self, tokens: Tokens) -> Tensor:
-        """Returns the class token: (B, T, D) to (B, D)."""
-        return tokens.x[:, 0]
-
-    def pooling_shares(self, tokens: int) -> Tensor:
-        return first_token(tokens)
-
-    def heads(self, features: Tensor) -> dict[str, Tensor]:
-        return {"cls": self.head(features)}
-
-    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
-        """Returns the patches after each self-attention block, before the last norm, as images: depth times (B, D, h, w)."""
-        patches = self._add_positions(self.patchify(images))
-        x, maps = residual_stream(patches.x), []
+    def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Pair]]:
+        x = residual_stream(patches.x)
         for block in self.blocks:
             x = self._run(block, x, on_attention=on_attention)
-            maps.append(x.mT.unflatten(2, patches.grid))
-        return maps
+            yield x, patches.grid
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """Returns the grids of the matrices of `forward_with_attention`: for each self-attention block (B, A, N, N), the softmax
@@ -268,37 +238,13 @@ class CaiT(Backbone):
         return of_patches + [AttentionGrid(1, (0, 0), grid, cell)] * self.config.class_depth
 
     def _layer(self, name: str) -> int:
-        part, _, rest = name.partition(".")
-        if part in ("blocks", "blocks_token_only"):
-            before = self.config.depth if part == "blocks_token_only" else 0
-            return before + int(rest.split(".")[0]) + 1
-        return -1 if part in ("norm", "head") else 0
+        if name.startswith("blocks_token_only."):
+            return self.config.depth + int(name.split(".")[1]) + 1
+        return super()._layer(name)
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: CaiTConfig, new: CaiTConfig) -> dict[str, Tensor]:
         return positions.resize_tables(tensors, old.grid, new.grid, prefix=0, rule=new.position_resize)
-
-
-@fills
-def _initialise(model: CaiT) -> None:
-    """Initialises every parameter in place, as in the authors' code.
-
-    | parameter | initial value |
-    |-|-|
-    | dense layers, including those over heads; class token, positions | normal, std 0.02 |
-    | patch projection, its bias | uniform, +-sqrt(1 / inputs) |
-    | layer norm | 1 and 0 |
-    | LayerScale | ``layer_scale`` |
-    | head's bias | ``head_bias`` |
-    | other biases | 0 |
-    """
-    for name, parameter in model.named_parameters():
-        if name.startswith("patch_embed.proj."):
-            fill_uniform(model, name, parameter)
-        elif name.endswith(("gamma_1", "gamma_2")):
-            parameter.fill_(model.config.layer_scale)
-        else:
-            fill_truncated(name, parameter, model.config.head_bias)
 
 
 def _cait(width: int, depth: int, layer_scale: float, image: int) -> CaiTConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -13,44 +13,86 @@ from vitrail.errors import ConfigError, nearest
 INITIALISATION_FIELDS = frozenset({"initial", "head_bias", "layer_scale"})
 TRAINING_FIELDS = frozenset({"drop_path", "dropout", "attention_dropout", "patch_dropout", "checkpoint"})
 
+# Valid values of fields, and the numerics that they stand for.
+
+GELUS = ("tanh", "exact")  # the approximation in the paper's code, and the exact function
+
+# eps of kernel standardisation, and whether it is added to the variance or to the standard deviation
+STANDARDISATIONS = {
+    "bit": (1e-10, "variance"),  # BiT's code
+    "timm": (1e-8, "variance"),  # timm and transformers, for BiT and for hybrids
+    "vit": (1e-5, "deviation"),  # the ViT paper's code, for hybrids
+}
+GROUPS = 32  # number of groups in all group norms (BiT, Kolesnikov et al. 2020, section 2)
+
+# interpolation of tables: half width of the kernel, parameter of a cubic one, aligned corners, antialiasing
+RESIZES = {
+    "paper": (1, 0.0, True, False),  # scipy.ndimage.zoom(order=1), as in the paper's code, with aligned corners
+    "bilinear": (1, 0.0, False, False),
+    "bicubic": (2, -0.75, False, False),  # DeiT, which found that bilinear shortens the vectors
+    "bicubic-antialias": (2, -0.5, False, True),  # timm
+}
+
+# The type of a field states its valid values.
+Pair = tuple[int, int]  # (height, width) in pixels, or one number for a square
+Stages = tuple[int, ...]  # one positive integer for each stage
+Count = int  # from 0; an int is at least 1
+Share = float  # in [0, 1)
+Positive = float  # above 0
+
+
+def is_whole(value: Any, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_stages(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(is_whole, value))
+
+
+# by type: the check of a value, and the remedy
+VALID: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    "Pair": (lambda value: is_stages(value) and len(value) == 2, "pixels, such as 224, or (height, width)"),
+    "Stages": (is_stages, "one positive integer for each stage"),
+    "Count": (lambda value: is_whole(value, 0), "an integer of at least 0"),
+    "int": (is_whole, "an integer of at least 1"),
+    "Share": (lambda value: is_number(value) and 0 <= value < 1, "a fraction in [0, 1)"),
+    "Positive": (lambda value: is_number(value) and value > 0, "a number above 0, as 1e-6"),
+    "float": (is_number, "a number, such as 0.0"),
+    "float | None": (lambda value: value is None or is_number(value), "None or a number, as 1e-4"),
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedConfig:
-    """Dataclass whose fields are validated on creation, by the tables below.
+    """Dataclass whose fields are validated on creation: by their types, by `CHOICES` and by `_check_together`.
 
     Raises:
         ConfigError: names the invalid field, its value and the valid values.
     """
 
     about: ClassVar[str]  # for messages: "a ViT", "a Swin Transformer"
-    PAIRS: ClassVar[tuple[str, ...]] = ()  # (height, width) in pixels
-    LEAST: ClassVar[Mapping[str, int]] = {}  # integers with this minimum
-    STAGES: ClassVar[tuple[str, ...]] = ()  # one positive integer per stage, the same number of stages in each field
-    SHARES: ClassVar[tuple[str, ...]] = ()  # in [0, 1)
-    NUMBERS: ClassVar[tuple[str, ...]] = ()
-    POSITIVE: ClassVar[tuple[str, ...]] = ()
     CHOICES: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     def __post_init__(self) -> None:
-        for name in self.PAIRS:
-            object.__setattr__(self, name, _pair(name, getattr(self, name)))
-        for name in self.STAGES:
-            object.__setattr__(self, name, _stages(name, getattr(self, name)))
-        for name, least in self.LEAST.items():
-            self._check(name, is_whole(getattr(self, name), least), f"an integer of at least {least}")
-        for name in self.SHARES:
-            self._check(name, is_number(getattr(self, name)) and 0 <= getattr(self, name) < 1, "a fraction in [0, 1)")
-        for name in self.NUMBERS:
-            self._check(name, is_number(getattr(self, name)), "a number, such as 0.0")
-        for name in self.POSITIVE:
-            self._check(name, is_number(getattr(self, name)) and getattr(self, name) > 0, "a number above 0, as 1e-6")
-        for name in (field.name for field in fields(self) if field.type == "bool"):
-            self._check(name, isinstance(getattr(self, name), bool), "True or False")
+        stages = [field.name for field in fields(self) if field.type == "Stages"]
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if field.type == "Pair" and is_whole(value):
+                value = (value, value)
+            if field.type in VALID:
+                is_valid, remedy = VALID[field.type]
+                self._check(name, is_valid(value), remedy)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         for name, known in self.CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), known))
-        for name in self.STAGES:
-            count = len(getattr(self, self.STAGES[0]))
+            if (value := getattr(self, name)) not in known:
+                raise ConfigError(f"{name} is {value!r}", nearest(str(value), known))
+        for name in stages:
+            count = len(getattr(self, stages[0]))
             self._check(name, len(getattr(self, name)) == count, f"one number for each of the {count} stages")
         self._check_together()
 
@@ -79,27 +121,23 @@ class Config(CheckedConfig):
         image_size: (height, width) in pixels, or one number for a square. Images of other sizes are supported.
         classes: number of outputs; 0 for no head.
         head_bias: initial value of the head's bias.
-        drop_path: stochastic depth rate of the last block (Huang et al. 2016).
+        drop_path: stochastic depth rate of the last block (Huang et al. 2016), linear from 0 at the first.
         checkpoint: recompute blocks in the backward pass instead of storing their activations.
     """
 
     architecture: ClassVar[str]
     attention: ClassVar[str]  # complexity of attention in the number of patches N, "N^2" in a ViT
-    PAIRS: ClassVar[tuple[str, ...]] = ("image_size",)
-    LEAST: ClassVar[Mapping[str, int]] = {"in_channels": 1, "classes": 0}
-    SHARES: ClassVar[tuple[str, ...]] = ("drop_path",)
-    NUMBERS: ClassVar[tuple[str, ...]] = ("head_bias",)
 
-    image_size: tuple[int, int] = (224, 224)
+    image_size: Pair = (224, 224)
     in_channels: int = 3
-    classes: int = 1000
+    classes: Count = 1000
     head_bias: float = 0.0
-    drop_path: float = 0.0
+    drop_path: Share = 0.0
     checkpoint: bool = False
 
     @property
-    def patch_size(self) -> tuple[int, int]:
-        """Size (height, width) in pixels of a token of `patchify`; a field in some architectures."""
+    def patch_size(self) -> Pair:
+        """Size (height, width) in pixels of a token of `patchify`; a field in most architectures."""
         raise NotImplementedError
 
     @property
@@ -118,7 +156,7 @@ class Config(CheckedConfig):
         return (self.width,) * self.depth
 
     @property
-    def cells(self) -> list[tuple[int, int]]:
+    def cells(self) -> list[Pair]:
         """Size (height, width) in pixels of a cell of each of the maps of `Backbone.feature_maps`, their strides."""
         return [self.patch_size] * len(self.widths)
 
@@ -129,7 +167,7 @@ class Config(CheckedConfig):
         return tuple(range(stages)) if self.cells[0] != self.cells[-1] else (stages - 1,)
 
     @property
-    def cell(self) -> tuple[int, int]:
+    def cell(self) -> Pair:
         """Size (height, width) in pixels of a token of `encode`: a patch, unless stages downsample."""
         return self.cells[-1]
 
@@ -139,27 +177,53 @@ class Config(CheckedConfig):
         return self.depth
 
     @property
-    def grid(self) -> tuple[int, int]:
+    def grid(self) -> Pair:
         """Rows and columns of the tokens of `patchify` at ``image_size``."""
         return grid_of(self.image_size, self.patch_size)
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Learned tokens before the patches; a field in some architectures."""
+        """Learned tokens before the patches."""
         return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsotropicConfig(Config):
+    """The common fields of networks whose blocks all have the same width, on the grid of the patches.
+
+    Args:
+        patch_size: (height, width) in pixels, or one number for a square.
+        position_resize: interpolation of position tables for other image sizes, one of `RESIZES`.
+        gelu: "tanh", the approximation in the ViT paper's code, or "exact".
+        pad: pad images to whole patches with zeros at the bottom and on the right.
+    """
+
+    CHOICES: ClassVar = {"position_resize": tuple(RESIZES), "gelu": GELUS}
+
+    patch_size: Pair = (16, 16)
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_width: int = 3072
+    position_resize: str = "paper"
+    gelu: str = "tanh"
+    norm_eps: Positive = 1e-6
+    pad: bool = False
+
+    def _check_together(self) -> None:
+        self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
+        if not self.pad:
+            check_divides(self.image_size, self.patch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedConfig(Config):
     """The config of a pyramid: ``depths`` blocks in each stage, of which each halves the map of the one before."""
 
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Number of blocks of each stage, a field."""
-        raise NotImplementedError
+    depths: Stages = (2, 2, 2, 2)
 
     @property
-    def cells(self) -> list[tuple[int, int]]:
+    def cells(self) -> list[Pair]:
         height, width = self.patch_size
         return [(height << stage, width << stage) for stage in range(len(self.depths))]
 
@@ -202,49 +266,3 @@ def check_divides(size: Sequence[int], patch_size: Sequence[int]) -> None:
         f"an image of {written} pixels does not divide into patches of {patches}",
         f"resize to {' or '.join(dict.fromkeys(near))}, or set pad=True to pad with zeros",
     )
-
-
-def _pair(name: str, value: Any) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
-    if len(pair) != 2 or not all(is_whole(length, 1) for length in pair):
-        raise ConfigError(f"{name} is {value!r}", f"{name} = pixels, such as 224, or (height, width)")
-    return pair
-
-
-def _stages(name: str, value: Any) -> tuple[int, ...]:
-    stages = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if not stages or not all(is_whole(value, 1) for value in stages):
-        raise ConfigError(f"{name} is {value!r}", f"{name} = one positive integer for each stage")
-    return stages
-
-
-def is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-# Valid values of fields, and the numerics that they stand for.
-
-GELUS = ("tanh", "exact")  # the approximation in the paper's code, and the exact function
-
-# eps of kernel standardisation, and whether it is added to the variance or to the standard deviation
-STANDARDISATIONS = {
-    "bit": (1e-10, "variance"),  # BiT's code
-    "timm": (1e-8, "variance"),  # timm and transformers, for BiT and for hybrids
-    "vit": (1e-5, "deviation"),  # the ViT paper's code, for hybrids
-}
-GROUPS = 32  # number of groups in all group norms (BiT, Kolesnikov et al. 2020, section 2)
-
-KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
-PLACES = ("stem", "every", "shared")
-
-# interpolation of tables: half width of the kernel, parameter of a cubic one, aligned corners, antialiasing
-RESIZES = {
-    "paper": (1, 0.0, True, False),  # scipy.ndimage.zoom(order=1), as in the paper's code, with aligned corners
-    "bilinear": (1, 0.0, False, False),
-    "bicubic": (2, -0.75, False, False),  # DeiT, which found that bilinear shortens the vectors
-    "bicubic-antialias": (2, -0.5, False, True),  # timm
-}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config
-from vitrail.models.initialise import fill_truncated, fills
+from vitrail.models.initialise import fill_truncated
 from vitrail.models.layers import Conv, GroupNorm, LayerNorm, by_hand
 
 Stride = tuple[Fraction, Fraction]  # (height, width) in pixels
@@ -43,7 +43,7 @@ class Upscale(nn.Module):
         self.expand = Conv(inputs, 4 * outputs, 1)
         self.depthwise = Conv(outputs, outputs, 3, padding=1, groups=outputs)
         self.norm = ChannelNorm(outputs)
-        fill_dense(self)
+        fill_truncated(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D, h, w) to (B, D', 2 h, 2 w)."""
@@ -96,7 +96,7 @@ class SimplePyramid(nn.Module):
             nn.Sequential(Conv(own, width, 1), ChannelNorm(width), Conv(width, width, 3, padding=1), ChannelNorm(width))
             for own in self.scaled.widths
         )
-        fill_dense(self.smooth)
+        fill_truncated(self.smooth)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Maps (B, D, h, w), of which the last is used, to one of ``width`` for each level."""
@@ -132,7 +132,7 @@ class FeaturePyramid(nn.Module):
             nn.Sequential(Conv(inputs, width, 1), ChannelNorm(width)) for inputs in widths[self.first :]
         )
         self.smooth = nn.ModuleList(nn.Sequential(Conv(width, width, 3, padding=1), ChannelNorm(width)) for _ in levels)
-        fill_dense(self)
+        fill_truncated(self)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Maps (B, D, h, w) of all stages to one of ``width`` for each level."""
@@ -189,13 +189,6 @@ def fit(x: Tensor, like: Tensor) -> Tensor:
     return x[..., : like.shape[2], : like.shape[3]]
 
 
-@fills
-def fill_dense(module: nn.Module) -> None:
-    """Initialises a neck or head in place: matrices normal, std 0.02, truncated at +-2; norms 1 and 0; biases 0."""
-    for name, parameter in module.named_parameters():
-        fill_truncated(name, parameter, 0.0)
-
-
 TOWER_GROUPS = 16
 PRIOR = 0.01  # probability of every class in a cell before training (RetinaNet, Lin et al. 2017, section 4.1)
 REACH = 2  # initial distance from the centre of a cell to each side of its box, in strides
@@ -228,7 +221,7 @@ class LinearHead(nn.Module):
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
         self.classifier = LastLayer(width, classes)
-        fill_dense(self)
+        fill_truncated(self)
         nn.init.zeros_(self.classifier.weight)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -261,7 +254,7 @@ class FusedHead(nn.Module):
         self.activation = nn.GELU()
         self.dropout = nn.Dropout2d(dropout)
         self.classifier = LastLayer(width, classes)
-        fill_dense(self)
+        fill_truncated(self)
         nn.init.zeros_(self.classifier.weight)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -295,7 +288,7 @@ class BoxHead(nn.Module):
         self.classifier = LastLayer(width, classes)
         self.distances = LastLayer(width, 4)
         self.scales = nn.Parameter(torch.empty(len(strides)))
-        fill_dense(self)
+        fill_truncated(self)
         for layer in (self.classifier, self.distances):
             nn.init.normal_(layer.weight, std=0.01)
         assert self.classifier.bias is not None

@@ -161,14 +161,21 @@ def fill_lecun_normal(weight: Tensor) -> None:
     nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
 
-def fill_uniform(model: nn.Module, name: str, parameter: Tensor) -> None:
-    """Initialises a weight or bias of a convolution by name: uniform, +-sqrt(1 / inputs)."""
-    weight = model.get_parameter(f"{name.rpartition('.')[0]}.weight")
-    bound = math.sqrt(1 / weight[0].numel())
-    parameter.uniform_(-bound, bound)
+@fills
+def fill_truncated(model: nn.Module, head_bias: float = 0.0, *, uniform: tuple[str, ...] = ()) -> None:
+    """Initialises every parameter by `fill_parameter`, but weights and biases of the layers whose names end with ``uniform``
+    by uniform numbers, +-sqrt(1 / inputs).
+    """
+    for name, parameter in model.named_parameters():
+        owner, _, _ = name.rpartition(".")
+        if uniform and owner.endswith(uniform):
+            bound = math.sqrt(1 / model.get_parameter(f"{owner}.weight")[0].numel())
+            parameter.uniform_(-bound, bound)
+        else:
+            fill_parameter(name, parameter, head_bias)
 
 
-def fill_truncated(name: str, parameter: Tensor, head_bias: float) -> None:
+def fill_parameter(name: str, parameter: Tensor, head_bias: float) -> None:
     """Initialises matrices, tokens and tables normal, std 0.02, truncated at +-2; norms 1 and 0; biases 0 or ``head_bias``."""
     if name.endswith(".bias"):
         parameter.fill_(head_bias if name == "head.bias" else 0)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import torch_private
-from vitrail.models.config import GROUPS, STANDARDISATIONS, check_divides, grid_of
+from vitrail.models.config import GROUPS, STANDARDISATIONS, Pair, check_divides, grid_of
 
 
 class Patches(NamedTuple):
@@ -47,6 +47,16 @@ class Tokens(NamedTuple):
     x: Tensor
     grid: tuple[int, int]
     ids: Tensor | None = None
+
+
+def as_map(x: Tensor, grid: Pair) -> Tensor:
+    """Views tokens (B, N, D) as a map (B, D, h, w) in channels-last memory format, the fastest for convolutions."""
+    return x.mT.unflatten(2, grid)
+
+
+def as_tokens(image: Tensor) -> Tensor:
+    """Converts a map (B, D, h, w) to tokens (B, N, D); a view for channels-last memory format."""
+    return image.flatten(2).mT
 
 
 def is_autocast(x: Tensor) -> bool:

@@ -7,7 +7,7 @@ in attention R the reduction, K keys, H heads, E = D / H. PVT v2 shares `Pyramid
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.models import positions
-from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import Backbone, block_number, first_token
-from vitrail.models.config import GELUS, Config, StagedConfig, check_divides, grid_of
-from vitrail.models.initialise import fill_truncated, fill_uniform, fills
+from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend
+from vitrail.models.backbone import Backbone
+from vitrail.models.config import GELUS, Config, Pair, Positive, Share, StagedConfig, Stages, check_divides, grid_of
+from vitrail.models.initialise import fill_truncated
 from vitrail.models.layers import (
     Conv,
     Dense,
@@ -30,6 +30,8 @@ from vitrail.models.layers import (
     Patches,
     ResidualBlock,
     Tokens,
+    as_map,
+    as_tokens,
     residual_stream,
     stage_drop_rates,
     whole_patches,
@@ -51,28 +53,22 @@ class PyramidConfig(StagedConfig):
             patch embeddings and reductions.
         dropout: rate after every dense layer except q, k, v, and after adding positions; ``attention_dropout`` is that of
             the attention matrices.
-        drop_path: rate of the last block; increases linearly from 0 at the first.
     """
 
     attention: ClassVar[str] = "N^2/R^2"
-    PAIRS: ClassVar = ("image_size", "patch_size")
-    STAGES: ClassVar = ("depths", "widths", "heads", "mlp_ratios", "reductions")
-    SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path")
-    POSITIVE: ClassVar = ("norm_eps", "conv_norm_eps")
     CHOICES: ClassVar = {"gelu": GELUS}
 
-    patch_size: tuple[int, int] = (4, 4)
-    widths: tuple[int, ...] = (64, 128, 320, 512)
-    depths: tuple[int, ...] = (2, 2, 2, 2)
-    heads: tuple[int, ...] = (1, 2, 5, 8)
-    mlp_ratios: tuple[int, ...] = (8, 8, 4, 4)
-    reductions: tuple[int, ...] = (8, 4, 2, 1)
+    patch_size: Pair = (4, 4)
+    widths: Stages = (64, 128, 320, 512)
+    heads: Stages = (1, 2, 5, 8)
+    mlp_ratios: Stages = (8, 8, 4, 4)
+    reductions: Stages = (8, 4, 2, 1)
     gelu: str = "exact"
-    norm_eps: float = 1e-6
-    conv_norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-6
+    conv_norm_eps: Positive = 1e-5
     qkv_bias: bool = True
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
+    dropout: Share = 0.0
+    attention_dropout: Share = 0.0
 
     def _check_together(self) -> None:
         divide = all(width % heads == 0 for width, heads in zip(self.widths, self.heads))
@@ -95,16 +91,6 @@ class PyramidConfig(StagedConfig):
                     f"fewer than its reduction of {reduction}x{reduction}",
                     f"resize to {height}x{width} or more, or set smaller reductions",
                 )
-
-
-def as_map(x: Tensor, grid: Grid) -> Tensor:
-    """Views tokens (B, N, D) as a map (B, D, h, w) in channels-last memory format, the fastest for convolutions."""
-    return x.mT.unflatten(2, grid)
-
-
-def as_tokens(image: Tensor) -> Tensor:
-    """Converts a map (B, D, h, w) to tokens (B, N, D); a view for channels-last memory format."""
-    return image.flatten(2).mT
 
 
 class ReducedAttention(nn.Module):
@@ -136,8 +122,7 @@ class ReducedAttention(nn.Module):
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D); the last N of the T tokens are the cells of ``grid``."""
         q, k, v = self.split(x, grid)
-        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2])
-        output = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
+        output = attend(q, k, v, dropout=self.dropout if self.training else 0.0)
         if on_attention is not None:
             on_attention(AttentionRecord(partial(self.split, x, grid), output))
         return self.proj(output.transpose(1, 2).flatten(2))
@@ -271,15 +256,8 @@ class PVT(Backbone):
         self.dropout = nn.Dropout(config.dropout)
         self.norm = LayerNorm(self.width, eps=config.norm_eps)
         self.head = self._make_head()
-        initialise(self, config)
-
-    @property
-    def width(self) -> int:
-        return self.config.widths[-1]
-
-    @property
-    def patch_width(self) -> int:
-        return self.config.widths[0]
+        # as in the authors' code
+        fill_truncated(self, config.head_bias, uniform=("patch_embed.proj", "downsample.proj", "attn.sr"))
 
     def patchify(self, images: Tensor) -> Patches:
         """Projects and normalises the patches of stage 1: (B, C, H, W) to (B, N, D)."""
@@ -299,14 +277,12 @@ class PVT(Backbone):
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies all stages and the last norm: (B, N, D) of stage 1 to (B, 1 + N, D) of the last."""
-        x, grid = self._stages(patches, on_attention)[-1]
+        *_, (x, grid) = self._outputs(patches, on_attention)
         return Tokens(self.norm(x), grid)
 
-    def _stages(self, patches: Patches, on_attention: OnAttention | None = None) -> list[tuple[Tensor, Grid]]:
-        """Yields the tokens after each stage and the grid of its map."""
+    def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Grid]]:
         self._check_subset(patches)
         x, grid, _ = patches
-        passed: list[tuple[Tensor, Grid]] = []
         for number, stage in enumerate(self.stages):
             if number:
                 x, grid, _ = stage.downsample.cut(as_map(x, grid), pad=self.config.pad)
@@ -317,23 +293,7 @@ class PVT(Backbone):
             x = self.dropout(residual_stream(x))
             for block in stage.blocks:
                 x = self._run(block, x, grid, on_attention=on_attention)
-            passed.append((x, grid))
-        return passed
-
-    def pool(self, tokens: Tokens) -> Tensor:
-        """Returns the class token: (B, T, D) to (B, D)."""
-        return tokens.x[:, 0]
-
-    def pooling_shares(self, tokens: int) -> Tensor:
-        return first_token(tokens)
-
-    def heads(self, features: Tensor) -> dict[str, Tensor]:
-        return {"cls": self.head(features)}
-
-    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
-        """Returns the map of each stage, before the last norm and without the class token: (B, D, h, w)."""
-        passed = self._stages(self.place(self.patchify(images)), on_attention)
-        return [as_map(x[:, x.shape[1] - grid[0] * grid[1] :], grid) for x, grid in passed]
+            yield x, grid
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width).
@@ -347,14 +307,10 @@ class PVT(Backbone):
         ]
 
     def _layer(self, name: str) -> int:
-        if name.startswith(("norm.", "head.")):
-            return -1
-        if name.startswith("patch_embed.") or name == "stages.0.pos_embed":
-            return 0
-        if name == "cls_token":
-            return block_number(len(self.stages) - 1, 0, self.config.depths)
-        _, stage, part, *rest = name.split(".")
-        return block_number(int(stage), int(rest[0]) if part == "blocks" else 0, self.config.depths)
+        last = len(self.stages) - 1
+        return super()._layer(
+            {"stages.0.pos_embed": "pos_embed", "cls_token": f"stages.{last}.cls_token"}.get(name, name)
+        )
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig) -> dict[str, Tensor]:
@@ -364,25 +320,6 @@ class PVT(Backbone):
             prefix, table = new.prefixes(stage), {"pos_embed": tensors[name]}
             resized[name] = positions.resize_tables(table, *grids, prefix=prefix, rule=new.position_resize)["pos_embed"]
         return resized
-
-
-@fills
-def initialise(model: nn.Module, config: PVTConfig) -> None:
-    """Initialises every parameter in place with torch's default generator, as in the authors' code.
-
-    | parameter | initial value |
-    |-|-|
-    | dense layers, head | normal, std 0.02; biases 0, ``head_bias`` for the head |
-    | patch projections, reductions | weight and bias uniform, +-sqrt(1 / inputs) |
-    | class token, positions | normal, std 0.02 |
-    | layer norm | 1 and 0 |
-    """
-    for name, parameter in model.named_parameters():
-        owner = name.rpartition(".")[0]
-        if owner.endswith(("patch_embed.proj", "downsample.proj", "attn.sr")):
-            fill_uniform(model, name, parameter)
-        else:
-            fill_truncated(name, parameter, config.head_bias)
 
 
 def _pvt(*depths: int) -> PVTConfig:

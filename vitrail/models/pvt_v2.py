@@ -6,7 +6,7 @@ B images, C channels, H x W pixels, h x w = N cells of a stage's map, D width of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.attention import AttentionGrid, OnAttention
-from vitrail.models.backbone import Backbone, block_number
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import Config
-from vitrail.models.initialise import fill_truncated, fills
+from vitrail.models.initialise import fill_parameter, fills
 from vitrail.models.layers import (
     Conv,
     Dense,
@@ -26,17 +26,12 @@ from vitrail.models.layers import (
     ResidualBlock,
     Tokens,
     activate,
+    as_map,
+    as_tokens,
     residual_stream,
     stage_drop_rates,
 )
-from vitrail.models.pvt import (
-    Grid,
-    PyramidConfig,
-    ReducedAttention,
-    SpatialReductionAttention,
-    as_map,
-    as_tokens,
-)
+from vitrail.models.pvt import Grid, PyramidConfig, ReducedAttention, SpatialReductionAttention
 
 POOLED = (7, 7)  # rows and columns of the keys of linear attention, for any image size (section 3.2)
 
@@ -183,14 +178,6 @@ class PVTv2(Backbone):
         self.head = self._make_head()
         initialise(self, config)
 
-    @property
-    def width(self) -> int:
-        return self.config.widths[-1]
-
-    @property
-    def patch_width(self) -> int:
-        return self.config.widths[0]
-
     def patchify(self, images: Tensor) -> Patches:
         """Projects and normalises the overlapping patches of stage 1: (B, C, H, W) to (B, N, D)."""
         self._check(images)
@@ -199,13 +186,12 @@ class PVTv2(Backbone):
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies all stages, each with its norm: (B, N, D) of stage 1 to (B, N, D) of the last."""
-        return Tokens(*self._stages(patches, on_attention)[-1])
+        *_, last = self._outputs(patches, on_attention)
+        return Tokens(*last)
 
-    def _stages(self, patches: Patches, on_attention: OnAttention | None = None) -> list[tuple[Tensor, Grid]]:
-        """Yields the tokens after each stage and the grid of its map."""
+    def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Grid]]:
         self._check_subset(patches)
         x, grid, _ = patches
-        passed: list[tuple[Tensor, Grid]] = []
         for stage in self.stages:
             if stage.downsample is not None:
                 x, grid = stage.downsample(as_map(x, grid))
@@ -213,16 +199,7 @@ class PVTv2(Backbone):
             for block in stage.blocks:
                 x = self._run(block, x, grid, on_attention=on_attention)
             x = stage.norm(x)
-            passed.append((x, grid))
-        return passed
-
-    def pool(self, tokens: Tokens) -> Tensor:
-        """Averages all cells: (B, N, D) to (B, D)."""
-        return tokens.x.mean(1)
-
-    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
-        """Returns the map of each stage after its norm, the input of the next stage: (B, D, h, w)."""
-        return [as_map(x, grid) for x, grid in self._stages(self.place(self.patchify(images)), on_attention)]
+            yield x, grid
 
     def _norm_map(self, x: Tensor) -> Tensor:
         """Returns the map as it is: each stage ends with a norm."""
@@ -238,32 +215,22 @@ class PVTv2(Backbone):
         return [block.attn.attention_grid(grid, cell) for stage, grid, cell in maps for block in stage.blocks]
 
     def _layer(self, name: str) -> int:
-        if name.startswith("patch_embed."):
-            return 0
-        if name.startswith(("head.", f"stages.{len(self.stages) - 1}.norm.")):
-            return -1
-        _, stage, part, *rest = name.split(".")
-        depths = self.config.depths
-        block = {"downsample": 0, "norm": depths[int(stage)] - 1}.get(part)
-        return block_number(int(stage), int(rest[0]) if block is None else block, depths)
+        match name.split("."):
+            case ["stages", stage, "norm", _]:  # after the last block of its stage
+                past = int(stage) + 1
+                return sum(self.config.depths[:past]) if past < len(self.stages) else -1
+        return super()._layer(name)
 
 
 @fills
 def initialise(model: nn.Module, config: PVTv2Config) -> None:
-    """Initialises every parameter in place with torch's default generator, as in the authors' code.
-
-    | parameter | initial value |
-    |-|-|
-    | dense layers, head | normal, std 0.02; biases 0, ``head_bias`` for the head |
-    | convolutions | normal, std sqrt(2 / fan_out); biases 0 |
-    | layer norm | 1 and 0 |
-    """
+    """Initialises kernels as in the authors' code, normal with std sqrt(2 / fan_out), and the rest by `fill_parameter`."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 4:
             reached = parameter[0, 0].numel() * (1 if name.endswith("dwconv.weight") else len(parameter))
             parameter.normal_(std=math.sqrt(2 / reached))
         else:
-            fill_truncated(name, parameter, config.head_bias)
+            fill_parameter(name, parameter, config.head_bias)
 
 
 def _pvt_v2(*depths: int, **changes) -> PVTv2Config:

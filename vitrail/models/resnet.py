@@ -13,8 +13,7 @@ A heads, E = M / A, L lines (columns or rows) of T cells, S cells in the lines o
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -33,8 +32,8 @@ from vitrail.models.attention import (
     concatenate_groups,
 )
 from vitrail.models.axial import line_grids
-from vitrail.models.backbone import Backbone, block_number
-from vitrail.models.config import GROUPS, STANDARDISATIONS, Config, StagedConfig, grid_of
+from vitrail.models.backbone import Backbone
+from vitrail.models.config import GROUPS, STANDARDISATIONS, Config, Pair, Positive, StagedConfig, Stages, grid_of
 from vitrail.models.hybrid import Shape, Stage, shapes
 from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import (
@@ -43,6 +42,8 @@ from vitrail.models.layers import (
     StdConv,
     Tokens,
     add_branch,
+    as_map,
+    as_tokens,
     by_hand,
     residual_stream,
     stage_drop_rates,
@@ -65,20 +66,16 @@ class BottleneckConfig(StagedConfig):
         width_factor: factor of all widths, the "x3" of R50x3.
         standardise: rule of kernel standardisation, one of `config.STANDARDISATIONS`.
         group_norm_eps: added to the variance in each group norm.
-        drop_path: rate of the last block; increases linearly from 0 at the first. BiT uses 0.
     """
 
-    LEAST: ClassVar = {**Config.LEAST, "stem_width": 1, "width_factor": 1}
-    STAGES: ClassVar = ("depths",)
-    POSITIVE: ClassVar = ("group_norm_eps",)
     CHOICES: ClassVar = {"stem": tuple(STEMS), "standardise": tuple(STANDARDISATIONS)}
 
-    depths: tuple[int, ...] = (3, 4, 6, 3)
+    depths: Stages = (3, 4, 6, 3)
     stem: str = "paper"
     stem_width: int = 64
     width_factor: int = 1
     standardise: str = "bit"
-    group_norm_eps: float = 1e-5
+    group_norm_eps: Positive = 1e-5
 
     def _check_together(self) -> None:
         self._check("stem_width", self.stem_width % GROUPS == 0, f"a multiple of {GROUPS}, the groups of the norms")
@@ -118,7 +115,6 @@ class AxialResNetConfig(BottleneckConfig):
     architecture: ClassVar[str] = "axial-resnet"
     about: ClassVar[str] = "an AxialResNet"
     attention: ClassVar[str] = "N (h + w)"
-    LEAST: ClassVar = {**BottleneckConfig.LEAST, "heads": 1}
 
     heads: int = 8
 
@@ -172,15 +168,12 @@ def _pad_with_zeros(x: Tensor) -> Tensor:
 
 
 class Bottleneck(nn.Module):
-    """Bottleneck with norms before convolutions (He et al. 2016, figure 4e). Its subclasses `mix` the cells in the middle.
+    """Bottleneck with norms before convolutions (He et al. 2016, figure 4e). The middle is BiT's 3 x 3 convolution, or attention.
 
     If the width changes, the shortcut is a convolution of the normalised map, the input of the branch.
-
-    Args:
-        middle: the layers of `mix` by name.
     """
 
-    def __init__(self, config: BottleneckConfig, shape: Shape, drop_path: float, **middle: nn.Module) -> None:
+    def __init__(self, config: BottleneckConfig, shape: Shape, drop_path: float, attn: nn.Module | None) -> None:
         super().__init__()
         (inputs, outputs, stride), rule, eps = shape, config.standardise, config.group_norm_eps
         inner = outputs // 4
@@ -192,14 +185,11 @@ class Bottleneck(nn.Module):
         self.norm1 = GroupNorm(inputs, eps=eps)
         self.conv1 = StdConv(inputs, inner, 1, rule=rule)
         self.norm2 = GroupNorm(inner, eps=eps)
-        for name, layer in middle.items():
-            self.add_module(name, layer)
+        if attn is None:
+            self.conv2 = StdConv(inner, inner, 3, stride=stride, padding=1, rule=rule)
+        self.attn = attn
         self.norm3 = GroupNorm(inner, eps=eps)
         self.conv3 = StdConv(inner, outputs, 1, rule=rule)
-
-    @abstractmethod
-    def mix(self, x: Tensor, on_attention: OnAttention | None) -> Tensor:
-        """(B, M, h, w) to (B, M, h / stride, w / stride), rounded up."""
 
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, D, h, w) to (B, D', h / stride, w / stride), rounded up."""
@@ -207,24 +197,12 @@ class Bottleneck(nn.Module):
         shortcut = x if self.downsample is None else residual_stream(self.downsample(y))
 
         def branch(_: Tensor) -> Tensor:
-            return self.conv3(self.norm3(self.mix(self.norm2(self.conv1(y)), on_attention)))
+            inner = self.norm2(self.conv1(y))
+            mixed = self.conv2(inner) if self.attn is None else self.attn(inner, on_attention)
+            return self.conv3(self.norm3(mixed))
 
         # the branch uses the normalised map instead of its argument, so it cannot run on a subset
         return add_branch(shortcut, branch, drop=self.drop_path if self.training else 0.0, skip=False)
-
-
-class ConvBottleneck(Bottleneck):
-    """BiT's bottleneck, with a 3 x 3 convolution that has the stride."""
-
-    conv2: nn.Module
-
-    def __init__(self, config: BottleneckConfig, shape: Shape, drop_path: float) -> None:
-        inner = shape.outputs // 4
-        conv2 = StdConv(inner, inner, 3, stride=shape.stride, padding=1, rule=config.standardise)
-        super().__init__(config, shape, drop_path, conv2=conv2)
-
-    def mix(self, x: Tensor, on_attention: OnAttention | None) -> Tensor:
-        return self.conv2(x)
 
 
 class Positions(NamedTuple):
@@ -280,15 +258,14 @@ class LineAttention(nn.Module):
         width: M.
         span: S, the length of the lines for the config's image size.
         axis: 2 for columns, 3 for rows of a map (B, M, h, w).
-        rule, eps: of the standardised kernel and of the group norm.
     """
 
-    def __init__(self, width: int, heads: int, span: int, axis: int, *, rule: str, eps: float) -> None:
+    def __init__(self, config: AxialResNetConfig, width: int, span: int, axis: int) -> None:
         super().__init__()
-        self.heads, self.axis = heads, axis
-        self.qkv = StdConv(width, 2 * width, 1, rule=rule)
-        self.norm = GroupNorm(2 * width, eps=eps, relu=False)
-        self.relative = nn.Parameter(torch.empty(2 * span - 1, 2 * width // heads))
+        self.heads, self.axis = config.heads, axis
+        self.qkv = StdConv(width, 2 * width, 1, rule=config.standardise)
+        self.norm = GroupNorm(2 * width, eps=config.group_norm_eps, relu=False)
+        self.relative = nn.Parameter(torch.empty(2 * span - 1, 2 * width // config.heads))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projects (B, M, h, w) to q and k, (B, L, A, T, E / 2) each, and v, (B, L, A, T, E)."""
@@ -324,19 +301,17 @@ def _split_channels(x: Tensor) -> tuple[Tensor, ...]:
 
 
 class AxialAttention(nn.Module):
-    """Attention along columns, then along rows, and an average of stride x stride cells.
+    """Attention along columns, then along rows of a map of width M, and an average of stride x stride cells.
 
     Args:
-        width: M.
         grid: rows and columns of the map for the config's image size.
-        rule, eps: of the standardised kernels and of the group norms.
     """
 
-    def __init__(self, width: int, heads: int, grid: tuple[int, int], stride: int, *, rule: str, eps: float) -> None:
+    def __init__(self, config: AxialResNetConfig, shape: Shape, grid: Pair) -> None:
         super().__init__()
-        self.column = LineAttention(width, heads, grid[0], 2, rule=rule, eps=eps)
-        self.row = LineAttention(width, heads, grid[1], 3, rule=rule, eps=eps)
-        self.stride = stride
+        self.column = LineAttention(config, shape.outputs // 4, grid[0], 2)
+        self.row = LineAttention(config, shape.outputs // 4, grid[1], 3)
+        self.stride = shape.stride
 
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, M, h, w) to (B, M, h / stride, w / stride), rounded up."""
@@ -345,43 +320,29 @@ class AxialAttention(nn.Module):
         return x if self.stride == 1 else F.avg_pool2d(x, self.stride, ceil_mode=True)
 
 
-class AxialBottleneck(Bottleneck):
-    """A bottleneck with axial attention in the middle.
-
-    Args:
-        grid: rows and columns of its input for the config's image size.
-    """
-
-    attn: nn.Module
-
-    def __init__(self, config: AxialResNetConfig, shape: Shape, drop_path: float, grid: tuple[int, int]) -> None:
-        numerics: dict[str, Any] = {"rule": config.standardise, "eps": config.group_norm_eps}
-        attn = AxialAttention(shape.outputs // 4, config.heads, grid, shape.stride, **numerics)
-        super().__init__(config, shape, drop_path, attn=attn)
-
-    def mix(self, x: Tensor, on_attention: OnAttention | None) -> Tensor:
-        return self.attn(x, on_attention)
-
-
 class BottleneckNet(Backbone):
     """Stem, stages of bottlenecks, norm and head. Its tokens are the cells of a map: `patchify` returns those of the stem,
     `encode` those of the last stage.
-
-    Args:
-        make_block: makes a block, given the index of its stage and its index there, its shape and its drop rate.
     """
 
-    def __init__(self, config: BottleneckConfig, make_block: Callable[[int, int, Shape, float], Bottleneck]) -> None:
+    def __init__(self, config: BottleneckConfig) -> None:
         super().__init__(config)
         self.stem = Stem(config)
         stages = zip(shapes(config.depths, config.root_width), stage_drop_rates(config.drop_path, config.depths))
         self.stages = nn.ModuleList(
-            Stage(make_block(number, block, *of_block) for block, of_block in enumerate(zip(*stage)))
+            Stage(
+                Bottleneck(config, shape, drop, self._make_attention(number, block, shape))
+                for block, (shape, drop) in enumerate(zip(*stage))
+            )
             for number, stage in enumerate(stages)
         )
         self.norm = GroupNorm(self.width, eps=config.group_norm_eps)
         self.head = self._make_head()
         initialise(self, config)
+
+    def _make_attention(self, stage: int, block: int, shape: Shape) -> nn.Module | None:
+        """Returns the attention of a block; None for a convolution in its place."""
+        return None
 
     @property
     def first_layer(self) -> str:
@@ -395,7 +356,7 @@ class BottleneckNet(Backbone):
         """Applies the stem: (B, C, H, W) to the cells of its map, (B, N, D), for images of any size."""
         self._check(images)
         x = self.stem(images)
-        return Patches(x.flatten(2).mT, (x.shape[2], x.shape[3]))
+        return Patches(as_tokens(x), (x.shape[2], x.shape[3]))
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies the stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F).
@@ -405,34 +366,18 @@ class BottleneckNet(Backbone):
         if on_attention is not None and self.config.attention == "none":
             remedy = "use feature_maps(images), or choose an architecture with attention, such as vit-b16"
             raise ConfigError(f"{self.config.about} has no attention", remedy)
-        self._check_subset(patches)
-        x = self.norm(self._maps(patches, on_attention)[-1])
-        return Tokens(x.flatten(2).mT, (x.shape[2], x.shape[3]))
+        *_, (x, grid) = self._outputs(patches, on_attention)
+        return Tokens(as_tokens(self.norm(as_map(x, grid))), grid)
 
-    def _maps(self, patches: Patches, on_attention: OnAttention | None = None) -> list[Tensor]:
-        """Returns the map after each stage: (B, D, h, w)."""
-        x, maps = residual_stream(patches.x.mT.unflatten(2, patches.grid)), []
+    def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Pair]]:
+        self._check_subset(patches)
+        x = residual_stream(as_map(patches.x, patches.grid))  # (B, D, h, w)
         for stage in self.stages:
             x = stage(x, partial(self._run, on_attention=on_attention))
-            maps.append(x)
-        return maps
-
-    def pool(self, tokens: Tokens) -> Tensor:
-        """Averages all cells: (B, T, F) to (B, F)."""
-        return tokens.x.mean(1)
-
-    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
-        """Returns the map after each stage, before the last norm: (B, D, h, w)."""
-        return self._maps(self.place(self.patchify(images)), on_attention)
+            yield as_tokens(x), (x.shape[2], x.shape[3])
 
     def _norm_map(self, x: Tensor) -> Tensor:
         return self.norm(x) if x.shape[1] == self.width else x
-
-    def _layer(self, name: str) -> int:
-        part, *rest = name.split(".")
-        if part == "stages":
-            return block_number(int(rest[0]), int(rest[2]), self.config.depths)
-        return 0 if part == "stem" else -1
 
 
 class ResNet(BottleneckNet):
@@ -440,10 +385,7 @@ class ResNet(BottleneckNet):
 
     config: ResNetConfig
 
-    def __init__(self, config: ResNetConfig) -> None:
-        super().__init__(config, lambda stage, block, shape, drop_path: ConvBottleneck(config, shape, drop_path))
-
-    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+    def attention_grids(self, size: Pair) -> list[AttentionGrid]:
         """Returns an empty list, because there is no attention."""
         return []
 
@@ -454,13 +396,14 @@ class AxialResNet(BottleneckNet):
     config: AxialResNetConfig
 
     def __init__(self, config: AxialResNetConfig) -> None:
-        def make_block(stage: int, block: int, shape: Shape, drop_path: float) -> AxialBottleneck:
-            return AxialBottleneck(config, shape, drop_path, grid_of(config.image_size, config.map_cell(stage, block)))
-
-        super().__init__(config, make_block)
+        super().__init__(config)
         fill_positions(self)
 
-    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+    def _make_attention(self, stage: int, block: int, shape: Shape) -> nn.Module:
+        grid = grid_of(self.config.image_size, self.config.map_cell(stage, block))
+        return AxialAttention(self.config, shape, grid)
+
+    def attention_grids(self, size: Pair) -> list[AttentionGrid]:
         """Returns the grids of the two matrices of each block: (B, A, N, h), cells in column-major order and those of their
         column; (B, A, N, w), cells in row-major order and those of their row.
         """

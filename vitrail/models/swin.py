@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import AttentionGrid, GroupedAttentionRecord, OnAttention, attend, attention_path, opaque
-from vitrail.models.backbone import Backbone, block_number
-from vitrail.models.config import GELUS, Config, StagedConfig, grid_of
-from vitrail.models.initialise import fill_truncated, fill_uniform, fills
+from vitrail.models.attention import AttentionGrid, GroupedAttentionRecord, OnAttention, attend, opaque
+from vitrail.models.backbone import Backbone
+from vitrail.models.config import GELUS, Pair, Positive, Share, StagedConfig, Stages, grid_of
+from vitrail.models.initialise import fill_truncated
 from vitrail.models.layers import (
     Dense,
     LayerNorm,
@@ -50,31 +50,25 @@ class SwinConfig(StagedConfig):
         gelu: "exact", as in the authors' code, or "tanh".
         dropout: rate after every dense layer except q, k, v, and after the patch embedding; ``attention_dropout`` is that of
             the attention matrices.
-        drop_path: rate of the last block; increases linearly from 0 at the first, over all stages.
     """
 
     architecture: ClassVar[str] = "swin"
     about: ClassVar[str] = "a Swin Transformer"
     pad: ClassVar[bool] = True
     attention: ClassVar[str] = "N"
-    PAIRS: ClassVar = ("image_size", "patch_size")
-    LEAST: ClassVar = {**Config.LEAST, "width": 1, "window": 1}
-    STAGES: ClassVar = ("depths", "heads")
-    SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path")
-    POSITIVE: ClassVar = ("mlp_ratio", "norm_eps")
     CHOICES: ClassVar = {"gelu": GELUS}
 
-    patch_size: tuple[int, int] = (4, 4)
+    patch_size: Pair = (4, 4)
     width: int = 96
-    depths: tuple[int, ...] = (2, 2, 6, 2)
-    heads: tuple[int, ...] = (3, 6, 12, 24)
+    depths: Stages = (2, 2, 6, 2)
+    heads: Stages = (3, 6, 12, 24)
     window: int = 7
-    mlp_ratio: float = 4.0
+    mlp_ratio: Positive = 4.0
     qkv_bias: bool = True
     gelu: str = "exact"
-    norm_eps: float = 1e-5
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
+    norm_eps: Positive = 1e-5
+    dropout: Share = 0.0
+    attention_dropout: Share = 0.0
 
     def _check_together(self) -> None:
         divides = all(width % heads == 0 for width, heads in zip(self.widths, self.heads))
@@ -236,12 +230,8 @@ class WindowAttention(nn.Module):
         merged = (1, 2) if windows.shifts else (0, 1)
         q, k, v = (part.flatten(*merged) for part in (q, k, v))
         # With 7 x 7 cells and a bias, plain attention is 1.1 times faster in bf16 on a CPU without AMX.
-        rough = x.device.type == "cpu" and q.dtype == torch.bfloat16
-        path = attention_path(
-            x.device.type, q.dtype, training=q.requires_grad, tokens=side**2, learned_bias=bias.requires_grad
-        )
-        dropout = self.dropout if self.training else 0.0
-        output = attend(q, k, v, bias=bias[None], dropout=dropout, path="plain" if rough else path)
+        path = "plain" if x.device.type == "cpu" and q.dtype == torch.bfloat16 else None
+        output = attend(q, k, v, bias=bias[None], dropout=self.dropout if self.training else 0.0, path=path)
         if on_attention is not None:
 
             def bias_of(q: Tensor, groups: slice) -> Tensor:
@@ -326,24 +316,6 @@ class Stem(PatchEmbed):
         return self.norm(super().forward(images))
 
 
-@fills
-def initialise(model: Swin) -> None:
-    """Initialises every parameter in place, as in the authors' code.
-
-    | parameter | initial value |
-    |-|-|
-    | patch projection and its bias | uniform, +-sqrt(1 / inputs) |
-    | other matrices, including the head, and bias tables | normal, std 0.02, truncated at +-2 |
-    | layer norm | 1 and 0 |
-    | other biases | 0, the head's ``head_bias`` |
-    """
-    for name, parameter in model.named_parameters():
-        if name.startswith("patch_embed.proj."):
-            fill_uniform(model, name, parameter)
-        else:
-            fill_truncated(name, parameter, model.config.head_bias)
-
-
 class Swin(Backbone):
     """The paper's backbone. It requires the whole grid, and its only positions are the bias tables of attention.
 
@@ -364,34 +336,21 @@ class Swin(Backbone):
         self.stages = nn.ModuleList(Stage(config, stage, drops) for stage, drops in rates)
         self.norm = LayerNorm(self.width, eps=config.norm_eps)
         self.head = self._make_head()
-        initialise(self)
-
-    @property
-    def width(self) -> int:
-        return self.config.widths[-1]
+        fill_truncated(self, config.head_bias, uniform=("patch_embed.proj",))  # as in the authors' code
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies all stages and the norm: (B, N, D) to (B, N', D'), the cells of the last map."""
-        *_, x = self._maps(patches, on_attention)
-        return Tokens(self.norm(x).flatten(1, 2), (x.shape[1], x.shape[2]))
+        *_, (x, grid) = self._outputs(patches, on_attention)
+        return Tokens(self.norm(x), grid)
 
-    def _maps(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[Tensor]:
-        """Yields the output of each stage, (B, h, w, D)."""
+    def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Pair]]:
         self._check_subset(patches)
         x = self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)
         for stage in self.stages:
             x = stage.downsample(x)
             for block in stage.blocks:
                 x = self._run(block, x, on_attention=on_attention)
-            yield x
-
-    def pool(self, tokens: Tokens) -> Tensor:
-        """Averages all cells: (B, N', D') to (B, D')."""
-        return tokens.x.mean(1)
-
-    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
-        """Returns the output of each stage, before the last norm, as images: (B, D, h, w) each."""
-        return [x.permute(0, 3, 1, 2) for x in self._maps(self.place(self.patchify(images)), on_attention)]
+            yield x.flatten(1, 2), (x.shape[1], x.shape[2])
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """Returns the grid of each matrix of `forward_with_attention`, (B, H, n S, S): rows are the cells of all windows, window
@@ -405,12 +364,8 @@ class Swin(Backbone):
         return grids
 
     def _layer(self, name: str) -> int:
-        part, *rest = name.split(".")
-        if part == "stages":
-            # patch merging belongs to the previous stage, as in the authors' code
-            stage, block = int(rest[0]), int(rest[2]) if rest[1] == "blocks" else -1
-            return block_number(stage, block, self.config.depths)
-        return 0 if part == "patch_embed" else -1
+        # patch merging belongs to the previous stage, as in the authors' code
+        return super()._layer(name) - (".downsample." in name)
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: SwinConfig, new: SwinConfig) -> dict[str, Tensor]:

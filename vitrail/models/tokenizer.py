@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.config import CheckedConfig
+from vitrail.models.config import CheckedConfig, Count, Pair, Positive, Stages
 from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import Conv, Dense, LayerNorm, PatchEmbed, residual_stream, whole_patches
 
@@ -40,17 +40,13 @@ class TokenizerConfig(CheckedConfig):
 
     architecture: ClassVar[str] = "tokenizer"
     about: ClassVar[str] = "a tokenizer"
-    PAIRS: ClassVar = ("patch_size",)
-    LEAST: ClassVar = {"in_channels": 1, "width": 1, "depth": 0}
-    STAGES: ClassVar = ("levels",)
-    POSITIVE: ClassVar = ("norm_eps",)
 
     in_channels: int = 3
-    patch_size: tuple[int, int] = (16, 16)
+    patch_size: Pair = (16, 16)
     width: int = 128
-    depth: int = 2
-    levels: tuple[int, ...] = (8, 8, 8)
-    norm_eps: float = 1e-6
+    depth: Count = 2
+    levels: Stages = (8, 8, 8)
+    norm_eps: Positive = 1e-6
 
     def _check_together(self) -> None:
         self._check("levels", min(self.levels) > 1, "integers of at least 2, such as (8, 8, 8)")

@@ -5,7 +5,7 @@ B images, C channels, H x W pixels, h x w = N patches, P prefix tokens, R regist
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -19,27 +19,24 @@ from vitrail.models import positions
 from vitrail.models.attention import (
     EVERYWHERE,
     Attention,
-    AttentionGrid,
     Context,
     GridWindows,
     OnAttention,
     Relative,
     attend,
-    attention_path,
 )
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import Backbone, last
 from vitrail.models.config import (
-    GELUS,
     GROUPS,
-    KINDS,
-    PLACES,
-    RESIZES,
     STANDARDISATIONS,
     Config,
+    Count,
+    IsotropicConfig,
+    Pair,
+    Positive,
+    Share,
     changed,
-    check_divides,
     grid_of,
-    is_number,
     is_whole,
 )
 from vitrail.models.hybrid import HybridEmbed
@@ -59,16 +56,14 @@ from vitrail.models.layers import (
     whole_patches,
 )
 
-INITIALS = ("paper", "truncated", "mimetic", "identity")
 PREFIXES = ((), ("cls",), ("cls", "dist"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTConfig(Config):
-    """The fields of a ViT; the defaults are ViT-B/16 as in the paper.
+class ViTConfig(IsotropicConfig):
+    """The fields of a ViT in addition to those of `IsotropicConfig`; the defaults are ViT-B/16 as in the paper.
 
     Args:
-        patch_size: (height, width) in pixels of the image, or one number for a square.
         stem: number of blocks per stage of a ResNet whose map is split into patches, see `vitrail.models.hybrid`. The map has
             stride 4 with (), i.e. only the root, or with one stage; each further stage doubles it. None for no stem.
         stem_width: number of channels of the root; those of the stages are 4, 8, 16 ... times as many.
@@ -83,9 +78,7 @@ class ViTConfig(Config):
         positions_at: added at the stem, at every layer from separate tables, or at every layer from one shared table
             (appendix D.4). Relative positions are part of attention: "shared" is one table, otherwise each layer has its own.
         prefix_positions: whether prefix tokens have positions, too; DeiT III has none.
-        position_resize: interpolation of tables for other image sizes; one of `config.RESIZES`.
         pre_logits: the head of pretraining, with a hidden layer and tanh.
-        gelu: "tanh", the approximation in the paper's code, or "exact".
         initial: initialisation, see `vitrail.models.initialise`: as in the paper; "truncated", as in DeiT; "mimetic", which
             learns faster from little data; or "identity", which networks without skips need.
         window: longest side, in patches, of the windows in which blocks attend (ViTDet, Li et al. 2022); 0 for global attention
@@ -96,81 +89,44 @@ class ViTConfig(Config):
         layer_scale: initial value of LayerScale; None disables it.
         dropout: rate after every dense layer except q, k, v, and after adding positions; ``attention_dropout`` is that of the
             attention matrices.
-        drop_path: rate of the last block; increases linearly from 0 at the first.
         patch_dropout: fraction of patches dropped in training, the same number for each image.
-        pad: pad images to whole patches with zeros at the bottom and on the right.
     """
 
     architecture: ClassVar[str] = "vit"
     about: ClassVar[str] = "a ViT"
     attention: ClassVar[str] = "N^2"
-    PAIRS: ClassVar = ("image_size", "patch_size")
-    LEAST: ClassVar = {
-        **Config.LEAST,
-        "width": 1,
-        "depth": 1,
-        "heads": 1,
-        "mlp_width": 1,
-        "registers": 0,
-        "window": 0,
-        "global_blocks": 1,
-        "stem_width": 1,
-    }
-    SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path", "patch_dropout")
-    POSITIVE: ClassVar = ("norm_eps", "group_norm_eps")
     CHOICES: ClassVar = {
+        **IsotropicConfig.CHOICES,
         "pool": ("cls", "cls-only", "gap", "cls+gap", "map"),
-        "positions": KINDS,
-        "positions_at": PLACES,
-        "position_resize": tuple(RESIZES),
-        "gelu": GELUS,
-        "initial": INITIALS,
+        "positions": ("learned", "learned2d", "sincos2d", "relative", "none"),
+        "positions_at": ("stem", "every", "shared"),
+        "initial": ("paper", "truncated", "mimetic", "identity"),
         "standardise": tuple(STANDARDISATIONS),
     }
 
-    patch_size: tuple[int, int] = (16, 16)
     stem: tuple[int, ...] | None = None
     stem_width: int = 64
     standardise: str = "vit"
-    group_norm_eps: float = 1e-6
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    mlp_width: int = 3072
+    group_norm_eps: Positive = 1e-6
     prefix: tuple[str, ...] = ("cls",)
-    registers: int = 0
+    registers: Count = 0
     pool: str = "cls"
     pool_norm: bool = False
     positions: str = "learned"
     positions_at: str = "stem"
-    position_resize: str = "paper"
     prefix_positions: bool = True
     pre_logits: bool = False
-    gelu: str = "tanh"
-    norm_eps: float = 1e-6
     qkv_bias: bool = True
     initial: str = "paper"
-    window: int = 0
+    window: Count = 0
     global_blocks: int = 4
     skips: bool = True
     layer_scale: float | None = None
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    patch_dropout: float = 0.0
-    pad: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "prefix", tuple(self.prefix))
-        if self.stem is not None:
-            listed = isinstance(self.stem, tuple | list) and all(is_whole(depth, 1) for depth in self.stem)
-            self._check("stem", listed, "None, or the blocks of each stage, such as (3, 4, 9)")
-            object.__setattr__(self, "stem", tuple(self.stem))
-        super().__post_init__()
+    dropout: Share = 0.0
+    attention_dropout: Share = 0.0
+    patch_dropout: Share = 0.0
 
     def _check_together(self) -> None:
-        scaled = self.layer_scale is None or is_number(self.layer_scale)
-        self._check("layer_scale", scaled, "None or a number, as 1e-4")
-        self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
         learned = 4 if self.initial in ("mimetic", "identity") else 1
         parts = {"sincos2d": 4, "learned2d": 2, "learned": learned}.get(self.positions, 1)
         what = f"a multiple of {parts}, for positions={self.positions!r} and initial={self.initial!r}"
@@ -186,23 +142,26 @@ class ViTConfig(Config):
         self._check("drop_path", self.skips or self.drop_path == 0, what)
         what = "False, because with classes=0 there is no head"
         self._check("pre_logits", not self.pre_logits or self.classes > 0, what)
-        self._check_windows()
+        if self.window:
+            self._check_windows()
         if self.stem is not None:
-            self._check("stem_width", self.stem_width % GROUPS == 0, f"a multiple of {GROUPS}, the groups of its norms")
-            divides = all(length % self.stem_stride == 0 for length in self.patch_size)
-            self._check("patch_size", divides, f"multiples of {self.stem_stride}, the stride of stem={self.stem}")
-        if not self.pad:
-            check_divides(self.image_size, self.patch_size)
+            self._check_stem(self.stem)
+        super()._check_together()
 
     def _check_windows(self) -> None:
-        if not self.window:
-            return
         what = f"less than depth={self.depth} with window={self.window}, or window=0: no block would attend in windows"
         self._check("global_blocks", self.global_blocks < self.depth, what)
         what = f"other than 'relative' with window={self.window}, because its table is one for all pairs of patches"
         self._check("positions", self.positions != "relative", what)
         what = f"0 with window={self.window}, because windows need every patch of the grid; or window = 0"
         self._check("patch_dropout", self.patch_dropout == 0, what)
+
+    def _check_stem(self, stem: Any) -> None:
+        listed = isinstance(stem, tuple) and all(map(is_whole, stem))
+        self._check("stem", listed, "None, or the blocks of each stage, such as (3, 4, 9)")
+        self._check("stem_width", self.stem_width % GROUPS == 0, f"a multiple of {GROUPS}, the groups of its norms")
+        divides = all(length % self.stem_stride == 0 for length in self.patch_size)
+        self._check("patch_size", divides, f"multiples of {self.stem_stride}, the stride of stem={stem}")
 
     @property
     def attends_globally(self) -> list[bool]:
@@ -277,8 +236,7 @@ class AttentionPool(nn.Module):
         """(B, T, D) to (B, D)."""
         q = self.q(self.latent.to(x.dtype)).expand(x.shape[0], -1, -1).unflatten(-1, (self.heads, -1))  # (B, 1, H, E)
         k, v = self.kv(x).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, T, H, E) each
-        path = attention_path(x.device.type, x.dtype, training=k.requires_grad, tokens=x.shape[1])
-        pooled = attend(*(part.transpose(1, 2) for part in (q, k, v)), path=path)  # (B, H, 1, E)
+        pooled = attend(*(part.transpose(1, 2) for part in (q, k, v)))  # (B, H, 1, E)
         y = self.proj(pooled.transpose(1, 2).flatten(2))[:, 0]  # (B, D)
         return y + self.mlp(self.norm(y))
 
@@ -342,8 +300,12 @@ class ViT(Backbone):
 
     @property
     def _reads(self) -> int | None:
-        """Number of leading tokens that pooling uses; None for all."""
         return {"cls": len(self.prefix), "cls-only": 1}.get(self.config.pool)
+
+    @property
+    def leading(self) -> int:
+        """Number of tokens before the patches: prefix tokens and registers."""
+        return len(self.prefix) + self.config.registers
 
     def patchify(self, images: Tensor) -> Patches:
         """Splits images into patches and projects them, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
@@ -382,10 +344,16 @@ class ViT(Backbone):
 
     def _encode(self, patches: Patches, reads: int | None = None, on_attention: OnAttention | None = None) -> Tokens:
         """Same as `encode`, but the last block computes only the first ``reads`` tokens."""
+        x, grid = last(self._outputs(patches, on_attention, reads))
+        return Tokens(self.norm(x), grid, patches.ids)
+
+    def _outputs(
+        self, patches: Patches, on_attention: OnAttention | None = None, reads: int | None = None
+    ) -> Iterator[tuple[Tensor, Pair]]:
         x = self._begin(patches)
         for block, added, context in self._layers(patches, reads):
             x = self._run(block, x if added is None else x + added, context, on_attention=on_attention)
-        return Tokens(self.norm(x), patches.grid, patches.ids)
+            yield x, patches.grid
 
     def _begin(self, patches: Patches) -> Tensor:
         """Returns z_0: prefix tokens with positions, registers and patches, after dropout: (B, T, D)."""
@@ -412,7 +380,7 @@ class ViT(Backbone):
             added = [self._slots(patches, table) for table in tables]
         windows = None
         if config.window:
-            windows = GridWindows.over(len(self.prefix) + config.registers, grid, config.window)
+            windows = GridWindows.over(self.leading, grid, config.window)
         # positions are one for all layers, or one per layer
         contexts = [
             Context(offsets, None if is_global else windows)
@@ -437,19 +405,14 @@ class ViT(Backbone):
             return self.attn_pool(x)
         if self._reads is not None:
             return x[:, : self._reads].flatten(1)
-        mean = x[:, len(self.prefix) + self.config.registers :].mean(1)
+        mean = x[:, self.leading :].mean(1)
         return self.fc_norm(mean) if pool == "gap" else torch.cat([x[:, 0], mean], 1)
 
     def pooling_shares(self, tokens: int) -> Tensor:
         """Returns the weights of the tokens in `pool`, (T,). For attention pooling, whose weights depend on the image, the mean
         of the patches.
         """
-        before = len(self.prefix) + self.config.registers
-        shares = torch.zeros(tokens)
-        if self._reads is not None:
-            shares[: self._reads] = 1 / self._reads
-            return shares
-        shares[before:] = 1 / (tokens - before)
+        shares = super().pooling_shares(tokens)
         if self.config.pool == "cls+gap":
             shares[0] = 1
         return shares / shares.sum()
@@ -459,28 +422,9 @@ class ViT(Backbone):
             return self.head.compute_logits(features)
         return {"cls" if self.config.pool == "cls-only" else self.config.pool: self.head(features)}
 
-    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
-        """Returns the patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
-        patches = self._add_positions(self.patchify(images))
-        x, maps = self._begin(patches), []
-        for block, added, context in self._layers(patches):
-            x = self._run(block, x if added is None else x + added, context, on_attention=on_attention)
-            maps.append(x[:, -patches.x.shape[1] :].mT.unflatten(2, patches.grid))
-        return maps
-
-    @property
-    def _last_norm(self) -> nn.Module:
-        return self.fc_norm if self.config.pool_norm else self.norm
-
     def forward_recording(self, images: Tensor, on_attention: OnAttention) -> Tensor:
         patches = self._add_positions(self.patchify(images))
         return self.head(self.pool(self._encode(patches, self._reads, on_attention)))
-
-    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width)."""
-        grid = grid_of(size, self.config.patch_size)
-        prefix = len(self.prefix) + self.config.registers
-        return [AttentionGrid(prefix, grid, grid, self.config.patch_size)] * self.config.depth
 
     def reset_head(self, classes: int) -> None:
         """Replaces the head by a zero-initialised linear one for other classes (paper, appendix B.1.1)."""

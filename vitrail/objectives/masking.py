@@ -28,7 +28,7 @@ from vitrail.data.rng import integers, uniforms
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone, Config, Tokens
 from vitrail.models.config import is_whole
-from vitrail.models.initialise import fill_truncated, fills
+from vitrail.models.initialise import fill_parameter, fills
 from vitrail.models.layers import Dense, LayerNorm
 from vitrail.objectives.objective import Objective
 
@@ -159,7 +159,7 @@ class Masked(Objective):
     def _initialise(self) -> None:
         """Initialises mask embedding and matrix: normal with deviation 0.02; bias: 0; norm: 1 and 0."""
         for name, parameter in self._own_parameters().items():
-            fill_truncated(name, parameter, 0.0)
+            fill_parameter(name, parameter, 0.0)
 
     def _cell_grid(self, size: Grid) -> Grid:
         """Returns rows and columns of the cells of an image of ``size`` (height, width)."""

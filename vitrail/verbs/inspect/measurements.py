@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.models import cost_of, device_of
+from vitrail.models.config import IsotropicConfig
 from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Sample
 from vitrail.reports.inspection.findings import findings
 from vitrail.reports.inspection.numbers import numbers
@@ -121,7 +122,7 @@ def name_of(model: str | Path | Task) -> str:
 
 def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:
     """Measures models with patches half and twice as large, where patches can be chosen and there is one map."""
-    if config.STAGES or not any(field.name == "patch_size" for field in fields(config)):
+    if not isinstance(config, IsotropicConfig):
         return []
     height, width = config.patch_size
     sizes = [(height * factor // 2, width * factor // 2) for factor in (1, 2, 4)]
