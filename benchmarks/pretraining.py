@@ -28,7 +28,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import DataError
-from vitrail.evaluation.intervals import crossed_bootstrap
+from vitrail.evaluation.intervals import two_way_interval
 from vitrail.models import configure, sketch
 from vitrail.models.cost import count_operations, step_operations
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
@@ -201,7 +201,7 @@ class Study:
 
 def interval(values: np.ndarray) -> list[float]:
     """The mean of (S, M) in points and the ends of its 95 % interval, over seeds and images."""
-    return [round(100 * each, 2) for each in (float(values.mean()), *crossed_bootstrap(values))]
+    return [round(100 * each, 2) for each in (float(values.mean()), *two_way_interval(values))]
 
 
 def table(study: Study) -> list[dict[str, Any]]:

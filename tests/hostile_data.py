@@ -329,13 +329,13 @@ BOMBS: dict[str, tuple[Make, type[Exception], str]] = {
 
 # by name, as above: what a file says becomes part of a path
 PATHS: dict[str, tuple[Make, type[Exception], str]] = {
-    "COCO's file_name": (coco(image={"file_name": OUTSIDE}), DataError, "leads out of its folder|not found"),
-    "COCO's absolute file_name": (coco(image={"file_name": "/etc/hostname"}), DataError, "leads out of its folder"),
-    "CVAT's name": (cvat(f"name='{OUTSIDE}' width='9' height='9'"), DataError, "leads out of its folder|not found"),
-    "CVAT's absolute name": (cvat("name='/etc/hostname' width='9' height='9'"), DataError, "leads out of its folder"),
+    "COCO's file_name": (coco(image={"file_name": OUTSIDE}), DataError, "points outside of its folder|not found"),
+    "COCO's absolute file_name": (coco(image={"file_name": "/etc/hostname"}), DataError, "points outside of its folder"),
+    "CVAT's name": (cvat(f"name='{OUTSIDE}' width='9' height='9'"), DataError, "points outside of its folder|not found"),
+    "CVAT's absolute name": (cvat("name='/etc/hostname' width='9' height='9'"), DataError, "points outside of its folder"),
     "labelme's imagePath": (labelme(imagePath=OUTSIDE), DataError, "does not exist"),
-    "labelme's absolute imagePath": (labelme(imagePath="/etc/hostname"), DataError, "leads out of its folder"),
-    "a manifest's path": (manifest("x.csv", f"path,label\na.png,b\n{OUTSIDE},a\n"), DataError, "leads out of its folder"),
+    "labelme's absolute imagePath": (labelme(imagePath="/etc/hostname"), DataError, "points outside of its folder"),
+    "a manifest's path": (manifest("x.csv", f"path,label\na.png,b\n{OUTSIDE},a\n"), DataError, "points outside of its folder"),
     "the name of a shard": (shard(name="../../outside/secret.png"), DataError, "no path inside of the root"),
     "the absolute name of a shard": (shard(name="/etc/hostname"), DataError, "no path inside of the root"),
     "the SHA-256 of a shard": (shard(sha256="../../outside/x"), DataError, "no SHA-256"),

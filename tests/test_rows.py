@@ -173,7 +173,7 @@ def test_explanations_transfers_and_runs_are_tables_too(model, photos, tmp_path)
 @pytest.mark.parametrize("package", ["pandas", "polars"])
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=f"needs {package}\n  try: pip install {package}$"):
+    with pytest.raises(ConfigError, match=f"needs {package}\n  hint: pip install {package}$"):
         getattr(vitrail.list_settings("optim"), f"to_{package}")()
 
 

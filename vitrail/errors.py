@@ -29,7 +29,7 @@ class VitrailError(Exception):
         self.what, self.remedy, self.value = what, remedy, value
 
     def __str__(self) -> str:
-        parts = [self.what, *self.value.splitlines(), *([f"try: {self.remedy}"] if self.remedy else [])]
+        parts = [self.what, *self.value.splitlines(), *([f"hint: {self.remedy}"] if self.remedy else [])]
         return "\n  ".join(parts)
 
 

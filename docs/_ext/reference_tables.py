@@ -63,7 +63,7 @@ def exit_codes() -> str:
     ]
     rows = [
         ("0", "", "Done."),
-        ("1", "", "Any other error: a fault of vitrail. `--debug` shows where; please report it."),
+        ("1", "", "Any other error: a bug in vitrail. `--debug` shows where; please report it."),
         *(
             (str(each.code), f"`{each.__name__}`", inspect.getdoc(each).removesuffix(f" Exit {each.code}."))
             for each in sorted(classes, key=lambda each: each.code)

@@ -152,9 +152,9 @@ def test_what_is_not_there_is_refused_with_a_remedy(photo, tmp_path):
     detector, segmenter = create("detection"), create("segmentation")
     detector.threshold = 1.0
     assert "there is no box 2: the model finds 0 objects" in refused(detector, method="gradient", box=2)
-    assert "no class 'cel'\n  try: did you mean 'cell'" in refused(detector, method="gradient", target="cel")
-    assert "explains no single box or class\n  try: use --method gradient or occlusion" in refused(detector, box=0)
-    assert "a segmenter has no boxes\n  try: name a class" in refused(segmenter, method="gradient", box=0)
+    assert "no class 'cel'\n  hint: did you mean 'cell'" in refused(detector, method="gradient", target="cel")
+    assert "explains no single box or class\n  hint: use --method gradient or occlusion" in refused(detector, box=0)
+    assert "a segmenter has no boxes\n  hint: name a class" in refused(segmenter, method="gradient", box=0)
     assert "give one of them" in refused(detector, method="gradient", box=0, target="cell")
     with pytest.raises(ConfigError, match=r"the task of the model is detection\n.*take a classifier"):
         measure_faithfulness(detector, [photo], inference=QUIET)

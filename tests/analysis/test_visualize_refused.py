@@ -73,7 +73,7 @@ def test_what_is_no_picture_is_a_data_error(tmp_path):
 
 @pytest.mark.parametrize("name", ["map", "map.bmp", "map.eps"])
 def test_an_ending_that_is_no_format_is_told_before_the_model_runs(tmp_path, name):
-    with pytest.raises(ConfigError, match=r"try: use a file name that ends in \.png, \.jpg"):
+    with pytest.raises(ConfigError, match=r"hint: use a file name that ends in \.png, \.jpg"):
         visualize_attention(None, None, path=tmp_path / name)
 
 

@@ -187,7 +187,7 @@ def test_a_mistake_has_its_exit_code_and_its_remedy(name, good, tmp_path, monkey
     found = run(split_words(command))
     said = capsys.readouterr()
     assert found == code, said.err
-    assert "error: " in said.err and "try: " in said.err
+    assert "error: " in said.err and "hint: " in said.err
     assert words in said.err
     assert "Traceback" not in said.err
     assert said.out == ""

@@ -125,7 +125,7 @@ def test_what_one_tries_in_the_first_ten_minutes_works_or_says_what_to_do(desk, 
         missing = [word for word in words if word not in text]
         if found != code or missing or not text.strip() or "Traceback" in text:
             wrong.append(f"{' '.join(tokens)}: exit code {found}, expected {code}; missing {missing}\n{text[-1500:]}")
-        if code and "try: " not in said.err:
+        if code and "hint: " not in said.err:
             wrong.append(f"{' '.join(tokens)}: no remedy\n{text[-1500:]}")
     assert not wrong, "\n\n".join([f"{len(wrong)} of {len(ACTIONS)} actions", *wrong])
 

@@ -298,7 +298,7 @@ def test_a_mistake_has_its_exit_code_its_remedy_and_no_traceback(name, place, mo
     said = capsys.readouterr()
     assert found == code, said.err
     assert "error: " in said.err
-    assert "try: " in said.err
+    assert "hint: " in said.err
     assert words in said.err
     assert "Traceback" not in said.err
     assert said.out == "", "stdout carries results only"
@@ -361,7 +361,7 @@ def test_what_the_system_refuses_is_exit_6_with_a_remedy(monkeypatch, capsys, er
     assert run(["evaluate", "model", "data"]) == 6
     said = capsys.readouterr().err
     assert f"error: {words}" in said
-    assert f"try: {remedy}" in said
+    assert f"hint: {remedy}" in said
 
 
 def test_debug_shows_the_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

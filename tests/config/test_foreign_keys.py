@@ -8,7 +8,7 @@ import pytest
 
 import vitrail
 from tests.each_row import each_row
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.parse import KEYS
 from vitrail.errors import ConfigError
 from vitrail.models.vit import ViTConfig
@@ -29,23 +29,23 @@ NOTES = {
 
 @each_row("theirs, ours", NOTES.items())
 def test_a_foreign_key_is_named_as_it_is_here(theirs, ours, tmp_path):
-    answer = re.escape(f"unknown setting '{theirs}'\n  try: it is called '{ours}' here")
+    answer = re.escape(f"unknown setting '{theirs}'\n  hint: it is called '{ours}' here")
     with pytest.raises(ConfigError, match=answer):
-        request(flags={"data": {"source": "digits"}}, settings=[f"{theirs}=1"])
+        compose_run(flags={"data": {"source": "digits"}}, settings=[f"{theirs}=1"])
     (tmp_path / "run.yaml").write_text(f"{theirs}: 1\n")
     with pytest.raises(ConfigError, match=answer):
-        request(flags={"data": {"source": "digits"}}, config=tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match=f"unknown setting 'compute.{theirs}'\n  try: it is called '{ours}' here"):
-        request(flags={"data": {"source": "digits"}}, settings=[f"compute.{theirs}=1"])
+        compose_run(flags={"data": {"source": "digits"}}, config=tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match=f"unknown setting 'compute.{theirs}'\n  hint: it is called '{ours}' here"):
+        compose_run(flags={"data": {"source": "digits"}}, settings=[f"compute.{theirs}=1"])
 
 
 @each_row(
     "keyword, remedy",
     [
-        ("learning_rate", "try: it is called 'lr' here"),
-        ("total_steps", "try: it is called 'steps' here"),
-        ("weight_decay", "try: it is called 'optim.weight_decay' here: set=['optim.weight_decay=VALUE']"),
-        ("num_layers", "try: it is called 'model.changes.depth' here: set=['model.changes.depth=VALUE']"),
+        ("learning_rate", "hint: it is called 'lr' here"),
+        ("total_steps", "hint: it is called 'steps' here"),
+        ("weight_decay", "hint: it is called 'optim.weight_decay' here: set=['optim.weight_decay=VALUE']"),
+        ("num_layers", "hint: it is called 'model.changes.depth' here: set=['model.changes.depth=VALUE']"),
     ],
 )
 def test_a_foreign_keyword_is_named_as_it_is_given_here(keyword, remedy):
@@ -54,7 +54,7 @@ def test_a_foreign_keyword_is_named_as_it_is_given_here(keyword, remedy):
 
 
 def test_a_function_that_trains_nothing_has_no_settings_to_name():
-    with pytest.raises(ConfigError, match="there is no option 'learning_rate'\n  try: did you mean 'calibrate'"):
+    with pytest.raises(ConfigError, match="there is no option 'learning_rate'\n  hint: did you mean 'calibrate'"):
         vitrail.evaluate("model", "digits", learning_rate=1)
 
 

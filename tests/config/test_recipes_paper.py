@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.each_row import each_row
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.recipes import RECIPES, find_recipe, recipe_of
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
@@ -75,7 +75,7 @@ def test_no_row_is_left_out_and_masked_patch_prediction_counts_in_steps() -> Non
 
 def asked(recipe: str, model: str | None = None) -> Run:
     flags = {"data": {"source": "photos"}, "model": {"name": model}, "schedule": {"steps": 100}}
-    return request(recipe=recipe, flags=flags)[0]
+    return compose_run(recipe=recipe, flags=flags)[0]
 
 
 def test_a_row_is_chosen_by_the_model_or_by_name() -> None:
@@ -95,9 +95,9 @@ def test_a_row_is_chosen_by_the_model_or_by_name() -> None:
 @each_row(
     "name, words",
     [
-        ("paper-finetune/pet", "has no row 'pet'\n  try: did you mean 'pets'"),
-        ("t4/pets", "has no row 'pets'\n  try: it has no rows; write t4"),
-        ("paper-finetun/pets", "unknown recipe 'paper-finetun'\n  try: did you mean 'paper-finetune'"),
+        ("paper-finetune/pet", "has no row 'pet'\n  hint: did you mean 'pets'"),
+        ("t4/pets", "has no row 'pets'\n  hint: it has no rows; write t4"),
+        ("paper-finetun/pets", "unknown recipe 'paper-finetun'\n  hint: did you mean 'paper-finetune'"),
     ],
 )
 def test_an_unknown_row_is_refused_with_the_nearest(name: str, words: str) -> None:

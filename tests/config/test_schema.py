@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from tests.each_row import each_row
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.parse import build, plain
 from vitrail.config.recipes import RECIPES
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import DataSettings, OptimSettings, Run, ScheduleSettings, differences
-from vitrail.config.units import grid_of_patches, part, seconds, size_in_pixels
+from vitrail.config.units import grid_of_patches, parse_fraction, seconds, size_in_pixels
 from vitrail.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def test_every_recipe_survives_yaml_and_states_its_source(name: str) -> None:
 
 def test_a_warm_up_of_the_user_replaces_that_of_the_recipe() -> None:
     def schedule(*settings: str) -> tuple[float, int | None, int | None]:
-        run, _ = request(recipe="paper-finetune", flags={"data": {"source": "x"}}, settings=settings)
+        run, _ = compose_run(recipe="paper-finetune", flags={"data": {"source": "x"}}, settings=settings)
         return run.schedule.warmup, run.schedule.warmup_steps, run.schedule.recipe_steps
 
     assert schedule("schedule.steps=500") == (0.05, 500, 10_000)
@@ -38,7 +38,7 @@ def test_a_warm_up_of_the_user_replaces_that_of_the_recipe() -> None:
 
 
 def test_a_run_begun_before_warm_ups_were_scaled_goes_on_with_its_own() -> None:
-    asked, _ = request(recipe="paper-finetune", flags={"data": {"source": "x"}, "schedule": {"steps": 600}})
+    asked, _ = compose_run(recipe="paper-finetune", flags={"data": {"source": "x"}, "schedule": {"steps": 600}})
     old = replace(asked, schedule=replace(asked.schedule, steps=500, recipe_steps=None))
     same, longer = continue_run(replace(asked, schedule=replace(asked.schedule, steps=500)), old, "run")
     assert (same.schedule, longer) == (old.schedule, False)
@@ -82,7 +82,7 @@ def test_flags_lie_over_the_file_and_settings_over_flags(tmp_path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("optim: {lr: 1e-3, clip: 5}\nschedule: {epochs: 3}\n")
     flags = {"data": {"source": "digits", "batch": None}, "optim": {"lr": 2e-3}, "schedule": {"time": "1m30s"}}
-    run, folder = request(config=file, flags=flags, settings=["optim.clip=7", "model.size=48x32"])
+    run, folder = compose_run(config=file, flags=flags, settings=["optim.clip=7", "model.size=48x32"])
     assert folder is None
     assert (run.optim.lr, run.optim.clip, run.model.size) == (2e-3, 7.0, (48, 32))
     assert (run.schedule.epochs, run.schedule.steps, run.schedule.time) == (None, None, 90.0)
@@ -90,8 +90,8 @@ def test_flags_lie_over_the_file_and_settings_over_flags(tmp_path) -> None:
 
 
 def test_weights_to_start_from_choose_the_fine_tuning_recipe() -> None:
-    assert request(flags={"data": {"source": "x"}, "model": {"init": "w.safetensors"}})[0].recipe == "finetune"
-    assert request(settings=["data.source=x", "model.init=w.safetensors"])[0].recipe == "finetune"
+    assert compose_run(flags={"data": {"source": "x"}, "model": {"init": "w.safetensors"}})[0].recipe == "finetune"
+    assert compose_run(settings=["data.source=x", "model.init=w.safetensors"])[0].recipe == "finetune"
 
 
 @each_row(
@@ -107,12 +107,12 @@ def test_weights_to_start_from_choose_the_fine_tuning_recipe() -> None:
 )
 def test_a_request_that_cannot_be_meant_says_why(call: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        request(**call)
+        compose_run(**call)
 
 
 def test_human_words_are_read() -> None:
     assert [seconds(text) for text in ("90", "45s", "10m", "1h30m", 7)] == [90, 45, 600, 5400, 7]
-    assert [part(text) for text in ("1%", "0.5", 0.25)] == [0.01, 0.5, 0.25]
+    assert [parse_fraction(text) for text in ("1%", "0.5", 0.25)] == [0.01, 0.5, 0.25]
     assert size_in_pixels("384") == (384, 384)
     assert size_in_pixels("48x32") == (48, 32)
     for wrong in ("", "m", "10 minutes"):
@@ -121,7 +121,7 @@ def test_human_words_are_read() -> None:
 
 
 def test_a_run_stays_on_its_device() -> None:
-    asked, _ = request(flags={"data": {"source": "x"}})
+    asked, _ = compose_run(flags={"data": {"source": "x"}})
     stored = replace(asked, compute=replace(asked.compute, device="cuda:0"))
     assert continue_run(asked, stored, "run")[0].compute.device == "cuda:0"
     with pytest.raises(ConfigError, match=r"compute\.device: 'cuda:0' there, 'cpu' asked"):
@@ -148,13 +148,13 @@ def test_none_where_it_means_none_is_a_difference_too() -> None:
 
 def test_weights_bring_their_network_whatever_the_recipe_names() -> None:
     flags = {"data": {"source": "digits"}, "model": {"init": "weights.safetensors"}}
-    assert request(recipe="t4", flags=flags)[0].model.name is None
+    assert compose_run(recipe="t4", flags=flags)[0].model.name is None
     named = {**flags, "model": {"init": "weights.safetensors", "name": "vit-b16"}}
-    assert request(recipe="t4", flags=named)[0].model.name == "vit-b16"
+    assert compose_run(recipe="t4", flags=named)[0].model.name == "vit-b16"
 
 
 def test_a_grid_has_rows_and_columns():
     assert grid_of_patches("4x9") == grid_of_patches([4, 9]) == (4, 9)
     for wrong in ("4", "0x9", "4x9x2", "4,9", "x", [4]):
-        with pytest.raises(ConfigError, match=r"is not a grid of patches\n  try: give rows and columns, as 4x9"):
+        with pytest.raises(ConfigError, match=r"is not a grid of patches\n  hint: give rows and columns, as 4x9"):
             grid_of_patches(wrong)

@@ -10,7 +10,7 @@ import pytest
 import vitrail
 from tests.each_row import each_row
 from vitrail.cli import run
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.parse import plain
 from vitrail.config.recipes import RECIPES, find_recipe
 from vitrail.config.schema import list_fields
@@ -30,7 +30,7 @@ def test_what_is_shown_can_be_set():
     for key, setting in list_settings().items():
         if key in ("recipe", "data.source") or (key.startswith("schedule.") and setting.value is None):
             continue
-        asked, _ = request(flags={"data": {"source": "a"}}, settings=[f"{key}={json.dumps(setting.value)}"])
+        asked, _ = compose_run(flags={"data": {"source": "a"}}, settings=[f"{key}={json.dumps(setting.value)}"])
         assert plain(reduce(getattr, key.split("."), asked)) == setting.value, key
 
 

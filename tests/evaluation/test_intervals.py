@@ -10,10 +10,10 @@ from tests.slow import few_or_nightly
 from vitrail.evaluation.intervals import (
     bootstrap,
     bound_proportion,
-    crossed_bootstrap,
     estimate_interval,
     paired_difference,
     resample_means,
+    two_way_interval,
 )
 
 
@@ -102,7 +102,7 @@ def two_way(seed: int, draws: int, images: int) -> np.ndarray:
 @pytest.mark.parametrize("studies", few_or_nightly(100, 600))
 def test_the_interval_over_draws_and_images_holds_the_true_mean_about_as_often_as_it_says(studies):
     held = np.mean(
-        [low <= 0.7 <= high for low, high in (crossed_bootstrap(two_way(seed, 5, 60)) for seed in range(studies))]
+        [low <= 0.7 <= high for low, high in (two_way_interval(two_way(seed, 5, 60)) for seed in range(studies))]
     )
     low, high = scipy.stats.binom(studies, 0.95).ppf([0.001, 0.999])  # 552 to 585 of 600
     assert low <= held * studies <= high
@@ -110,11 +110,11 @@ def test_the_interval_over_draws_and_images_holds_the_true_mean_about_as_often_a
 
 def test_draws_that_agree_leave_the_interval_of_the_images():
     images = np.random.default_rng(0).normal(size=400)
-    np.testing.assert_allclose(crossed_bootstrap(np.tile(images, (5, 1))), bootstrap(images), atol=0.01)
+    np.testing.assert_allclose(two_way_interval(np.tile(images, (5, 1))), bootstrap(images), atol=0.01)
 
 
 def test_one_draw_and_draws_without_any_difference_have_the_interval_of_the_images():
     right = np.random.default_rng(0).random(50) < 0.8
-    assert crossed_bootstrap(right[None]) == estimate_interval(right) == bound_proportion(right.sum(), 50)
-    assert crossed_bootstrap(np.ones((3, 50))) == bound_proportion(50, 50)
-    assert np.isnan(crossed_bootstrap(np.zeros((2, 0)))).all()
+    assert two_way_interval(right[None]) == estimate_interval(right) == bound_proportion(right.sum(), 50)
+    assert two_way_interval(np.ones((3, 50))) == bound_proportion(50, 50)
+    assert np.isnan(two_way_interval(np.zeros((2, 0)))).all()

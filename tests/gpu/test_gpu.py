@@ -26,7 +26,7 @@ from tests.models.tiny import SHALLOW, TINY
 from tests.tasks.dense_models import create, draw_images
 from tests.training import on_ranks
 from tests.training.test_loop import SETTINGS as SMALL
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.data.augment.apply import augment
 from vitrail.data.augment.policy import POLICIES
 from vitrail.errors import Preempted
@@ -184,7 +184,7 @@ def test_a_training_is_stopped_resumed_and_judged_on_a_cpu(tmp_path: Path, monke
 def test_two_steps_of_every_objective(tmp_path: Path, name: str) -> None:
     given = ("schedule.steps=2", "data.batch=8", "compute.compile=false", f"compute.device={DEVICE}")
     flags = {"data": {"source": "digits"}, "objective": {"name": name}}
-    run, _ = request(flags=flags, settings=(*on_ranks.settings("vit"), *given))
+    run, _ = compose_run(flags=flags, settings=(*on_ranks.settings("vit"), *given))
     folder = RunFolder(tmp_path / "run")
     folder.open()
     try:
@@ -209,7 +209,7 @@ def test_a_step_makes_the_host_wait_for_nothing(tmp_path: Path, optimiser: str) 
         f"compute.device={DEVICE}",
     )
     flags = {"data": {"source": "digits"}, "schedule": {"steps": 8}}
-    run, _ = request(flags=flags, settings=(*SMALL, *given, "compute.compile=false"))
+    run, _ = compose_run(flags=flags, settings=(*SMALL, *given, "compute.compile=false"))
     folder = RunFolder(tmp_path / "run")
     folder.open()
     try:

@@ -338,7 +338,7 @@ NAMES = {
 def test_a_model_is_named_as_it_is_here():
     assert {theirs: translate_model(theirs) for theirs in NAMES} == NAMES
     assert set(NAMES.values()) <= MODELS.keys()
-    with pytest.raises(ConfigError, match="try: it is called 'vit-l32' here"):
+    with pytest.raises(ConfigError, match="hint: it is called 'vit-l32' here"):
         vitrail.create_model("google/vit-large-patch32-384")
 
 

@@ -22,7 +22,7 @@ from tests.data.augment.test_apply import KINDS
 from tests.models.tiny import TINY
 from tests.tasks.dense_models import create, draw_images
 from tests.training import on_ranks
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.data.augment.apply import augment
 from vitrail.data.augment.mixing import mix
 from vitrail.data.augment.operations import PASSES
@@ -120,7 +120,7 @@ def test_every_objective(tokenizer, tmp_path, name):
         "data.batch=8",
         "augment.pad_mode=reflect",  # zeros take the values of matrices, which are on the host
     )
-    run, _ = request(flags={"data": {"source": "digits"}, "objective": {"name": name}}, settings=given)
+    run, _ = compose_run(flags={"data": {"source": "digits"}, "objective": {"name": name}}, settings=given)
     folder = RunFolder(tmp_path / "run")
     folder.open()
     try:

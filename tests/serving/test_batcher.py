@@ -329,7 +329,7 @@ def test_closing_works_off_what_waits():
         await until_begun(gate)
         gate.open.set()
         await asyncio.to_thread(batcher.close)
-        while batcher.alive:  # it was told to end, and is not waited for any longer
+        while batcher.is_healthy:  # it was told to end, and is not waited for any longer
             await asyncio.sleep(0.01)
         return await asyncio.gather(*waiting)
 

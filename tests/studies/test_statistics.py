@@ -7,7 +7,7 @@ import pytest
 import scipy
 
 from tests.slow import few_or_nightly
-from vitrail.evaluation.intervals import crossed_bootstrap
+from vitrail.evaluation.intervals import two_way_interval
 from vitrail.studies.statistics import (
     Resampled,
     Student,
@@ -43,7 +43,7 @@ def covers(seed, *, seeds, studies, scale="points", **settings):
         hits += low <= 0 <= high  # the cells' mean chances are equal in expectation
         widths.append(high - low)
         if scale == "points":
-            low, high = crossed_bootstrap(cells[-1] - cells[0])
+            low, high = two_way_interval(cells[-1] - cells[0])
             crossed.append(high - low)
     return hits / studies, np.mean(widths) / np.mean(crossed) if crossed else np.nan
 

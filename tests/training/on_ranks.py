@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.tiny import TINY
 from tests.training.test_family import DERIVED, NAMES
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError, VitrailError
@@ -55,7 +55,7 @@ def settings(network: str, *more: str) -> tuple[str, ...]:
 def run(ranks: Ranks, out: Path, given: Sequence[str], objective: str = "supervised", data: Any = "digits") -> str:
     """Trains to the end; what it ended with, where that is an error."""
     flags = {"data": {"source": str(data)}, "objective": {"name": objective}}
-    wanted, _ = request(flags=flags, settings=tuple(given))
+    wanted, _ = compose_run(flags=flags, settings=tuple(given))
     try:
         train(wanted, out=out, quiet=True, ranks=ranks)
     except VitrailError as error:
@@ -65,7 +65,7 @@ def run(ranks: Ranks, out: Path, given: Sequence[str], objective: str = "supervi
 
 def judge_at_the_end(ranks: Ranks, out: Path, given: Sequence[str], data: Any) -> dict[str, float]:
     """The figures of a run that ends by judging two parts."""
-    wanted, _ = request(flags={"data": {"source": str(data)}}, settings=tuple(given))
+    wanted, _ = compose_run(flags={"data": {"source": str(data)}}, settings=tuple(given))
 
     def end(prepared: Prepared) -> dict[str, float]:
         parts = prepared.judge({"val": prepared.data.splits.val, "train": prepared.data.train.subset(range(20))})
@@ -260,7 +260,7 @@ def alone(out: Path, given: Sequence[str], **more: Any) -> str:
 
 def run_differently(ranks: Ranks, out: Path, given: Sequence[str]) -> str:
     """A training whose ranks have other images."""
-    wanted, _ = request(flags={"data": {"source": "arrays"}}, settings=tuple(given))
+    wanted, _ = compose_run(flags={"data": {"source": "arrays"}}, settings=tuple(given))
     count = 60 + ranks.rank
     try:
         train(

@@ -12,7 +12,7 @@ import pytest
 
 import vitrail
 from tests.training import on_ranks
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.schema import ComputeSettings
 from vitrail.files import read_sealed, write_sealed
 from vitrail.runs.folder import RunFolder
@@ -55,7 +55,7 @@ def run(out: Path, steps: int) -> RunFolder:
 
 def plan(out: Path, *settings: str) -> ComputeSettings:
     """How a training would compute."""
-    asked, _ = request(flags={"data": {"source": "digits"}}, settings=given(*settings))
+    asked, _ = compose_run(flags={"data": {"source": "digits"}}, settings=given(*settings))
     return prepare(asked, RunFolder(out), say=say_nothing).training.run.compute
 
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.schema import Run
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import ViTConfig, cost_of
@@ -54,7 +54,7 @@ def count(out: Path, *more: str, objective: str = "supervised", **flags) -> floa
     """The operations of a short run, for each image."""
     given = (*QUICK, f"schedule.steps={STEPS}", f"data.batch={BATCH}", *(() if objective == "tokenizer" else NETWORK))
     asked = {"data": {"source": "digits"}, "objective": {"name": objective, **flags}}
-    run, _ = request(flags=asked, settings=(*given, *more))
+    run, _ = compose_run(flags=asked, settings=(*given, *more))
     with prepared(run, out) as training:
         operations = run_operations(training)
         assert operations is not None and run_operations(training) == operations
@@ -100,7 +100,7 @@ def test_a_teacher_adds_a_forward_pass_of_its_own(tmp_path):
 
 def test_a_batch_that_is_compared_in_parts_computes_its_features_twice(tmp_path):
     given = (*NETWORK, *QUICK, f"data.batch={BATCH}", "schedule.steps=1")
-    run, _ = request(flags={"data": {"source": "digits"}, "objective": {"name": "simclr"}}, settings=given)
+    run, _ = compose_run(flags={"data": {"source": "digits"}, "objective": {"name": "simclr"}}, settings=given)
     with prepared(run, tmp_path / "views") as training:
         objective, part = on_meta(training.objective), torch.empty(BATCH, 1, 8, 8, device="meta")
         views = count_operations(lambda: objective.features(part, part)) / BATCH
@@ -167,7 +167,7 @@ def test_a_run_says_its_operations_before_the_first_step_and_everywhere_after(tm
 def test_a_plan_says_them_too():
     lines = []
     given = (*NETWORK, *QUICK, f"schedule.steps={STEPS}", f"data.batch={BATCH}")
-    dry_run(request(flags={"data": {"source": "digits"}}, settings=given)[0], say=lines.append)
+    dry_run(compose_run(flags={"data": {"source": "digits"}}, settings=given)[0], say=lines.append)
     assert f"flops    {large(SUPERVISED * STEPS * BATCH, 'FLOP')} in all steps" in lines
 
 
@@ -214,7 +214,7 @@ class SlowValidator:
 @pytest.mark.parametrize(("image", "update"), [(0.05, 2.0), (5.0, 0.1), (0.0001, 0.01)])
 def test_a_long_step_and_evaluation_are_scaled_from_a_part(tmp_path, monkeypatch, image, update):
     clock, measured = Clock(), []
-    run, _ = request(
+    run, _ = compose_run(
         flags={"data": {"source": "digits", "batch": 256, "micro_batch": 64}, "schedule": {"steps": 1000}},
         settings=[*TINY, "compute.threads=1"],
     )

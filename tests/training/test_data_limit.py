@@ -14,7 +14,7 @@ from PIL import Image
 
 import vitrail
 from tests.data.sources.layouts import write_masks, write_voc
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.schema import DataSettings
 from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.open import open_data
@@ -175,7 +175,7 @@ def test_more_images_than_there_are_is_an_error_that_says_how_many_there_are():
 )
 def test_numbers_that_are_none_are_refused_with_the_remedy(settings, message):
     with pytest.raises(ConfigError, match=message):
-        request(flags={"data": {"source": "digits", **settings}})
+        compose_run(flags={"data": {"source": "digits", **settings}})
 
 
 def test_a_run_learns_from_its_part_resumes_with_it_and_refuses_another(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.schema import DataSettings
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
@@ -26,7 +26,7 @@ SETTINGS = (
     "model.changes={width: 16, depth: 1, heads: 1, mlp_width: 32, patch_size: [4, 4]}",
     *("compute.threads=1", "schedule.steps=6", "data.batch=16", "optim.ema=0.9", "save.evaluations=2"),
 )
-RUN, _ = request(flags={"data": {"source": "digits"}}, settings=SETTINGS)
+RUN, _ = compose_run(flags={"data": {"source": "digits"}}, settings=SETTINGS)
 run_quietly = partial(train, quiet=True)
 NOT_WITH_END = ("model", "report.html", "card.md", "plots", "mistakes", "stamps.npz")
 

@@ -19,7 +19,7 @@ from PIL import Image
 import vitrail
 from tests.models.tiny import TINY
 from tests.slow import slow_except
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.data.sources.open import find_data, open_data
 from vitrail.data.sources.source import Splits
 from vitrail.errors import ConfigError, DataError, Preempted
@@ -228,7 +228,7 @@ def test_a_batch_that_holds_images_twice_is_warned_of_where_they_are_compared(di
     few = Splits(train=digits.train.subset(np.arange(40)), val=digits.val, classes=digits.classes)
     for objective, batch, warned in (("simclr", 16, False), ("simclr", 64, True), ("mae", 64, False)):
         flags = {"data": {"source": "few", "batch": batch}, "objective": {"name": objective}}
-        run, _ = request(flags=flags, settings=("model.name=vit-ti16", SIZES, f"objective.changes={OF[objective]}"))
+        run, _ = compose_run(flags=flags, settings=("model.name=vit-ti16", SIZES, f"objective.changes={OF[objective]}"))
         said: list[str] = []
         prepare(run, RunFolder(tmp_path / f"{objective}-{batch}"), data=few, say=said.append)
         assert any("each is to be unlike itself" in line for line in said) is warned, (objective, batch)

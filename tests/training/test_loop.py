@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 import torch
 
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.schema import Unlabelled
 from vitrail.data.loader import Batch
 from vitrail.errors import DivergedError, Preempted
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 def training(folder: RunFolder, *settings: str, **schedule: float) -> Training:
-    run, _ = request(flags={"data": {"source": "digits"}, "schedule": schedule}, settings=(*SETTINGS, *settings))
+    run, _ = compose_run(flags={"data": {"source": "digits"}, "schedule": schedule}, settings=(*SETTINGS, *settings))
     return prepare(run, folder, say=lambda line: None).training
 
 

@@ -16,7 +16,7 @@ from tests.models.tiny import TINY
 from tests.slow import slow_except
 from tests.training import on_ranks
 from tests.training.ranks import Pool, start_pool
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, LostProcessError, LostRankError
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
@@ -302,7 +302,7 @@ def test_a_rank_without_memory_names_the_micro_batch_to_set(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(step, "_backward", fail)
-    run, _ = request(flags={"data": {"source": "digits", "batch": 48, "micro_batch": 48}})
+    run, _ = compose_run(flags={"data": {"source": "digits", "batch": 48, "micro_batch": 48}})
     training = SimpleNamespace(run=run, ranks=Ranks(0, 2))
     with pytest.raises(ConfigError, match=r"micro-batches of 24 images.*\n.*data\.micro_batch=12"):
         step.backward(training, (torch.zeros(24, 1),))  # type: ignore[bad-argument-type]

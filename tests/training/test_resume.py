@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from tests.forked import start_copy, wait_for_end
 from tests.slow import few_or_nightly
 from vitrail import cli, train
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.errors import ConfigError, Preempted
 from vitrail.runs.checkpoint import list_checkpoints, load_newest, step_of
 from vitrail.runs.folder import RunFolder, find_unfinished
@@ -228,7 +228,7 @@ def photographs(folder: Path) -> Path:
 
 def test_an_unfinished_run_on_the_same_data_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked, _ = request(flags={"data": {"source": "digits"}})
+    asked, _ = compose_run(flags={"data": {"source": "digits"}})
     earlier = RunFolder(Path("runs/earlier"))
     earlier.path.mkdir(parents=True)
     gone = f"process {2**22 + 1} on {socket.gethostname()}"  # a number that no process has
@@ -251,7 +251,7 @@ def test_a_new_run_says_how_an_unfinished_one_is_continued(tmp_path, monkeypatch
     note = "note     runs/{0} is unfinished; continue it with: vitrail train --resume runs/{0}\n"
     earlier = RunFolder(Path("runs/earlier"))
     earlier.path.mkdir(parents=True)
-    earlier.write_config(request(flags={"data": {"source": "digits"}})[0])
+    earlier.write_config(compose_run(flags={"data": {"source": "digits"}})[0])
     earlier.write_status("preempted")
     for out, said in ((None, True), (Path("runs/other"), False)):
         with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.recipes import RECIPES, find_recipe
 from vitrail.config.schema import ScheduleSettings
 from vitrail.errors import ConfigError
@@ -77,7 +77,7 @@ def test_a_training_scales_the_warm_up_of_its_recipe_and_refuses_one_of_the_user
 
     def prepared(folder: str, *settings: str) -> list[str]:
         said: list[str] = []
-        run, _ = request(recipe="paper-finetune", flags=flags, settings=[tiny, "compute.threads=1", *settings])
+        run, _ = compose_run(recipe="paper-finetune", flags=flags, settings=[tiny, "compute.threads=1", *settings])
         prepare(run, RunFolder(tmp_path / folder), data=arrays, say=said.append)
         return said
 

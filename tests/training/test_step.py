@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.errors import DivergedError
 from vitrail.inference import outputs
 from vitrail.objectives.mae import MAE
@@ -36,7 +36,9 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def training(folder: Path, *settings: str, recipe: str = "small-data") -> Training:
-    run, _ = request(recipe=recipe, flags={"data": {"source": "digits"}, "schedule": {"steps": 4}}, settings=settings)
+    run, _ = compose_run(
+        recipe=recipe, flags={"data": {"source": "digits"}, "schedule": {"steps": 4}}, settings=settings
+    )
     place = RunFolder(folder)
     place.open()
     found = prepare(run, place, say=lambda line: None).training
@@ -58,7 +60,7 @@ def unlabelled(folder: Path, objective: str, changes: str, *settings: str, micro
     small = SMALL.replace("cls, prefix: [cls]", "gap, prefix: []")
     words = [small, "model.name=vit-ti16", f"objective.changes={changes}", *settings]
     flags = {"data": {"source": "digits", "batch": 32, "micro_batch": micro}, "schedule": {"steps": 4}}
-    run, _ = request(flags={**flags, "objective": {"name": objective}}, settings=words)
+    run, _ = compose_run(flags={**flags, "objective": {"name": objective}}, settings=words)
     place = RunFolder(folder)
     place.open()
     return prepare(run, place, say=lambda line: None).training

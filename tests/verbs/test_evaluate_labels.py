@@ -110,9 +110,9 @@ def test_a_class_map_lays_the_classes_of_the_data_on_those_of_the_model(model, b
 def test_a_class_map_that_does_not_fit_is_refused_in_words(model, best, tmp_path):
     data = manifest(tmp_path, ["their ant"] * 6)
     for text, words in {
-        "their ant,aunt": "the class map names 'aunt', no class of the model\n  try: did you mean 'ant'",
+        "their ant,aunt": "the class map names 'aunt', no class of the model\n  hint: did you mean 'ant'",
         "their ant,ant,bee": "row 1 has 3 fields",
-        "ant,ant": "none of the images has a class of the class map\n  try: its names .* their ant",
+        "ant,ant": "no image has a class that the class map lists\n  hint: name classes of the data .* their ant",
     }.items():
         (tmp_path / "map.csv").write_text(text)
         with pytest.raises((ConfigError, DataError), match=words):

@@ -154,5 +154,5 @@ def test_the_command_names_models_by_what_tells_their_paths_apart(tmp_path, monk
 @pytest.mark.parametrize("more", [{"cost": True}, {"others": True}], ids=["cost", "three models"])
 def test_a_comparison_of_cost_is_another_command(more, tmp_path):
     models = [shaken()] * (2 if more.pop("others", False) else 1)
-    with pytest.raises(ConfigError, match=r"--against sets one model against one other.*\n.*--cost compares speed"):
+    with pytest.raises(ConfigError, match=r"--against compares exactly two models.*\n.*--cost compares speed"):
         inspect(models, against=shaken(), out=tmp_path, log=silent, **more)

@@ -186,7 +186,7 @@ def test_a_model_of_other_channels_is_fitted_to_images_in_memory() -> None:
     lines: list[str] = []
     found = probe(shaken(), tints(60, channels=1), "knn", k=5, log=lines.append, **QUIET)
     assert found.figures["images"] == 9
-    assert any("channels 1, where the weights have 3" in line for line in lines)
+    assert any("channels 1 in the data, 3 in the weights" in line for line in lines)
 
 
 def test_what_linear_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,7 @@ def test_data_sets_of_one_name_are_told_apart(place: Path, tmp_path: Path) -> No
 
 
 def test_names_from_strangers_are_text_on_the_page_and_in_the_table() -> None:
-    cells = {"knn": Cell({"accuracy": 0.5}), "linear": Cell(error="it is <b>bad</b>\n  try: this", code=3)}
+    cells = {"knn": Cell({"accuracy": 0.5}), "linear": Cell(error="it is <b>bad</b>\n  hint: this", code=3)}
     found = Transfer("m", ("knn", "linear"), {"<i>a|b</i>": cells})
     assert "<i>" not in page(found)
     assert "<b>bad" not in page(found)

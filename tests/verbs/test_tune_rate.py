@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import vitrail
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Splits
 from vitrail.errors import DataError, DivergedError, Interrupted
@@ -27,7 +27,7 @@ SMALL = (
     "model.changes={width: 16, depth: 1, heads: 1, mlp_width: 32, patch_size: [4, 4]}",
     *("compute.threads=1", "save.evaluations=2", "optim.name=adamw"),
 )
-RUN, _ = request(flags={"data": {"source": "digits"}}, settings=(*SMALL, "schedule.steps=9", "optim.lr=2e-3"))
+RUN, _ = compose_run(flags={"data": {"source": "digits"}}, settings=(*SMALL, "schedule.steps=9", "optim.lr=2e-3"))
 
 
 def tune(tmp_path: Path, monkeypatch, loss, run=RUN):

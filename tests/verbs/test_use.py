@@ -20,7 +20,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.cli import run
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.parse import flatten, plain
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
@@ -289,7 +289,7 @@ def test_the_network_that_was_chosen_stands_in_the_settings(tmp_path: Path) -> N
 
 def test_the_settings_of_a_run_are_all_in_its_config_with_those_that_were_chosen(trained: Result) -> None:
     kept = flatten(yaml.safe_load((trained.folder / "config.yaml").read_text()))
-    known = flatten(plain(request(flags={"data": {"source": "photos"}})[0]))
+    known = flatten(plain(compose_run(flags={"data": {"source": "photos"}})[0]))
     free = ("model.changes", "model.preprocessing", "objective.changes", "optim.rates")
     assert {name for name in kept if not name.startswith(free)} == {name for name in known if not name.startswith(free)}
     chosen = (

@@ -284,7 +284,7 @@ FOLDERS: dict[str, tuple[Maker, str]] = {
         timm_folder(global_pool="map"),
         "pools by map without the tokens before the patches",
     ),
-    "preprocessing in a list": (timm_folder(pretrained_cfg=[1]), "describes no preprocessing"),
+    "preprocessing in a list": (timm_folder(pretrained_cfg=[1]), "is not a mapping"),
     "a mean in words": (seen(mean="abc"), "cannot be used"),
     "a mean of a million": (seen(mean=[0.5] * 100_000), "100000 means for 3"),
     "a mean of NaN": (seen(mean=[float("nan")] * 3), "cannot be used"),

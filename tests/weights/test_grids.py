@@ -74,9 +74,9 @@ def test_a_square_is_assumed_aloud_where_the_table_fits_one(name, tmp_path):
 @each_row("name", MODELS)
 def test_other_tables_are_refused_with_the_option_that_decides(name, tmp_path):
     _, path = saved(name, (40, 72), tmp_path)
-    with pytest.raises(CheckpointError, match=r"which is not a square grid\n +try: .*--grid 5x9, or 9x5"):
+    with pytest.raises(CheckpointError, match=r"which is not a square grid\n +hint: .*--grid 5x9, or 9x5"):
         load(path)
-    with pytest.raises(CheckpointError, match=r"but the grid has 4x8 patches\n +try: .*--grid 5x9"):
+    with pytest.raises(CheckpointError, match=r"but the grid has 4x8 patches\n +hint: .*--grid 5x9"):
         load(path, grid=(4, 8))
 
 

@@ -53,7 +53,7 @@ def refused(path: Path, folder: Path) -> str:
     assert memory("VmHWM") - before < MOST_BYTES
     message = str(caught.value)
     assert folder.name in message, "the file is named"
-    assert "try: " in message
+    assert "hint: " in message
     assert len(message.splitlines()) <= MOST_LINES
     assert len(message) < MOST_LETTERS
     assert all(line.isprintable() for line in message.splitlines())

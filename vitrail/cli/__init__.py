@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from vitrail.cli.commands import to_command
 from vitrail.errors import DiskError, VitrailError, explain_system
@@ -117,7 +117,9 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
         if debug:
             raise
         help_of = " ".join(["vitrail", *(error.command_chain or ()), "--help"])
-        print(f"error: {error}\n  try: {help_of}", file=sys.stderr)
+        unused = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
+        what = f"unexpected arguments: {' '.join(unused)}" if unused else error
+        print(f"error: {what}\n  hint: {help_of}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -130,10 +132,10 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
         if debug:
             raise
         if (explained := explain_system(error)) is not None:
-            print("error: {}\n  try: {}".format(*explained), file=sys.stderr)
+            print("error: {}\n  hint: {}".format(*explained), file=sys.stderr)
             return DiskError.code
         print(
-            f"error: {type(error).__name__}: {error}\n  try: this is a fault of vitrail; --debug shows where",
+            f"error: {type(error).__name__}: {error}\n  hint: report this as a bug in vitrail; --debug shows where",
             file=sys.stderr,
         )
         return 1

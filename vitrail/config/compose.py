@@ -9,7 +9,7 @@ from typing import Any, get_args
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import OF_TASK, find_recipe
 from vitrail.config.schema import TASK_VERBS, Run, Unlabelled
-from vitrail.config.units import numbers, part, seconds, size_in_pixels
+from vitrail.config.units import numbers, parse_fraction, seconds, size_in_pixels
 from vitrail.errors import ConfigError, nearest
 
 LENGTHS = ("epochs", "steps", "time")
@@ -19,7 +19,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0}}}
 BUILT_IN_LABELS: dict[str, dict[str, Any]] = {"digits": {"augment": {"mixup": 0.4, "mix_major": True}}}
 
 
-def request(
+def compose_run(
     *,
     recipe: str | None = None,
     config: Path | None = None,
@@ -118,8 +118,8 @@ def _convert_units(layer: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the layer with values such as ``10m``, ``1%`` and ``384x256`` converted to numbers."""
     readers = {
         ("schedule", "time"): seconds,
-        ("data", "max_bad"): part,
-        ("data", "fraction"): part,
+        ("data", "max_bad"): parse_fraction,
+        ("data", "fraction"): parse_fraction,
         ("data", "pixel_range"): numbers,
         ("model", "size"): size_in_pixels,
     }

@@ -25,7 +25,7 @@ def seconds(text: str | float) -> float:
     return 3600 * hours + 60 * minutes + rest
 
 
-def part(text: str | float) -> float:
+def parse_fraction(text: str | float) -> float:
     """``"1%"`` or ``0.01`` as a fraction."""
     try:
         return float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)

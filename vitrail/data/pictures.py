@@ -127,7 +127,7 @@ class Transformed:
                 output = self.transform(image)
         except Exception as error:
             fact = f"the transform failed on {key}: {type(error).__name__}: {error}"
-            raise DataError(fact, "try the transform on that image alone") from error
+            raise DataError(fact, "run the transform on this image alone") from error
         return Picture(self._check(output, key))
 
     def _check(self, output: Any, key: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Copies from the host to a device for which the host does not wait."""
+"""Asynchronous copies from the host to a device."""
 
 from __future__ import annotations
 

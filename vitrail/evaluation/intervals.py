@@ -95,7 +95,7 @@ def paired_difference(
     return mean, *bootstrap(difference, seed=seed, level=level, resamples=resamples)
 
 
-def crossed_bootstrap(values: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
+def two_way_interval(values: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
     """Returns the interval of the mean of ``values`` (S, N), whose rows are random draws and whose columns are images.
 
     Both are samples: other images or other draws would give a different mean. The variance is the sum of the variances of the

@@ -40,13 +40,14 @@ def _check_answers(expected: Answers, actual: Answers) -> None:
     shapes = [{name: tuple(output.shape) for name, output in answers.items()} for answers in (expected, actual)]
     if shapes[0] != shapes[1]:
         raise CheckpointError(
-            f"the outputs of the graph are {shapes[1]}, those of the model {shapes[0]}", "this is a bug in vitrail"
+            f"the outputs of the graph are {shapes[1]}, those of the model {shapes[0]}",
+            "report this as a bug in vitrail",
         )
     for name in expected:
         if not expected[name].isfinite().all():
             raise CheckpointError(f"the {name} of the model are not finite", "export a model with finite outputs")
         if not actual[name].isfinite().all():
-            raise CheckpointError(f"the {name} of the graph are not finite", "this is a bug in vitrail")
+            raise CheckpointError(f"the {name} of the graph are not finite", "report this as a bug in vitrail")
 
 
 def choose_sizes(config: Config) -> list[tuple[int, int]]:

@@ -74,8 +74,8 @@ def decode(
     with open_header(content) as image:
         check_pixels(image.size, max_pixels)
         if at_least is not None:
-            lies = _read_orientation(image) >= 5  # stored rotated by 90 degrees
-            image.draft(image.mode, at_least if lies else at_least[::-1])
+            is_rotated = _read_orientation(image) >= 5  # stored rotated by 90 degrees
+            image.draft(image.mode, at_least if is_rotated else at_least[::-1])
         image.load()
         return convert_image(image, channels)
 
@@ -111,8 +111,8 @@ def header_size(content: bytes) -> tuple[int, int] | None:
 def upright_size(content: bytes | BinaryIO) -> tuple[int, int] | None:
     """(height, width) as `header_size`, after the EXIF orientation is applied. Of an open file only the header is read."""
     with suppress(BadImage), open_header(content) as image:
-        lies = _read_orientation(image) >= 5
-        return (image.width, image.height) if lies else (image.height, image.width)
+        is_rotated = _read_orientation(image) >= 5
+        return (image.width, image.height) if is_rotated else (image.height, image.width)
     return None
 
 

@@ -257,7 +257,7 @@ class MaskedPatch(Masked):
         super().__init__(encoder, count_outputs(encoder.config, target), share)
         channels = encoder.config.in_channels
         if preprocessing.channels != channels:
-            what = f"preprocessing of {preprocessing.channels} channels for an encoder of {channels}"
+            what = f"the preprocessing has {preprocessing.channels} channels, the encoder {channels}"
             raise ConfigError(what, "give one mean and std per channel of the encoder")
         self.preprocessing = preprocessing
         self.target = target

@@ -44,7 +44,7 @@ ERRORS = {
 }
 
 
-def draw_precision_curves(metric: BoxMetric) -> dict[str, Markup]:
+def draw_detection_charts(metric: BoxMetric) -> dict[str, Markup]:
     """Returns the charts of precision and recall by file name: of all classes, by threshold, and of the largest classes."""
     curve = metric.curve()
     if curve.best is None:
@@ -102,7 +102,7 @@ def describe(judged: JudgedRun, metric: BoxMetric) -> dict[str, Any]:
     """Returns the values of the sections that only detectors have."""
     assert isinstance(judged.model, Detector), judged.model.name
     found, names = not math.isnan(metric.threshold), (*metric.classes, NOTHING)
-    curves, confusion = draw_precision_curves(metric), None
+    curves, confusion = draw_detection_charts(metric), None
     drawn = dict(curves)
     if curves and len(metric.classes) < MATRIX_MOST:
         drawn["confusion"] = confusion_chart(metric.confusion, names, noun="object")

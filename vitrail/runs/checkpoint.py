@@ -221,7 +221,7 @@ def load_newest(folder: Path, ranks: Ranks = SINGLE) -> Checkpoint | None:
 
 
 def _read(path: Path, ranks: Ranks) -> tuple[Checkpoint | None, str]:
-    """A checkpoint that was found whole, or why the disk does not give it again."""
+    """Reads a verified checkpoint; returns (None, reason) if reading fails."""
     try:
         tensors = {} if (path / SHARDS).is_dir() and not ranks.is_single else _read_groups(path)
         return Checkpoint(step_of(path), tensors, json.loads((path / "state.json").read_text()), path), ""

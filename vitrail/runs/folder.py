@@ -53,7 +53,7 @@ class RunFolder:
         self._created = False
         self._lock: TextIO | None = None
         self._metrics: TextIO | None = None
-        self._board: Board | None = None
+        self._board: TensorBoardWriter | None = None
         self._lost: dict[str, str] | None = None  # by file, when the folder was opened
 
     def open(self) -> None:
@@ -122,7 +122,7 @@ class RunFolder:
     def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> None:
         """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint of ``step`` had seen."""
         if tensorboard:
-            self._board = Board(self.path / "tensorboard", start=step)
+            self._board = TensorBoardWriter(self.path / "tensorboard", start=step)
         with disk_errors(self.path):
             self._metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")
             there = os.fstat(self._metrics.fileno()).st_size
@@ -172,7 +172,7 @@ class RunFolder:
         return [*lines, *filter(None, lost.values())]
 
     def _find_lost(self) -> dict[str, str]:
-        """Describes by file: rows of ``bad_images.csv`` that are damaged, and what files lack of their sizes in `RECORDS`."""
+        """Describes the damage by file: damaged rows of ``bad_images.csv``, and files shorter than `RECORDS` says."""
         rows = count_damaged_rows(self.path / "bad_images.csv")
         lost = {"rows": f"bad_images.csv is damaged and lacks {rows} of its rows" if rows else ""}
         if not (self.path / RECORDS).exists():
@@ -306,8 +306,8 @@ def join_records(folder: RunFolder) -> list[dict[str, Any]]:
     return [{**clock.get(record["step"], {}), **record} if "loss" in record else record for record in folder.metrics()]
 
 
-class Board:
-    """Writes event files into ``folder``; the viewer is the user's own. Raises `ConfigError` where tensorboardX is missing."""
+class TensorBoardWriter:
+    """Writes TensorBoard event files to ``folder``. Raises `ConfigError` where tensorboardX is missing."""
 
     def __init__(self, folder: Path, *, start: int) -> None:
         try:

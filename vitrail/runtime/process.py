@@ -19,7 +19,7 @@ from vitrail.errors import DiskError, Interrupted, Preempted
 
 BUS_ERROR = (
     b"error: a file that is mapped into memory, such as decoded images, was cut off, or its disk cannot be read\n"
-    b"  try: run the same command again: it finds what is damaged; check the disk if that ends in the same way\n"
+    b"  hint: run the same command again: it finds what is damaged; check the disk if that ends in the same way\n"
 )
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # glibc's malloc.h
 

@@ -158,7 +158,7 @@ async def reload(request: Request, service: CurrentService) -> Response:
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Check liveness", responses=replies(dict[str, bool], "forbidden", also=503))
 async def live(service: CurrentService) -> Response:
-    alive = service.batcher.alive
+    alive = service.batcher.is_healthy
     return JSONResponse({"alive": alive}, 200 if alive else 503)
 
 

@@ -186,7 +186,7 @@ class Batcher:
             raise deadline_error() from None
 
     @property
-    def alive(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the thread is running and not stuck in one batch for more than `HUNG` seconds."""
         start, _ = self._current or (time.monotonic(), 0.0)
         return self._thread.is_alive() and time.monotonic() - start < HUNG

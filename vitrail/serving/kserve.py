@@ -76,7 +76,7 @@ async def server() -> dict[str, Any]:
 
 @router.get("/health/live", responses=errors(401, 403, 503))
 async def live(service: CurrentService) -> Response:
-    return JSONResponse({"live": service.batcher.alive}, 200 if service.batcher.alive else 503)
+    return JSONResponse({"live": service.batcher.is_healthy}, 200 if service.batcher.is_healthy else 503)
 
 
 @router.get("/health/ready", responses=errors(401, 403, 503))
@@ -179,7 +179,7 @@ async def _run_model(
         return answers
     expected = {"pixels": "UINT8", "images": "FP32"}.get(str(name))
     if expected is None or kind != expected:
-        raise Refused("bad_request", "unknown name or datatype of the input", INPUTS)
+        raise Refused("bad_request", f"input {name!r} with datatype {kind!r} is not supported", INPUTS)
     if not served.model.classes:
         raise Refused("no_head", "the model has no head", "send 'image', or use /v1/embed")
     pictures = await asyncio.to_thread(_parse_pictures, served, str(name), tensor)

@@ -73,7 +73,7 @@ class Service:
         """The reason why the server does not accept new requests; empty if it does."""
         if self.draining:
             return "draining"
-        return "" if self.batcher.alive else "the model does not respond"
+        return "" if self.batcher.is_healthy else "the model does not respond"
 
     async def reload(self) -> tuple[LoadedModel, str]:
         """Loads the model again and serves it. Returns the new model and the previous version.

@@ -227,7 +227,7 @@ def _download(url: str, part: Path, size: int) -> str:
 
 
 def _open_system(url: str) -> tuple[Any, str]:
-    """The file system of fsspec for a URL, and the path there. Raises `DataError` without the package for it."""
+    """The file system of fsspec for a URL, and the path there. Raises `DataError` if its package is missing."""
     from fsspec.core import filesystem, url_to_fs
 
     try:

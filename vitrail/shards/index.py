@@ -86,7 +86,7 @@ BLOCK = 2**13  # rows that are checked at a time
 
 
 def check_catalogue(described: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for an ``index.json`` with a path that leads elsewhere, or numbers that no set of shards has."""
+    """Raises `ValueError` for an ``index.json`` with a path outside of the folder, or impossible numbers."""
     for name in ("shards", "classes"):
         if not isinstance(described[name], list):
             raise ValueError(f"its {name} are no list")

@@ -1,4 +1,4 @@
-"""The plan of a study: its trials, what fits into a budget of time, what each claim could detect, and its hash.
+"""The plan of a study: the trials within its time budget, the smallest effect that each claim can detect, and a hash.
 
 A plan is written before the first trial, with the claims, their rules and the seeds in it; another plan has another hash, and the
 earlier one is kept. A trial is known by a hash of what decides its result. Nothing here imports torch.

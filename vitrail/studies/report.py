@@ -379,7 +379,7 @@ def list_rates(tunings: Tunings) -> list[dict[str, Any]]:
 
 
 def list_findings(aggregate: Aggregate) -> dict[str, Any]:
-    """Returns attention distances of the first trial of each network that has them, and figures of positions over its trials."""
+    """Returns, for each network, the attention distances of its first trial and the position statistics over its trials."""
     heads, positions = [], []
     names = ("neighbour_rate", "row_column_excess", "untrained_neighbour_rate")
     for experiment, groups in aggregate.groups.items():

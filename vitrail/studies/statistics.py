@@ -3,7 +3,7 @@
 C groups (settings, each repeated), S seeds of a group, N images, which all trials are evaluated on, R resamples. A study has many
 groups of few seeds each, so the variance between seeds is estimated from all groups of an experiment together. That needs far
 fewer seeds than comparing each pair alone: with three seeds the intervals are about a third narrower than those of
-`vitrail.evaluation.intervals.crossed_bootstrap`, which also counts the noise of seeds within images twice.
+`vitrail.evaluation.intervals.two_way_interval`, which also counts the noise of seeds within images twice.
 """
 
 from __future__ import annotations

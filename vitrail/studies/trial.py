@@ -1,4 +1,4 @@
-"""One trial: trained, evaluated once, looked into for attention, positions and shifts, and kept as a few kilobytes."""
+"""Trains and evaluates one trial, measures attention, positions and shift equivariance, and stores a small result."""
 
 from __future__ import annotations
 

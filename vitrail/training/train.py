@@ -109,7 +109,7 @@ def train(
         for note in begun.notes:
             say(f"warning  {note}")
         if not folder.status() and (folder.path / "status.json").exists():
-            say("warning  status.json is damaged; the run goes on from its newest checkpoint")
+            say("warning  status.json is damaged; resuming from the newest checkpoint")
         if out is None and (data is None or isinstance(data, FoundData)) and (unfinished := find_unfinished(run)):
             verb = "train" if run.objective.name == "supervised" else "pretrain"
             say(f"note     {unfinished} is unfinished; continue it with: vitrail {verb} --resume {unfinished}")

@@ -40,7 +40,7 @@ def embed(
     Raises:
         ConfigError, DataError: as `predict`.
     """
-    reading = options.read(given, max_bad=options.ALL)
+    reading = options.parse(given, max_bad=options.ALL)
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.options import tune_options
     from vitrail.inference.outputs import embed_images
@@ -53,7 +53,7 @@ def embed(
         job = Job(verb="embed", model=model, options=reading)
         return write_parts(job, options.list_inputs(inputs), division, log)
     if format is not None:
-        raise ConfigError("--format is that of parts, and there is no --parts", "--out says its format by its ending")
+        raise ConfigError("--format needs --parts", "give --parts, or choose the format by the suffix of --out")
     task = reading.load(model, log)
     images = find_inputs(options.list_inputs(inputs))
     reading = tune_options(reading, task, log, images=len(images.source))

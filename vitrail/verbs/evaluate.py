@@ -62,7 +62,7 @@ def evaluate(
         CheckpointError: weights that cannot be read, or with another SHA-256.
         DiskError: ``out`` cannot be written.
     """
-    reading = options.read(given, zoom=zoom)
+    reading = options.parse(given, zoom=zoom)
     import torch
 
     from vitrail.data.decoded_cache import keep_decoded

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-from vitrail.config.units import grid_of_patches, numbers, part, size_in_pixels
+from vitrail.config.units import grid_of_patches, numbers, parse_fraction, size_in_pixels
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say
 from vitrail.untrusted.limits import PIXELS
@@ -31,7 +31,7 @@ NetworkModel = Annotated[
     "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name; in Python also a "
     "`Classifier`.",
 ]
-Data = Annotated[Any, "What `vitrail train` takes."]
+Data = Annotated[Any, "A data set as `vitrail train` takes it: a folder, a table, annotations, or a built-in name."]
 Inputs = Annotated[
     str | Path | Sequence[str | Path], "Files, folders, globs, a manifest, or - for paths on standard input."
 ]
@@ -134,21 +134,23 @@ class ReadingInParts(Parts, TunedReading, total=False):
     """How images are read one after another, or in parts."""
 
 
-def read(given: Mapping[str, Any], *, max_bad: str = "1%", **further: Any) -> InferenceOptions:
+def parse(given: Mapping[str, Any], *, max_bad: str = "1%", **further: Any) -> InferenceOptions:
     """Returns how model and images are read, of options of `Reading`; ``max_bad`` holds where theirs is None."""
     from vitrail.inference.options import InferenceOptions
 
     kept = ("device", "precision", "tune", "batch", "workers", "max_pixels", "quiet")
     own = {name: given[name] for name in kept if name in given}
     share = given.get("max_bad")
-    return InferenceOptions(**own, **further, **read_weights(given), max_bad=part(max_bad if share is None else share))
+    return InferenceOptions(
+        **own, **further, **parse_weights(given), max_bad=parse_fraction(max_bad if share is None else share)
+    )
 
 
-def read_weights(given: Mapping[str, Any], size: Pixels | None = None) -> dict[str, Any]:
+def parse_weights(given: Mapping[str, Any], size: Pixels | None = None) -> dict[str, Any]:
     """Returns the fields of `InferenceOptions` for what weights do not state. Raises `ConfigError` for a size and a crop."""
     crop, resize, grid = given["crop"], given["resize"], given["grid"]
     if size is not None and crop is not None:
-        raise ConfigError("--size and --crop are the same, and both are given", "give one of them")
+        raise ConfigError("--size is an alias of --crop, and both were given", "give only one")
     pixels = crop if size is None else size
     preprocessing: dict[str, Any] = {
         name: numbers(given[name]) for name in ("mean", "std", "pixel_range") if given[name] is not None

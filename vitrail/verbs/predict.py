@@ -62,7 +62,7 @@ def predict(
         DataError: an input that does not exist; with ``out`` or ``parts``, after all is written, an image that was named by
             its path could not be read, or none could.
     """
-    reading = options.read(given, max_bad=options.ALL, zoom=zoom)
+    reading = options.parse(given, max_bad=options.ALL, zoom=zoom)
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.options import tune_options
     from vitrail.inference.outputs import answer_images, check_fast, prepare_drawing

@@ -31,7 +31,7 @@ from vitrail.untrusted.limits import EXPANSION as MAX_EXPANSION
 from vitrail.weights.description import parse_config
 from vitrail.weights.layout import Weights, describe_numerics, refuse
 from vitrail.weights.names import QKV, Names, State, invert, join_parts, rename, rename_with, split_parts
-from vitrail.weights.shapes import STEM, check_grid_is_open, describe_grid, resnet_fields, vit_fields
+from vitrail.weights.shapes import STEM, check_grid_allowed, describe_grid, resnet_fields, vit_fields
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, OTHER, printable, refusing_values, unreadable
 
 Arrays = dict[str, np.ndarray]
@@ -141,7 +141,7 @@ def read_google(
     config, tensors = from_google(arrays, path, known, grid=grid, image_size=image_size)
     has_table = getattr(config, "positions", None) == "learned"
     if grid is not None:
-        check_grid_is_open(known, has_table=has_table, path=path)
+        check_grid_allowed(known, has_table=has_table, path=path)
     size = "x".join(map(str, config.image_size))
     placed = [describe_grid(config)] if has_table and grid is None else []
     numerics = describe_numerics(config, "gelu", "norm_eps")

@@ -23,7 +23,7 @@ from vitrail.weights.native import load_model, parse_model_file
 from vitrail.weights.onnx import read_onnx
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.resolve import ResolvedModel
-from vitrail.weights.shapes import check_grid_is_open
+from vitrail.weights.shapes import check_grid_allowed
 from vitrail.weights.tensors import AGAIN, printable, read_json, read_tensors
 from vitrail.weights.timm import FIRST_LAYERS, read_timm
 
@@ -59,7 +59,7 @@ def read_model(
     tensors, metadata = read_tensors(path) if resolved.layout == "file" else ({}, {})
     states_size = resolved.layout in ("native folder", "onnx file", "huggingface folder") or KEY in metadata
     if grid is not None and states_size:
-        check_grid_is_open(stated=True, has_table=True, path=path)
+        check_grid_allowed(stated=True, has_table=True, path=path)
     if resolved.layout == "native folder":
         return ReadModel(load_model(path), "native")
     if resolved.layout == "onnx file":

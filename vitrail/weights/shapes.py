@@ -178,7 +178,7 @@ def most_likely(counts: Sequence[int]) -> Grid:
     return min(grids, key=lambda grid: (grid[0] != grid[1], grid[1] > 4 * grid[0]))
 
 
-def check_grid_is_open(stated: object, *, has_table: bool, path: Path) -> None:
+def check_grid_allowed(stated: object, *, has_table: bool, path: Path) -> None:
     """Raises `ConfigError` if ``path`` states its image size, or if its network has no table of positions."""
     if not has_table:
         raise ConfigError(f"{path} has no table of positions, and a grid was given", "leave --grid out")

@@ -195,7 +195,7 @@ REFUSED = [
     # Tiny ImageNet
     (
         images("train/x/images/1.jpg", "train/y/images/1.jpg", "val/images/1.jpg"),
-        r"images +val .*\n  try: put these images into folders of their classes, or give a table of all images",
+        r"images +val .*\n  hint: put these images into folders of their classes, or give a table of all images",
     ),
     # 0 beside -1 and 1 may be uncertain or missing
     (
@@ -204,7 +204,7 @@ REFUSED = [
     ),
     (
         images("a.jpg") | {"x.csv": 'image_id,width,bbox\na,4,"[1, 2]"\na,4,"[2, 3]"\n'},
-        r"'bbox': a table of boxes, which is not read\n  try: export the boxes as COCO",
+        r"'bbox': a table of boxes, which is not read\n  hint: export the boxes as COCO",
     ),
     (
         images("a.jpg") | {"labels.csv": "photo,kind\na.jpg,x\n"},
@@ -258,7 +258,7 @@ def test_arrays_with_the_channels_first_are_refused(shape, accepted) -> None:
     if accepted:
         assert len(open_data(data, validation=0).train) == 4
     else:
-        with pytest.raises(DataError, match=r"with the channels first\n  try: .*transpose\(0, 2, 3, 1\)"):
+        with pytest.raises(DataError, match=r"with the channels first\n  hint: .*transpose\(0, 2, 3, 1\)"):
             open_data(data)
 
 

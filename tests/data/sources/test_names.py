@@ -37,7 +37,7 @@ def test_a_file_is_named_and_ends_with_code_3(photos: Path, capsys, name: bytes,
     with pytest.raises(DataError, match=words):
         open_data(photos)
     assert run(["data", "check", str(photos)]) == 3
-    assert "fault of vitrail" not in capsys.readouterr().err
+    assert "bug in vitrail" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [b"b\xe9e", b"b\x1be"])

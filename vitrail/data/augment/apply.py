@@ -64,7 +64,7 @@ class Layer:
     places: Numbers | None = None  # (B, 2) x and y in [0, 1), for operations at a position
 
     def only(self, chosen: NDArray[np.bool_]) -> Layer:
-        """The layer on the ``chosen`` (B,) images, no operation on the others."""
+        """Returns the layer with no operation on images outside the mask ``chosen`` (B,)."""
         return replace(self, names=np.where(chosen, self.names, NOTHING))
 
 

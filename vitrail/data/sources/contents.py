@@ -188,7 +188,7 @@ def normalise_path(path: str) -> str:
         return path
     plain = os.path.normpath(path).replace(os.sep, "/")
     if plain == ".." or plain.startswith("../"):
-        raise ValueError(f"the path {path!r} leads out of its folder")
+        raise ValueError(f"the path {path!r} points outside of its folder")
     return plain
 
 

@@ -124,7 +124,9 @@ def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectLis
                 size, traced = stated, objects.confirm_size(key, stated) if wanted else None
             packed = "rle" in region["value"]
             if packed and traced is None:  # a few bytes can say any size
-                raise ValueError("a brush mask for another size than that of the picture")
+                raise ValueError(
+                    f"the brush mask is for {stated[1]} x {stated[0]} pixels, the image has {size[1]} x {size[0]}"
+                )
             found.append(_read_region(region, size, traced if objects.outlines or packed else None))
     objects.add(key, size, found)
 
@@ -190,7 +192,7 @@ def _read_brush(values: Any, size: Size) -> NDArray[np.bool_]:
     the value, or all of them.
     """
     if not isinstance(values, list) or not all(isinstance(each, int) and 0 <= each < 256 for each in values):
-        raise ValueError("run lengths that are no bytes")
+        raise ValueError('"rle" must be a list of integers from 0 to 255')
     bits, used = "".join(f"{each:08b}" for each in values), 0
 
     def read(width: int) -> int:

@@ -333,7 +333,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise DataError(fact, 'put fields that contain a comma in double quotes: "a,b.jpg"')
             yield table.line_num, dict(zip(header, cells))
     except csv.Error as error:
-        raise DataError(f"{path}, line {table.line_num}: broken CSV, {error}", "repair the line") from error
+        raise DataError(f"{path}, line {table.line_num}: malformed CSV, {error}", "repair the line") from error
 
 
 def _is_header(cells: Sequence[str]) -> bool:

@@ -52,7 +52,7 @@ class ClassTable:
             found = [getattr(entry, field) for entry in self.entries]
             twice = [each for number, each in enumerate(found) if each is not None and each in found[:number]]
             if twice:
-                raise DataError(f"{self.path} has the {field} {twice[0]!r} twice", "give each class a line of its own")
+                raise DataError(f"{self.path} has the {field} {twice[0]!r} twice", f"use each {field} once")
         if not all(entry.name for entry in self.entries) or not self.entries:
             raise DataError(f"{self.path} names no classes or has an empty name", "give one name a line")
 

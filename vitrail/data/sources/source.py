@@ -342,8 +342,8 @@ def map_classes(source: Source, mapping: Mapping[str, Sequence[str]], classes: S
     mapped = stands_for.sum(1) > 0  # (D,)
     kept = np.flatnonzero((source.labels > 0) @ mapped if source.multi_label else mapped[source.labels])
     if not len(kept):
-        remedy = f"its names are matched with those of the data: {', '.join(source.classes[:5])}, ..."
-        raise DataError("none of the images has a class of the class map", remedy)
+        remedy = f"name classes of the data in its first column: {', '.join(source.classes[:5])}, ..."
+        raise DataError("no image has a class that the class map lists", remedy)
     source = source.subset(kept)
     if source.multi_label:
         targets = (source.labels @ stands_for > 0).astype(np.float32)  # (n, K)

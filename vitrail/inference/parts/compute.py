@@ -49,7 +49,7 @@ class Job:
     asked: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self, say: Say) -> Task:
-        """The model. Raises `ConfigError` if it cannot do what is asked."""
+        """Loads the model. Raises `ConfigError` if it does not support the options."""
         task = self.options.load(self.model, say)
         if self.verb == "predict":
             check_fast(self.asked["fast"], self.options)

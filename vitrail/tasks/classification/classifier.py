@@ -1,6 +1,6 @@
 """Classification: one class of several, or each a yes or no; its losses, answers and figures.
 
-B images, C channels, H and W their size, K classes. Figures from answers are in `metrics`.
+B images, C channels, H and W their size, K classes. Metrics are in `metric`.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ class Segmenter(PixelTask):
         if target is None:  # the background only if there is nothing else
             target = max(present, key=lambda name: (name not in BACKGROUND, present[name]))
         if target not in present:
-            what = f"the model answers with no pixel of {target!r} on this image"
-            raise ConfigError(what, f"choose one of the classes that it answers with: {', '.join(present)}")
+            what = f"the model predicts no pixel of class {target!r} in this image"
+            raise ConfigError(what, f"choose a predicted class: {', '.join(present)}")
         index = self.classes.index(target)
         share = ((answered == index) & is_shown).to(outputs) / present[target]  # (h, w)
 

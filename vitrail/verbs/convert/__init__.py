@@ -68,7 +68,7 @@ def convert(
     from vitrail.verbs.convert.layouts import write_layout
     from vitrail.weights.adapt import read_classes
 
-    weights = options.read_weights(given, size)
+    weights = options.parse_weights(given, size)
     read_as = {"preprocessing": weights["preprocessing"], "image_size": weights["size"], "grid": weights["grid"]}
     names = read_classes(Path(head)) if isinstance(head, str | Path) else head
     changes = {"classes_file": weights["classes"], "in_channels": channels, "classes": names}

@@ -29,7 +29,7 @@ from vitrail.weights.read import read_model
 from vitrail.weights.resolve import ResolvedModel, hash_model, resolve_model
 from vitrail.weights.tensors import read_tensors
 
-FAULT = "nothing was written; this is a fault of vitrail, please report it"
+FAULT = "report this as a bug in vitrail; nothing was written"
 TOLERANCE = 1e-5  # of the largest output
 DRAWS, IMAGES = 3, 2  # how often outputs are compared, and on how many images at a time
 ROUNDINGS = {

@@ -157,7 +157,8 @@ def _list_members(source: Source, rows: np.ndarray, checksums: np.ndarray) -> It
             raise DataError("the images of a Dataset have no files that could be copied", "train on the Dataset")
         if len(item.content) > MOST_BYTES:
             raise DataError(
-                f"the image {item.key} has {len(item.content):,} bytes, over {MOST_BYTES:,}", "make it smaller"
+                f"the image {item.key} has {len(item.content):,} bytes; the limit is {MOST_BYTES:,}",
+                "resize or re-encode it, or leave it out",
             )
         checksums[row] = zlib.crc32(item.content)
         yield f"{row:08d}.{_extension(item.key, item.content)}", item.content

@@ -63,7 +63,7 @@ def explain(
         DataError: an input that does not exist, or a mask that does not fit its image.
         DiskError: ``out`` cannot be written.
     """
-    reading = options.read(given, max_bad=options.ALL)
+    reading = options.parse(given, max_bad=options.ALL)
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
     from vitrail.analysis.explanation import ExplainOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
-from vitrail.config.units import part
+from vitrail.config.units import parse_fraction
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import to_stderr
 from vitrail.verbs import options
@@ -64,7 +64,9 @@ def export(
     from vitrail.inference.options import InferenceOptions
     from vitrail.verbs.export.files import LAYOUTS, ExportOptions, Tolerances, write_export
 
-    reading = InferenceOptions(**options.read_weights(given, size), max_bad=part(max_bad), quiet=given["quiet"])
+    reading = InferenceOptions(
+        **options.parse_weights(given, size), max_bad=parse_fraction(max_bad), quiet=given["quiet"]
+    )
     kind = ExportOptions(to=to, int8=int8, pictures=pictures)
     path = Path(out).expanduser() if out is not None else kind.default_path(model)
     if to in LAYOUTS:

@@ -68,7 +68,7 @@ def inspect(
         DataError: none of the images could be read.
         DiskError: ``out`` cannot be written.
     """
-    reading = options.read(given)
+    reading = options.parse(given)
     folder = Path(out)
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     how: dict[str, Any] = {"options": reading, "command": command, "say": log}
@@ -77,8 +77,8 @@ def inspect(
     if against is not None:
         if len(models) != 1 or cost:
             raise ConfigError(
-                "--against sets one model against one other, by what they have learned",
-                "give one model and no --cost; vitrail inspect MODEL OTHER --cost compares speed and memory",
+                "--against compares exactly two models and cannot be combined with --cost",
+                "give one model before --against; vitrail inspect MODEL OTHER --cost compares speed and memory",
             )
         from vitrail.verbs.inspect.measurements import inspect_pair
 

@@ -158,7 +158,7 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     biases = _measure_biases(model, few, options, bad)
     count = done if has_attention else biases.images if biases else 0
     if not count:
-        raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
+        raise DataError("none of the images could be read", f"see the reasons in {bad_list}")
     samples = _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else []
     return {"data": about, "samples": samples, "biases": biases, "images": count, "heads": heads}
 
@@ -285,7 +285,7 @@ def _measure_one_of_pair(
         bad_list = out / "bad_images.csv"
         results["heads"], results["images"] = measure_heads(task, source, options, options.record_bad(source, bad_list))
         if not results["images"]:
-            raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
+            raise DataError("none of the images could be read", f"see the reasons in {bad_list}")
     return to_inspection(task, title, results, command)
 
 

@@ -42,7 +42,7 @@ def probe(
         DataError: several labels an image, unlabelled images, fewer than two classes, or nothing to evaluate on.
         CheckpointError: of the weights, or features that are not finite.
     """
-    reading = options.read(given)
+    reading = options.parse(given)
     from vitrail.inference.options import InferenceOptions
     from vitrail.runtime.distributed import SINGLE
     from vitrail.verbs.probe.protocols import (

@@ -16,7 +16,7 @@ from vitrail import weights
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, choose_split
 from vitrail.errors import ConfigError, DataError, nearest
-from vitrail.evaluation.intervals import crossed_bootstrap, paired_difference
+from vitrail.evaluation.intervals import paired_difference, two_way_interval
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
 from vitrail.inference.features import Features, features_of
 from vitrail.inference.options import InferenceOptions
@@ -154,7 +154,7 @@ def compute_features(
         # of images in memory, as fine-tuning adapts the model; files are decoded to the channels that it has
         channels = train.images.shape[3] if train.kind == "arrays" else own
         if channels != own:
-            say(f"channels {channels}, where the weights have {own}: the first layer is adapted")
+            say(f"channels {channels} in the data, {own} in the weights: the first layer is adapted")
             model = weights.adapt(model, in_channels=channels).to(device_of(model)).eval()
     settings = {"options": options, "cache": cache, "say": say, "ranks": ranks}
     return [features_of(model, source, title=f"features of {name}", **settings) for name, source in sources.items()]
@@ -198,7 +198,7 @@ def evaluate_features(
 
 def compute_figures(right: np.ndarray, end: str = "") -> dict[str, float]:
     """Returns the accuracy of (S, N) and its interval, clipped to [0, 1]."""
-    low, high = np.clip(crossed_bootstrap(right), 0, 1)
+    low, high = np.clip(two_way_interval(right), 0, 1)
     return {
         f"accuracy{end}": float(right.mean()),
         f"accuracy{end}_low": float(low),
@@ -212,7 +212,7 @@ def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str,
         mean, low, high = paired_difference(right[0], other[0])
     else:
         difference = right.astype(np.float64) - other
-        mean, (low, high) = float(difference.mean()), crossed_bootstrap(difference)
+        mean, (low, high) = float(difference.mean()), two_way_interval(difference)
     return {
         f"against_accuracy{end}": float(other.mean()),
         f"difference{end}": mean,

@@ -141,7 +141,7 @@ def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool)
 
     Raises `ConfigError` or `DataError`.
     """
-    from vitrail.config.compose import check_objective, request
+    from vitrail.config.compose import check_objective, compose_run
     from vitrail.data.sources.open import find_data
 
     data = given["data"]
@@ -150,7 +150,7 @@ def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool)
     paths = {name: Path(given[name]) if given.get(name) else None for name in ("out", "resume", "config")}
     searched = labels and data is not None and paths["resume"] is None
     found = find_data(source if is_named else data) if searched else None
-    run, folder = request(
+    run, folder = compose_run(
         recipe=given.get("recipe"),
         flags=to_settings(verb, given, source),
         settings=given.get("set") or (),
@@ -162,7 +162,7 @@ def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool)
 
 
 def to_settings(verb: Callable[..., Any], given: Mapping[str, Any], source: str | None) -> dict[str, Any]:
-    """Returns the arguments that set settings, and the name of the data, nested as `request` takes them; paths as strings.
+    """Returns the arguments that set settings, and the name of the data, nested as `compose_run` takes them; paths as strings.
 
     A switch that is off is not given: the recipe or the file of settings may turn it on.
     """
@@ -204,12 +204,12 @@ def make_run(verb: Callable[..., Any], *, labels: bool) -> Callable[..., int]:
 
         print_line = partial(print, flush=True)  # at once, also into a pipe
         if devices is not None and given.get("dry_run"):
-            from vitrail.config.compose import request
+            from vitrail.config.compose import compose_run
             from vitrail.verbs.train.cluster_plan import plan_cluster
 
             config = options.to_path(given.get("config"))
             settings, further = to_settings(verb, given, data or "images"), given.get("set") or ()
-            planned, _ = request(recipe=given.get("recipe"), flags=settings, settings=further, config=config)
+            planned, _ = compose_run(recipe=given.get("recipe"), flags=settings, settings=further, config=config)
             rows = plan_cluster(planned, data, devices, network, print_line)
             if json:
                 print(dumps({"plan": rows}))

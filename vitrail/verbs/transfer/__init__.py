@@ -60,7 +60,7 @@ def transfer(
         ConfigError: invalid settings, or settings other than those that ``out`` was begun with.
         CheckpointError, DiskError, Preempted, Interrupted: whatever concerns all data sets.
     """
-    reading = options.read(given)
+    reading = options.parse(given)
     from dataclasses import replace
     from datetime import date
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.config.compose import request
+from vitrail.config.compose import compose_run
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.data.rng import permutation
@@ -86,7 +86,7 @@ class Tuning:
                 "precision": None if options.precision == "fp32" else options.precision,
             },
         }
-        return request(recipe=self.recipe, flags=flags, settings=(*of_data, *self.settings))[0]
+        return compose_run(recipe=self.recipe, flags=flags, settings=(*of_data, *self.settings))[0]
 
 
 def check_protocols(protocols: Sequence[str]) -> None:

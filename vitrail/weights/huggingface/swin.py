@@ -60,10 +60,12 @@ FIELDS = (
 
 def read(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> SwinConfig:
     if fields["use_absolute_embeddings"]:
-        raise CheckpointError("it has learned positions (use_absolute_embeddings)", "they are not supported")
+        raise CheckpointError(
+            "learned positions (use_absolute_embeddings) are not supported", "use a model without them"
+        )
     if fields["layer_norm_eps"] != EPS:
         what = f"it has layer_norm_eps {printable(fields['layer_norm_eps'])} in its blocks and {EPS:g} between them"
-        raise CheckpointError(what, "both must be equal")
+        raise CheckpointError(what, f"use a model with layer_norm_eps {EPS:g}")
     return SwinConfig(**values)
 
 

@@ -18,7 +18,7 @@ from vitrail.models import Config
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import parse_config
 from vitrail.weights.layout import Weights, describe_numerics, leave_out, refuse
-from vitrail.weights.shapes import check_grid_is_open, describe_grid
+from vitrail.weights.shapes import check_grid_allowed, describe_grid
 from vitrail.weights.tensors import printable, refusing_values
 from vitrail.weights.timm.authors import TORCHVISION_MARK, separate_head, to_timm_names
 from vitrail.weights.timm.families import BEIT, CAIT, PVT_V2, SWIN
@@ -74,7 +74,7 @@ def read_timm(
         config = parse_config(description, path)
         arguments = _sized(family_of(config).arguments(config), config.image_size, path)
     if grid is not None:
-        check_grid_is_open(arguments.get("img_size"), has_table=family in TABLES, path=path)
+        check_grid_allowed(arguments.get("img_size"), has_table=family in TABLES, path=path)
     config, state = family.read(tensors, path, {**arguments, "grid": grid, "image_size": image_size})
     state, unused = leave_out(config, state)
     preprocessing, assumed = parse_preprocessing(described, config, path, renamed.defaults)
@@ -163,7 +163,7 @@ def parse_preprocessing(
         **(published if config.in_channels == 3 else {}),
     }
     if not isinstance(stated, Mapping):
-        raise CheckpointError(f"{where} describes no preprocessing", PREPROCESSING)
+        raise CheckpointError(f"pretrained_cfg in {where} is not a mapping but {printable(stated)}", PREPROCESSING)
     assumed = [f"{name} {value}" for name, value in defaults.items() if stated.get(name) is None]
     value = {name: default if stated.get(name) is None else stated[name] for name, default in defaults.items()}
     with refusing_values(f"the preprocessing in {where} cannot be used", PREPROCESSING):
