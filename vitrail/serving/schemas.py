@@ -68,7 +68,7 @@ class AnyAnswer(BaseModel):
     error: Fault | None = None
 
 
-REPLIES: Any = {name: (kind | None, None) for task in TASKS.values() for name, kind in task.answer.reply.items()}
+REPLIES: Any = {name: (kind | None, None) for task in TASKS.values() for name, kind in task.reply.items()}
 Answer = create_model(
     "Answer",
     __base__=AnyAnswer,

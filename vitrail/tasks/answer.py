@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -20,7 +20,6 @@ MUTED = "opacity:.7;font-size:90%"
 class Answer(ABC):
     """The answer for one picture; ``key`` names the picture where it was read from somewhere."""
 
-    reply: ClassVar[Mapping[str, Any]] = {}  # the types of what `to_json` returns
     key: str = field(default="", kw_only=True)
 
     @abstractmethod

@@ -21,6 +21,7 @@ class Metric(ABC):
     """Gathers what judging needs of each batch, and turns it into figures. Parts of a data set can be merged."""
 
     higher_is_better: ClassVar[bool] = True  # of the first figure
+    summary: ClassVar[tuple[str, ...]] = ()  # the figures of an evaluation during training, by default all
     resamples: ClassVar[int] = 0  # how many samples `resample` is asked for; 0 where it gives nothing
 
     def __init__(self) -> None:
@@ -35,6 +36,9 @@ class Metric(ABC):
         """Adds what ``other`` gathered, as if its batches had come after one's own."""
         self.keys.extend(other.keys)
         self._parts += other._parts
+
+    def _join(self, column: int) -> np.ndarray:
+        return np.concatenate([part[column] for part in self._parts])
 
     @abstractmethod
     def compute(self) -> Figures:
@@ -57,7 +61,8 @@ class Metric(ABC):
 
     def summarize(self) -> Figures:
         """The few figures of an evaluation during training, the most important one first."""
-        return self.compute()
+        figures = self.compute()
+        return {name: figures[name] for name in self.summary or figures}
 
     def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """A table for people, its head and its rows; empty where the task has none."""

@@ -66,7 +66,9 @@ class Task(nn.Module, ABC):
     """
 
     name: ClassVar[str]  # in `TASKS`, in config.json and as a setting
-    answer: ClassVar[type[Answer]] = Answer  # what `decode` returns
+    reply: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # the types of what `Answer.to_json` returns, for the description of the server
     has_own_head: ClassVar[bool] = False  # whether ``own`` makes the outputs, and the backbone has no head
     targets: TargetKind = TargetKind()  # what it learns from
     losses: ClassVar[

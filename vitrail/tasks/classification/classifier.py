@@ -88,7 +88,6 @@ def top1(logits: Tensor, targets: Tensor) -> Tensor:
 class Prediction(Answer):
     """The answer for one picture: the best label, its probability, and the best few as (label, probability)."""
 
-    reply = {"label": str, "score": float, "top": list[dict[str, str | float]]}  # noqa: RUF012
     label: str
     score: float
     top: tuple[tuple[str, float], ...]
@@ -128,7 +127,8 @@ class Classifier(Task):
         ConfigError: as `Task` has it; a temperature that is no positive number.
     """
 
-    name, answer = "classification", Prediction
+    name = "classification"
+    reply = {"label": str, "score": float, "top": list[dict[str, str | float]]}  # noqa: RUF012
     targets = LabelTargets()
     losses = ("softmax", "sigmoid")
     temperature: float  # type: ignore[bad-override-mutable-attribute]

@@ -6,8 +6,7 @@ N images, K classes, M bins. An undefined figure (of a class that occurs neither
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
@@ -18,8 +17,7 @@ from vitrail.tasks.metric import Figures, Metric, Values, as_array, confusion, d
 ROWS = 4096  # rows of logits in float64 at a time
 
 
-@dataclass(frozen=True)
-class Graded:
+class Graded(NamedTuple):
     """One value per image, (N,) each."""
 
     rank: np.ndarray  # number of classes ranked before the true one; 0 is correct
@@ -28,8 +26,7 @@ class Graded:
     brier: np.ndarray  # squared distance of the probabilities from the one-hot target, in [0, 2]
 
 
-@dataclass(frozen=True)
-class PerClass:
+class PerClass(NamedTuple):
     """One value per class, (K,) each."""
 
     precision: np.ndarray
@@ -37,9 +34,12 @@ class PerClass:
     f1: np.ndarray
     support: np.ndarray
 
+    @classmethod
+    def of(cls, hits: np.ndarray, predicted: np.ndarray, support: np.ndarray) -> PerClass:
+        return cls(divide(hits, predicted), divide(hits, support), divide(2 * hits, predicted + support), support)
 
-@dataclass(frozen=True)
-class Bins:
+
+class Bins(NamedTuple):
     """Equal-width bins of confidence, (M,) each; the means of an empty bin are NaN."""
 
     counts: np.ndarray
@@ -67,7 +67,8 @@ class ClassMetric(Metric):
         temperature: what logits are divided by.
     """
 
-    _parts: list[tuple[np.ndarray, np.ndarray, Graded]]  # predicted, targets, grades
+    summary = ("top1", "nll")
+    _parts: list[tuple[np.ndarray, ...]]  # the predicted class, the true one, and what `Graded` has; (B,) each
 
     def __init__(self, classes: Sequence[str], temperature: float = 1.0) -> None:
         super().__init__()
@@ -75,24 +76,22 @@ class ClassMetric(Metric):
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         logits, true = as_array(outputs), as_array(targets)
-        self._parts.append((logits.argmax(1), true, grade(logits, true, temperature=self.temperature)))
+        self._parts.append((logits.argmax(1), true, *grade(logits, true, temperature=self.temperature)))
         self.keys.extend(keys)
 
     @property
     def predicted(self) -> np.ndarray:
         """(N,) the class with the largest logit."""
-        return np.concatenate([predicted for predicted, *_ in self._parts])
+        return self._join(0)
 
     @property
     def targets(self) -> np.ndarray:
         """(N,)"""
-        return np.concatenate([targets for _, targets, _ in self._parts])
+        return self._join(1)
 
     @property
     def grades(self) -> Graded:
-        """Rank, confidence, NLL and Brier score, (N,) each."""
-        columns = ([getattr(grades, field.name) for *_, grades in self._parts] for field in fields(Graded))
-        return Graded(*map(np.concatenate, columns))
+        return Graded(*map(self._join, range(2, 2 + len(Graded._fields))))
 
     @property
     def right(self) -> np.ndarray:
@@ -111,10 +110,6 @@ class ClassMetric(Metric):
 
     def per_class(self) -> PerClass:
         return per_class(self.confusion)
-
-    def summarize(self) -> Figures:
-        grades = self.grades
-        return {"top1": float((grades.rank == 0).mean()), "nll": float(grades.nll.mean())}
 
     def compute(self) -> Figures:
         """``top1 top5 nll ece brier``, shares as fractions."""
@@ -179,6 +174,7 @@ class LabelMetric(Metric):
         classes, temperature: as `ClassMetric` has them.
     """
 
+    summary = ("map", "f1_micro")
     _parts: list[tuple[np.ndarray, np.ndarray]]  # logits, targets
 
     def __init__(self, classes: Sequence[str], temperature: float = 1.0) -> None:
@@ -195,12 +191,12 @@ class LabelMetric(Metric):
     @property
     def logits(self) -> np.ndarray:
         """(N, K), before the temperature."""
-        return np.concatenate([logits for logits, _ in self._parts])
+        return self._join(0)
 
     @property
     def targets(self) -> np.ndarray:
         """(N, K) of 0 and 1."""
-        return np.concatenate([targets for _, targets in self._parts])
+        return self._join(1)
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -219,10 +215,6 @@ class LabelMetric(Metric):
 
     def per_class(self) -> PerClass:
         return per_label(self.logits, self.targets)
-
-    def summarize(self) -> Figures:
-        figures = self.compute()
-        return {name: figures[name] for name in ("map", "f1_micro")}
 
     def compute(self) -> Figures:
         """``map f1_micro f1_macro nll``, shares as fractions."""
@@ -250,9 +242,8 @@ class LabelMetric(Metric):
 
 def class_table(classes: Sequence[str], values: PerClass) -> tuple[list[str], list[tuple[str, ...]]]:
     """A row for each class with precision, recall, F1 and the number of images, under its head."""
-    rows: list[tuple[str, ...]] = []
-    for name, count, *shares in zip(classes, values.support, values.precision, values.recall, values.f1):
-        rows.append((name, *(write_percent(share) for share in shares), str(int(count))))
+    listed = zip(classes, values.support, values.precision, values.recall, values.f1)
+    rows = [(name, *map(write_percent, shares), str(int(count))) for name, count, *shares in listed]
     return ["class", "precision %", "recall %", "F1 %", "images"], rows
 
 
@@ -337,17 +328,13 @@ def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> Bi
 
 def per_class(counts: np.ndarray) -> PerClass:
     """Precision, recall, F1 and support from a confusion matrix (K, K)."""
-    return _per_class(np.diag(counts), predicted=counts.sum(0), support=counts.sum(1))
+    return PerClass.of(np.diag(counts), predicted=counts.sum(0), support=counts.sum(1))
 
 
 def per_label(logits: Values, targets: Values) -> PerClass:
     """The same for multi-label data, (N, K), (N, K); a label is predicted if its probability is at least 1/2."""
     predicted, true = as_array(logits) >= 0, as_array(targets) > 0.5
-    return _per_class((predicted & true).sum(0), predicted=predicted.sum(0), support=true.sum(0))
-
-
-def _per_class(hits: np.ndarray, predicted: np.ndarray, support: np.ndarray) -> PerClass:
-    return PerClass(divide(hits, predicted), divide(hits, support), divide(2 * hits, predicted + support), support)
+    return PerClass.of((predicted & true).sum(0), predicted=predicted.sum(0), support=true.sum(0))
 
 
 def average_precision(scores: Values, targets: Values) -> np.ndarray:

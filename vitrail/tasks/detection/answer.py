@@ -38,7 +38,6 @@ class Detections(PlacedAnswer):
         classes: the names of all classes, which give the colours.
     """
 
-    reply = {"width": int, "height": int, "objects": list[dict[str, str | float | list[float]]]}  # noqa: RUF012
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
     labels: tuple[str, ...]

@@ -63,7 +63,8 @@ class Detector(DenseTask):
         ConfigError: as `DenseTask` has it; an argument that cannot be meant.
     """
 
-    name, answer = "detection", Detections
+    name = "detection"
+    reply = {"width": int, "height": int, "objects": list[dict[str, str | float | list[float]]]}  # noqa: RUF012
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"coco": CocoResults, "yolo": YoloFiles}
     targets = BoxTargets()
     decode_options = ("threshold",)

@@ -37,7 +37,6 @@ class Segmentation(PlacedAnswer):
         size: (height, width) of the picture, where a smaller map was asked for.
     """
 
-    reply = {"width": int, "height": int, "classes": list[dict[str, str | float]], "map": dict[str, str | list[int]]}  # noqa: RUF012
     map: NDArray[np.uint8]
     classes: tuple[str, ...]
     top: int = 5

@@ -37,7 +37,7 @@ class MapMetric(Metric):
         classes: the names of the outputs.
     """
 
-    resamples = 10_000
+    summary, resamples = ("miou", "pixel_accuracy"), 10_000
     _parts: list[NDArray[np.int64]]  # counts (7, K) of each image
 
     def __init__(self, classes: Sequence[str]) -> None:
@@ -92,10 +92,6 @@ class MapMetric(Metric):
     def compute(self) -> Figures:
         """``miou pixel_accuracy mean_accuracy frequency_weighted_iou dice boundary_f``, as fractions."""
         return {name: float(values[0]) for name, values in summarize_counts(self.counts.sum(0)[None]).items()}
-
-    def summarize(self) -> Figures:
-        figures = self.compute()
-        return {name: figures[name] for name in ("miou", "pixel_accuracy")}
 
     def resample(self, weights: NDArray[np.int64]) -> dict[str, Numbers]:
         counts = self.counts

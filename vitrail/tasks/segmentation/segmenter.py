@@ -54,7 +54,8 @@ class Segmenter(PixelTask):
         ConfigError: as `DenseTask` has it; an argument that cannot be meant.
     """
 
-    name, answer = "segmentation", Segmentation
+    name = "segmentation"
+    reply = {"width": int, "height": int, "classes": list[dict[str, str | float]], "map": dict[str, str | list[int]]}  # noqa: RUF012
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"masks": MaskFiles}
     targets = PixelTargets(LabelMaps, "a class for every pixel")
     decode_options = ("side",)
