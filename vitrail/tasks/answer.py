@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from vitrail.files import make_folder
 from vitrail.markup import Markup, join, tag
 from vitrail.rows import SHOWN, Rows, show_facts
 from vitrail.tasks.pictures import THUMBNAIL, Picture, draw_thumbnail
@@ -95,6 +96,8 @@ class AnswerFiles(ABC):
 
     def __init__(self, out: Path, classes: Sequence[str]) -> None:
         self.out, self.classes = out, tuple(classes)
+        if not self.suffix:
+            make_folder(out)
 
     @abstractmethod
     def write(self, name: str, key: str, answer: Answer | None) -> None:

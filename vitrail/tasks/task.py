@@ -32,6 +32,7 @@ from vitrail.tasks.answer import Answer, AnswerFiles, Answers
 from vitrail.tasks.metric import Metric
 from vitrail.tasks.pictures import Picture, Transform, list_pictures, to_pixels
 from vitrail.tasks.targets import TargetKind
+from vitrail.text import plural
 
 BATCH = 32  # pictures that `Task.predict` shows the network at one time
 WINDOWS = 8  # of a large picture at one time; the outputs of a segmenter have as many numbers as all its features
@@ -71,9 +72,8 @@ class Task(nn.Module, ABC):
     ] = {}  # the types of what `Answer.to_json` returns, for the description of the server
     has_own_head: ClassVar[bool] = False  # whether ``own`` makes the outputs, and the backbone has no head
     targets: TargetKind = TargetKind()  # what it learns from
-    losses: ClassVar[
-        tuple[Loss, ...]
-    ] = ()  # that ``objective.loss`` can name: by default for one label an image, for several
+    # that ``objective.loss`` can name: by default for one label an image, for several
+    losses: ClassVar[tuple[Loss, ...]] = ()
     learns_from_teacher: bool = False  # whether a teacher's logits can stand beside the labels
     # further arguments: those that the setting ``model.head`` may give, those that a model may change and keep its head, and the
     # one that a training sets to the figure of that name on the validation split
@@ -125,8 +125,9 @@ class Task(nn.Module, ABC):
         return {"classes": train.classes}
 
     def describe(self) -> dict[str, Any]:
-        """Returns further arguments as plain values; they stand in config.json."""
-        return {}
+        """Returns further arguments as plain values, by default ``options``; they stand in config.json."""
+        values = {name: getattr(self, name) for name in self.options}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,12 +159,9 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> Sequence[Answer]:
-        """Returns the answers, one an image.
+        """Returns the answers, one an image, from what calling the task gave.
 
-        Args:
-            outputs: what calling the task gave.
-            frames: what the images show of their pictures, for answers that lie in these.
-            top: how many labels or objects an answer lists at most.
+        ``frames`` say what the images show of their pictures, for answers that lie in these; an answer lists at most ``top`` labels.
         """
 
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
@@ -226,13 +224,8 @@ class Task(nn.Module, ABC):
         return read_pictures(self, list_pictures(pictures))[0]
 
     def picture(self, picture: Picture) -> np.ndarray:
-        """Returns one picture resized and cropped but not normalised, as a person would look at what the network sees.
-
-        Returns:
-            uint8 (C, H, W), or float32 in [0, 1] where floats were given.
-
-        Raises:
-            BadImage: it cannot be used.
+        """Returns one picture resized and cropped but not normalised, as a person would look at what the network sees: uint8
+        (C, H, W), or float32 in [0, 1] where floats were given. Raises `BadImage` if it cannot be used.
         """
         return self.preprocessing.picture(to_pixels(picture, self.preprocessing))
 
@@ -266,8 +259,9 @@ class Task(nn.Module, ABC):
 
     def __repr__(self) -> str:
         """A few lines; ``model.backbone`` prints the modules."""
-        lines = (f"  {name:<14} {value}" for name, value in describe_model(self).items())
-        return "\n".join([type(self).__name__, *lines])
+        return "\n".join(
+            [type(self).__name__, *(f"  {name:<14} {value}" for name, value in describe_model(self).items())]
+        )
 
     def _repr_html_(self) -> str:
         return join(tag("p", tag("strong", type(self).__name__)), show_facts(describe_model(self).items()))
@@ -275,22 +269,14 @@ class Task(nn.Module, ABC):
 
 def largest_difference(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
     """The largest absolute difference of an output, as a share of the largest absolute value of that output."""
-    shares = (
-        (output - given[name]).abs().max() / output.abs().max().clamp(min=1e-30) for name, output in expected.items()
-    )
-    return max(map(float, shares))
+    pairs = ((output, given[name]) for name, output in expected.items())
+    return max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-30)) for one, other in pairs)
 
 
 def choose_decode_options(
     task: Task, *, top: int = 5, threshold: float | None = None, side: int | None = None
 ) -> dict[str, Any]:
-    """Returns further arguments of `Task.decode`, from what users ask for. Raises `ConfigError` for what answers do not have.
-
-    Args:
-        top: labels that an answer lists, at most.
-        threshold: the least score of an object.
-        side: pixels of the longer side of a map of classes, at most.
-    """
+    """Returns further arguments of `Task.decode`, from what users ask for. Raises `ConfigError` for what answers do not have."""
     task.check_can_answer(top)
     given = {"threshold": threshold, "side": side}
     for name, lacking in (("threshold", "objects with a score"), ("side", "map of classes")):
@@ -316,12 +302,10 @@ def choose_windows(task: Task, zoom: float) -> Windows | None:
 
 def read_pictures(task: Task, pictures: Sequence[Picture]) -> tuple[Tensor, Frames]:
     """Returns inputs (B, C, H, W) on the task's device, and what they show of the pictures."""
-    inputs, sizes = [torch.empty(0, task.preprocessing.channels, *task.preprocessing.size)], []
-    for place, picture in enumerate(pictures):
-        image, size = task.transform.read(picture, f"picture {place}")
-        inputs.append(image[None])
-        sizes.append(size)
-    return torch.cat(inputs).to(device_of(task)), Frames.seen(task.preprocessing, sizes)
+    read = [task.transform.read(picture, f"picture {place}") for place, picture in enumerate(pictures)]
+    empty = torch.empty(0, task.preprocessing.channels, *task.preprocessing.size)
+    inputs = torch.cat([empty, *(image[None] for image, _ in read)])
+    return inputs.to(device_of(task)), Frames.seen(task.preprocessing, [size for _, size in read])
 
 
 def _compute(task: Task, pictures: Sequence[Picture], windows: Windows | None) -> tuple[Tensor, Frames]:
@@ -385,9 +369,8 @@ def read_arguments(kind: type[Task], train: Source, options: Mapping[str, Any]) 
 def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tuple[str, ...]:
     """The names as a tuple. Raises `ConfigError` for a text, names that repeat, or another number than there are outputs."""
     if isinstance(classes, str):
-        raise ConfigError(
-            f"classes is the text {classes!r}", "give a list of names; for a file of names use classes_file"
-        )
+        what = f"classes is the text {classes!r}"
+        raise ConfigError(what, "give a list of names; for a file of names use classes_file")
     names = tuple(map(str, classes))
     for name in names:
         if fault := find_fault(name):
@@ -417,14 +400,12 @@ def describe_model(model: Any) -> dict[str, str]:
     height, width = model.preprocessing.size
     count = f"{sum(parameter.numel() for parameter in parameters):,}" if parameters else "in the exported graph"
     kinds = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
-    classes = "none, it gives features"
-    if model.classes:
-        more = f", ... and {len(model.classes) - LISTED:,} more" if len(model.classes) > LISTED else ""
-        classes = f"{len(model.classes):,}: {', '.join(model.classes[:LISTED])}{more}"
+    more = f", ... and {len(model.classes) - LISTED:,} more" if len(model.classes) > LISTED else ""
+    classes = f"{len(model.classes):,}: {', '.join(model.classes[:LISTED])}{more}"
     facts = {
         "model": find_name(config) or f"{config.about} with {config.blocks} blocks",
-        "image size": f"{height} x {width} pixels, {config.in_channels} channel{'s' if config.in_channels > 1 else ''}",
-        "classes": classes,
+        "image size": f"{height} x {width} pixels, {plural(config.in_channels, 'channel')}",
+        "classes": classes if model.classes else "none, it gives features",
         "parameters": ", ".join([count, *kinds, f"on {device_of(model)}"]),
         "preprocessing": _describe_preprocessing(model.preprocessing),
     }
@@ -445,8 +426,8 @@ def find_name(config: Config) -> str | None:
 
 def _describe_preprocessing(preprocessing: Preprocessing) -> str:
     first = "" if preprocessing.resize_to is None else f" to {preprocessing.resize_to}, crop"
-    size = "x".join(map(str, preprocessing.size))
-    resize = f"{preprocessing.resize}{first} {size}" if preprocessing.resize != "none" else f"crop {size}"
+    how = "crop" if preprocessing.resize == "none" else f"{preprocessing.resize}{first}"
+    resize = f"{how} {'x'.join(map(str, preprocessing.size))}"
     mean, std = (  # one number if all of them are equal
         ", ".join(f"{number:.4g}" for number in (numbers if len(set(numbers)) > 1 else numbers[:1]))
         for numbers in (preprocessing.mean, preprocessing.std)

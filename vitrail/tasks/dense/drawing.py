@@ -116,8 +116,7 @@ def tint_classes(
     ``map`` (h, w) holds indices of ``classes``; it is enlarged to the image. The background, and 255, are not tinted.
     """
     levels = np.asarray(Image.fromarray(map).resize(image.size, Image.Resampling.NEAREST))
-    table = np.zeros((256, 3), np.float32)
-    is_tinted = np.zeros(256, bool)
+    table, is_tinted = np.zeros((256, 3), np.float32), np.zeros(256, bool)
     for index, name in enumerate(classes):
         table[index], is_tinted[index] = colours[name], name not in BACKGROUND
     strength = np.where(is_tinted, TINT, 0).astype(np.float32)[levels]  # (H, W)
@@ -148,12 +147,10 @@ def find_middle(mask: NDArray[np.bool_]) -> tuple[float, float]:
     step = math.ceil(max(mask.shape) / COARSE)
     coarse = mask[::step, ::step]
     inside = coarse if coarse.any() else mask
-    while True:
-        padded = np.pad(inside, 1)
+    smaller = inside
+    while smaller.any():
+        inside, padded = smaller, np.pad(smaller, 1)
         smaller = inside & padded[2:, 1:-1] & padded[:-2, 1:-1] & padded[1:-1, 2:] & padded[1:-1, :-2]
-        if not smaller.any():
-            break
-        inside = smaller
     rows, columns = inside.nonzero()
     middle = len(rows) // 2
     return float(columns[middle] + 0.5) / inside.shape[1], float(rows[middle] + 0.5) / inside.shape[0]

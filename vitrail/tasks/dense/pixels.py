@@ -102,7 +102,6 @@ def sample_pixels(outputs: Tensor, frames: Frames, find_values: FindValues) -> I
     Args:
         outputs: (B, K, h, w) of any precision; or values that `join_pixels` gave, (1, H, W), which are returned as they are.
         frames: the regions of the pictures that the input shows, larger than the picture where it was padded.
-        find_values: from maps to values.
     """
     if outputs.ndim == 3:
         yield from outputs
@@ -114,12 +113,8 @@ def sample_pixels(outputs: Tensor, frames: Frames, find_values: FindValues) -> I
 def join_pixels(outputs: Iterable[Tensor], views: Frames, find_values: FindValues) -> Tensor:
     """Returns the value of every pixel of one picture, (H, W), from the mean of the maps of all inputs that show it.
 
-    Maps are kept until those of the last input that shares pixels with them are there.
-
-    Args:
-        outputs: (b, K, h, w) of any precision, of some of the V inputs after others.
-        views: the regions of the picture that the inputs show; the first one shows the whole.
-        find_values: from maps to values.
+    ``outputs`` are (b, K, h, w) of some of the V inputs after others, ``views`` the regions that they show; the first one shows the
+    whole. Maps are kept until those of the last input that shares pixels with them are there.
     """
     height, width = views.pictures[0].astype(int).tolist()
     left, top, right, bottom = views.crops.T

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames, Placement
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
-from vitrail.models import Backbone, Config
+from vitrail.models import Config
 from vitrail.tasks.dense.answer import Subject
 from vitrail.tasks.targets import TargetKind
 from vitrail.tasks.task import Task
@@ -26,22 +25,17 @@ WIDEST = 512
 
 @dataclass(frozen=True)
 class PlacedTargets(TargetKind):
-    """Targets that lie in the picture.
+    """Targets that lie in the picture."""
 
-    Args:
-        annotations: how data hold them.
-        needs: what they are, for messages.
-    """
-
-    annotations: type[Annotations]
-    needs: str
+    annotations: type[Annotations]  # how data hold them
+    needs: str  # what they are, for messages
 
     def check(self, source: Source, task: str) -> None:
         if not isinstance(source.targets, self.annotations):
             has = f"classes of {source.counted}" if source.labelled else "no labels"
-            remedy = {"objects": "--task detect", "pixels": "--task segment"}.get(source.counted, "--task classify")
+            verb = {"objects": "detect", "pixels": "segment"}.get(source.counted, "classify")
             what = f"the data have {has}, and {task} needs {self.needs}"
-            raise DataError(what, f"give annotated data, or train with {remedy}")
+            raise DataError(what, f"give annotated data, or train with --task {verb}")
 
 
 def check_placed(placement: Placement) -> None:
@@ -62,16 +56,9 @@ class DenseTask(Task):
     draws_answers = True
     resize = "fit"
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        classes: Sequence[str],
-        preprocessing: Preprocessing,
-        *,
-        provenance: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(backbone, classes, preprocessing, provenance=provenance)
-        if dropped := getattr(backbone.config, "patch_dropout", 0.0):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        if dropped := getattr(self.config, "patch_dropout", 0.0):
             what = f"patch_dropout is {dropped:g}, and the task {self.name} needs every patch of an image"
             raise ConfigError(what, "set patch_dropout=0: --set 'model.changes={patch_dropout: 0}'")
 
@@ -84,11 +71,8 @@ class DenseTask(Task):
 
     @abstractmethod
     def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
-        """Returns the outputs for one picture, as `decode` and `metric` take them with the first of ``views``.
-
-        Args:
-            outputs: what calling the task gave for the `Windows` of the picture, for some of them after others.
-            views: what they show of the picture; the first shows the whole.
+        """Returns the outputs for one picture, as `decode` and `metric` take them with the first of ``views``, from those for its
+        `Windows`, some of them after others. ``views`` are what these show; the first one shows the whole.
         """
 
     def find_subject(
@@ -128,7 +112,6 @@ def read_number(name: str, value: Any, low: float, high: float, *, whole: bool =
     """A number in [low, high]. Raises `ValueError` for anything else."""
     kind = int if whole else (int, float)
     if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(
-            f"{name} is {value!r:.40}, and not a {'whole ' if whole else ''}number from {low:g} to {high:g}"
-        )
+        number = "whole number" if whole else "number"
+        raise ValueError(f"{name} is {value!r:.40}, and not a {number} from {low:g} to {high:g}")
     return value

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.errors import DataError
-from vitrail.files import make_folder, replace_file
+from vitrail.files import replace_file
 from vitrail.markup import Markup, tag
 from vitrail.rows import SHOWN
 from vitrail.tasks.answer import Answer, AnswerFiles
@@ -168,11 +168,11 @@ class CocoResults(AnswerFiles):
         self.found: list[FoundBoxes] = []
 
     def write(self, name: str, key: str, answer: Answer | None) -> None:
-        if answer is None:  # it keeps its place, from which the ids of the others are counted
-            self.found.append(FoundBoxes(key, np.zeros((0, 4)), np.zeros(0), ()))
-            return
-        assert isinstance(answer, Detections)
-        self.found.append(FoundBoxes(key, answer.boxes, answer.scores, answer.labels))
+        # an image that could not be read keeps its place, from which the ids of the others are counted
+        boxes, scores, labels = np.zeros((0, 4)), np.zeros(0), ()
+        if isinstance(answer, Detections):
+            boxes, scores, labels = answer.boxes, answer.scores, answer.labels
+        self.found.append(FoundBoxes(key, boxes, scores, labels))
 
     def close(self) -> None:
         write_results(self.out, self.found, {label: number for number, label in enumerate(self.classes, 1)})
@@ -186,11 +186,6 @@ class YoloFiles(AnswerFiles):
 
     suffix, each = "", ".txt"
 
-    def __init__(self, out: Path, classes: Sequence[str]) -> None:
-        super().__init__(out, classes)
-        self.numbers = {label: number for number, label in enumerate(classes)}
-        make_folder(out)
-
     def write(self, name: str, key: str, answer: Answer | None) -> None:
         if answer is None:
             return
@@ -198,8 +193,9 @@ class YoloFiles(AnswerFiles):
         height, width = answer.size
         boxes = np.asarray(answer.boxes, np.float64) / [width, height, width, height]
         placed = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1)
+        numbers = {label: str(number) for number, label in enumerate(self.classes)}
         lines = (
-            " ".join([str(self.numbers[label]), *(f"{place:.6f}" for place in box)]) + "\n"
+            " ".join([numbers[label], *(f"{place:.6f}" for place in box)]) + "\n"
             for label, box in zip(answer.labels, placed.tolist(), strict=True)
         )
         replace_file(self.out / f"{name}{self.each}", "".join(lines))

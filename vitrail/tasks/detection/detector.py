@@ -36,6 +36,7 @@ from vitrail.tasks.detection.boxes import (
 )
 from vitrail.tasks.detection.loss import BoxTargets, sum_losses
 from vitrail.tasks.detection.metric import BoxMetric, place_boxes
+from vitrail.text import plural
 
 LEVELS = (8, 16, 32)
 CANDIDATES = 4  # best pairs of cell and class among which duplicates are removed, for each detection that is kept
@@ -103,10 +104,6 @@ class Detector(DenseTask):
             raise DataError("the data have no class of objects", "see `vitrail data check`")
         return {"classes": train.classes}
 
-    def describe(self) -> dict[str, Any]:
-        numbers = {"head_width": self.head_width, "most": self.most, "threshold": self.threshold}
-        return {"levels": list(self.levels), **numbers}
-
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -167,10 +164,9 @@ class Detector(DenseTask):
         sizes = [self.preprocessing.size] * len(placed) if frames is None else frames.pictures.astype(int).tolist()
         answers = []
         for found, (height, width) in zip(placed, sizes):
-            found = found[is_shown(found, least)]
+            found = found[is_shown(found, least)].astype(np.float32)
             labels = tuple(self.classes[label] for label in found[:, 5].astype(int).tolist())
-            boxes, scores = found[:, :4].astype(np.float32), found[:, 4].astype(np.float32)
-            answers.append(Detections(boxes, scores, labels, (height, width), self.classes))
+            answers.append(Detections(found[:, :4], found[:, 4], labels, (height, width), self.classes))
         return answers
 
     def find_subject(
@@ -184,16 +180,15 @@ class Detector(DenseTask):
         if box is not None:
             rows = np.flatnonzero(is_shown(placed, self.threshold))
             if not 0 <= box < len(rows):
-                number = f"{len(rows)} object{'' if len(rows) == 1 else 's'}"
+                number = plural(len(rows), "object")
                 what = f"there is no box {box}: the model finds {number} with a score of at least {self.threshold:g}"
                 remedy = f"give 0 to {len(rows) - 1}" if len(rows) else "leave the box out to explain the best one"
                 raise ConfigError(what, remedy)
-            row = rows[box]
         else:
             rows = np.flatnonzero([target in (None, self.classes[int(label)]) for label in placed[:, 5]])
             if not len(rows) or not placed[rows[0], 4]:
                 raise ConfigError(f"the model finds no {target!r} on this image", "explain another class or image")
-            row = rows[0]
+        row = rows[box or 0]
         cell, label = int(cells[0, row]), int(placed[row, 5])
         name = self.classes[label]
         return Subject(
@@ -212,9 +207,8 @@ class Detector(DenseTask):
 
     def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
         """The best detections of the picture, (1, most, 6) as `detect` has them."""
-        found = torch.cat([self.detect(each) for each in outputs])
-        how = {"candidates": CANDIDATES * self.most, "threshold": SAME_OBJECT}
-        return join_detections(found, views, self.preprocessing.size, **how)
+        found, size = torch.cat([self.detect(each) for each in outputs]), self.preprocessing.size
+        return join_detections(found, views, size, candidates=CANDIDATES * self.most, threshold=SAME_OBJECT)
 
     def metric(self, source: Source | None = None) -> BoxMetric:
         return BoxMetric(self.classes, self.preprocessing.size, self.detect)

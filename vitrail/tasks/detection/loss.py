@@ -126,12 +126,9 @@ def find_ignored(centres: Tensor, boxes: Tensor, crowd: Tensor) -> Tensor:
 def sum_losses(outputs: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
     """The losses of classes and boxes, each the sum over the cells of an image, (B,), in fp32 at least.
 
-    Classes: binary cross-entropy with the scores that `assign` gives; no class of a cell counts whose centre lies in a crowd,
-    unless it has an object. Boxes: 1 - GIoU with the object of the cell, times its score.
-
-    Args:
-        outputs: (B, N, 7 + K) of a `Detector`.
-        objects: (B, M, 6) label, crowd, box; -1 is the label of rows that fill up.
+    ``outputs`` are (B, N, 7 + K) of a `Detector`, ``objects`` (B, M, 6) as `BoxTargets.move` returns them. Classes: binary
+    cross-entropy with the scores that `assign` gives; no class of a cell counts whose centre lies in a crowd, unless it has an
+    object. Boxes: 1 - GIoU with the object of the cell, times its score.
     """
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     found, centres, logits = outputs[..., :4], outputs[..., 4:6], outputs[..., 7:]

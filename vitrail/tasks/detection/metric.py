@@ -114,17 +114,12 @@ def average_recall(matches: Matches, classes: int, *, area: int = 0, most: int =
 def summarize_detections(matches: Matches, classes: int) -> dict[str, float]:
     """COCO's twelve figures: AP, AP at IoU 0.5 and 0.75 and by size of the object, AR by detections an image and by size."""
     precision = average_precision(matches, classes, areas=len(AREAS))[0]  # (K, A, T)
-    figures = {
-        "ap": mean_of_defined(precision[:, 0]),
-        "ap50": mean_of_defined(precision[:, 0, HALF]),
-        "ap75": mean_of_defined(precision[:, 0, THREE_QUARTERS]),
-    }
+    figures = {"ap": precision[:, 0], "ap50": precision[:, 0, HALF], "ap75": precision[:, 0, THREE_QUARTERS]}
     sizes = list(enumerate(AREAS))[1:]
-    figures |= {f"ap_{size}": mean_of_defined(precision[:, area]) for area, size in sizes}
-    figures |= {f"ar_{most}": mean_of_defined(average_recall(matches, classes, most=most)) for most in LISTED}
-    return figures | {
-        f"ar_{size}": mean_of_defined(average_recall(matches, classes, area=area)) for area, size in sizes
-    }
+    figures |= {f"ap_{size}": precision[:, area] for area, size in sizes}
+    figures |= {f"ar_{most}": average_recall(matches, classes, most=most) for most in LISTED}
+    figures |= {f"ar_{size}": average_recall(matches, classes, area=area) for area, size in sizes}
+    return {name: mean_of_defined(values) for name, values in figures.items()}
 
 
 def trace_curve(matches: Matches, label: int | None = None, threshold: int = HALF) -> Curve:
@@ -229,8 +224,7 @@ class BoxMetric(Metric):
     @property
     def threshold(self) -> float:
         """The threshold of the score with the largest F1 of all classes at an IoU of 0.5; NaN without answers or objects."""
-        curve = self.curve()
-        return float("nan") if curve.best is None else float(curve.scores[curve.best])
+        return _describe_best(self.curve())["threshold"]
 
     @property
     def errors(self) -> dict[str, int]:
@@ -255,17 +249,13 @@ class BoxMetric(Metric):
         return {"ap": mean_of_defined(precision), "ap50": mean_of_defined(precision[:, HALF])}
 
     def resample(self, weights: NDArray[np.int64]) -> dict[str, Numbers]:
-        matches = self.matches
+        matches, count = self.matches, len(self.classes)
         most = np.bincount(matches.labels, minlength=1).max()
         parts = np.array_split(weights, max(-(-len(weights) * int(most) // CELLS), 1))
-        precision = [
-            average_precision(matches, len(self.classes), weights=part)[:, :, 0] for part in parts if len(part)
-        ]
+        precision = [average_precision(matches, count, weights=part)[:, :, 0] for part in parts if len(part)]
         drawn = np.concatenate(precision)  # (R, K, T)
-        return {
-            "ap": np.array([mean_of_defined(each) for each in drawn]),
-            "ap50": np.array([mean_of_defined(each) for each in drawn[..., HALF]]),
-        }
+        columns = {"ap": drawn, "ap50": drawn[..., HALF]}
+        return {name: np.array(list(map(mean_of_defined, values))) for name, values in columns.items()}
 
     def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """A row for each class with AP, AP50 and average recall, its threshold with the largest F1 and the precision and recall
@@ -279,7 +269,7 @@ class BoxMetric(Metric):
         for label, name in enumerate(self.classes):
             best = _describe_best(self.curve(label))
             shares = precision[label].mean(), precision[label, HALF], recall[label], best["precision"], best["recall"]
-            cells = [write_percent(share) for share in shares]
+            cells = list(map(write_percent, shares))
             threshold = "–" if np.isnan(best["threshold"]) else f"{best['threshold']:.3f}"
             rows.append((name, *cells[:3], threshold, *cells[3:], str(int(objects[label]))))
         return ["class", "AP %", "AP50 %", "AR %", "best threshold", "precision %", "recall %", "objects"], rows
@@ -314,9 +304,6 @@ def read_truths(targets: Tensor | NDArray[np.floating]) -> list[Truth]:
 
 def _describe_best(curve: Curve) -> Figures:
     """The threshold with the largest F1, and precision, recall and F1 there; NaN without one."""
-    names = ("threshold", "precision", "recall", "f1")
-    if curve.best is None:
-        return dict.fromkeys(names, float("nan"))
-    return dict(
-        zip(names, (float(each[curve.best]) for each in (curve.scores, curve.precision, curve.recall, curve.f1)))
-    )
+    best = curve.best
+    columns = {"threshold": curve.scores, "precision": curve.precision, "recall": curve.recall, "f1": curve.f1}
+    return {name: float("nan") if best is None else float(values[best]) for name, values in columns.items()}

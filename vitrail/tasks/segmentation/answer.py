@@ -8,16 +8,14 @@ from __future__ import annotations
 import csv
 import io
 from base64 import b64encode
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.files import make_folder, replace_file
+from vitrail.files import replace_file
 from vitrail.markup import Markup, encode_image
 from vitrail.rows import SHOWN
 from vitrail.tasks.answer import Answer, AnswerFiles
@@ -92,10 +90,6 @@ class MaskFiles(AnswerFiles):
     """A PNG for each image, in its size, whose pixels are the indices of classes; ``classes.csv`` names and colours them."""
 
     suffix, each = "", ".png"
-
-    def __init__(self, out: Path, classes: Sequence[str]) -> None:
-        super().__init__(out, classes)
-        make_folder(out)
 
     def write(self, name: str, key: str, answer: Answer | None) -> None:
         if answer is not None:

@@ -107,9 +107,8 @@ class MapMetric(Metric):
             *(divide(total[RIGHT], total[TRUE]), boundary_f(total)),
             divide(total[TRUE], np.broadcast_to(total[TRUE].sum(), total[TRUE].shape)),
         ]
-        rows: list[tuple[str, ...]] = []
-        for name, images, *shares in zip(self.classes, (counts[:, TRUE] > 0).sum(0), *columns):
-            rows.append((name, *(write_percent(share) for share in shares), str(int(images))))
+        listed = zip(self.classes, (counts[:, TRUE] > 0).sum(0), *columns)
+        rows = [(name, *map(write_percent, shares), str(int(images))) for name, images, *shares in listed]
         return ["class", "IoU %", "precision %", "recall %", "boundary F %", "pixels %", "images"], rows
 
     def worst(self, most: int) -> NDArray[np.int64]:

@@ -82,13 +82,13 @@ class Segmenter(PixelTask):
             raise ConfigError(what, f"give the names of 2 to {IGNORED} classes, one of which may be the background")
         if head not in HEADS:
             raise ConfigError(f"there is no head {head!r} for segmentation", nearest(head, HEADS))
-        is_pyramid = len(backbone.config.dense_layers) > 1
         if class_weights is not None and len(class_weights) != len(self.classes):
             what = f"{len(class_weights)} class weights for {len(self.classes)} classes"
             raise ConfigError(what, "give one weight for each class")
         self.head = head
         self.head_width = choose_width(backbone.config) if head_width is None else head_width
-        self.levels = tuple(LEVELS if levels is None else levels) if head == "fused" and not is_pyramid else None
+        is_pyramid = len(backbone.config.dense_layers) > 1
+        self.levels = None if head == "linear" or is_pyramid else tuple(LEVELS if levels is None else levels)
         self.class_weights = None if class_weights is None else tuple(map(float, class_weights))
         self.targets = replace(self.targets, class_weights=self.class_weights)
         self._create_head()
@@ -113,15 +113,9 @@ class Segmenter(PixelTask):
     def read_source(cls, train: Source) -> dict[str, Any]:
         """The classes, and weights by which rare ones are learned; see `weigh_classes`."""
         if len(train.classes) < 2:
-            raise DataError(
-                f"the data have {len(train.classes)} class of pixels", "name the background as a class, too"
-            )
+            what = f"the data have {len(train.classes)} class of pixels"
+            raise DataError(what, "name the background as a class, too")
         return {"classes": train.classes, "class_weights": weigh_classes(train.counts())}
-
-    def describe(self) -> dict[str, Any]:
-        weights = None if self.class_weights is None else list(self.class_weights)
-        levels = None if self.levels is None else list(self.levels)
-        return {"head": self.head, "levels": levels, "head_width": self.head_width, "class_weights": weights}
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
