@@ -44,13 +44,7 @@ log, access = logging.getLogger("vitrail.serving"), logging.getLogger("vitrail.a
 
 
 class Admission:
-    """Middleware that admits or refuses requests to the application.
-
-    Args:
-        app: the routes.
-        token: the bearer token that clients must send; None disables authentication (loopback only).
-        hosts: allowed host names; None allows any.
-    """
+    """Middleware that admits or refuses requests to the application ``app``; ``token`` and ``hosts`` as in `create_app`."""
 
     def __init__(self, app: App, service: Service, *, token: str | None, hosts: Iterable[str] | None) -> None:
         self.app, self.service, self.limits = app, service, service.limits
@@ -122,7 +116,7 @@ class Admission:
         # h11 limits a head that arrives in pieces
         target = len(scope["raw_path"]) + len(scope["query_string"])
         if target + sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD:
-            raise head_error(MOST_HEAD)
+            raise head_error()
         host = headers.get(b"host", b"").decode("latin-1")
         # health probes connect by IP address
         path, probed = scope["path"], scope["path"] in ("/livez", "/readyz")
@@ -256,7 +250,8 @@ class Reply:
     def count(self) -> None:
         route, code = getattr(self.scope.get("route"), "path", "none"), self.code or CLIENT_CLOSED
         seconds = time.monotonic() - self.start
-        self.service.metrics.request(route, code, seconds)
+        self.service.metrics.requests.labels(route, str(code)).inc()
+        self.service.metrics.seconds.labels(route).observe(seconds)
         if access.isEnabledFor(logging.INFO):
             record = self.scope["method"], self.scope["path"], code, 1000 * seconds, self.request_id
             access.info("%s %r %d in %.1f ms, %s", *record)

@@ -181,7 +181,7 @@ async def metrics(service: CurrentService) -> Response:
 
 
 class File(NamedTuple):
-    """A file to send: its content, media type and ETag."""
+    """A file to send, with its media type and ETag."""
 
     content: bytes
     media: str

@@ -14,38 +14,23 @@ MOST_HEAD = 64 << 10  # maximum size of a request's head in bytes
 class ServerLimits:
     """Limits per request and for all requests together.
 
-    Args:
-        body: maximum size of a request body in bytes.
-        pixels: maximum width x height of an image.
-        images: maximum number of images per request.
-        queue: maximum number of images accepted and not yet answered; further requests get 503.
-        batch: maximum number of images per forward pass.
-        held: maximum size of all request bodies in memory, in bytes.
-        connections: maximum number of open connections; further ones are closed without a reply.
-        deadline: seconds until a request is answered with 504; a client may request a shorter deadline.
-        header, idle: timeouts in seconds for the head of a request, and between two requests of a connection.
-        receive, write: timeouts in seconds for receiving a body and for sending a reply.
-        drain: seconds from the stop signal until the process exits, even with unanswered requests.
-        linger: maximum seconds after the stop signal in which new connections are accepted.
-
-    Raises:
-        ConfigError: a limit is not positive, or ``images`` exceeds ``queue``.
+    Raises `ConfigError` if a limit is not positive, or ``images`` exceeds ``queue``.
     """
 
-    body: int = 32 << 20
-    pixels: int = MAX_PIXELS
-    images: int = 16
-    queue: int = 64
-    batch: int = 16
-    held: int = 512 << 20
-    connections: int = 4096
-    deadline: float = 10.0
-    header: float = 10.0
-    idle: float = 30.0
-    receive: float = 30.0
-    write: float = 30.0
-    drain: float = 25.0
-    linger: float = 5.0
+    body: int = 32 << 20  # maximum size of a request body in bytes
+    pixels: int = MAX_PIXELS  # maximum width x height of an image
+    images: int = 16  # maximum number of images per request
+    queue: int = 64  # maximum number of images accepted and not yet answered; further requests get 503
+    batch: int = 16  # maximum number of images per forward pass
+    held: int = 512 << 20  # maximum size of all request bodies in memory, in bytes
+    connections: int = 4096  # maximum number of open connections; further ones are closed without a reply
+    deadline: float = 10.0  # seconds until a request is answered with 504; a client may request a shorter deadline
+    header: float = 10.0  # timeout in seconds for the head of a request
+    idle: float = 30.0  # seconds between two requests of a connection
+    receive: float = 30.0  # timeout in seconds for receiving a body
+    write: float = 30.0  # timeout in seconds for sending a reply
+    drain: float = 25.0  # seconds from the stop signal until the process exits, even with unanswered requests
+    linger: float = 5.0  # maximum seconds after the stop signal in which new connections are accepted
 
     def __post_init__(self) -> None:
         for field in fields(self):

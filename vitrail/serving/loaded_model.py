@@ -76,16 +76,11 @@ class LayerMaps(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ExplanationRequest:
-    """Options of an explanation: `ExplainOptions`, and options of the method attention.
-
-    Args:
-        every_layer: return all layers; method attention only.
-        query: row and column of the query patch in the layer's map; method attention only.
-    """
+    """Options of an explanation: `ExplainOptions`, and options of the method attention."""
 
     options: ExplainOptions = field(default_factory=ExplainOptions)
     every_layer: bool = False
-    query: Place | None = None
+    query: Place | None = None  # row and column of the query patch in the layer's map
 
     def __post_init__(self) -> None:
         if self.options.method != "attention" and (self.every_layer or self.query is not None):

@@ -41,21 +41,11 @@ class Refusal:
     """A request that is refused by its head, and discarded up to its end before the reply.
 
     Closing a connection with unread bytes resets it, and the client could lose the reply.
-
-    Args:
-        left: bytes that are still to be discarded.
-        encode: returns the reply, which begins with the given headers, and whether the connection is closed after it.
-        give_up: called if the connection is lost before.
     """
 
-    left: int
-    encode: Callable[[list[Header]], tuple[bytes, bool]]
-    give_up: Callable[[], None]
-
-    def discard(self, data: bytes) -> bytes:
-        """Returns what follows the request."""
-        data, self.left = data[self.left :], max(self.left - len(data), 0)
-        return data
+    left: int  # bytes that are still to be discarded
+    encode: Callable[[list[Header]], tuple[bytes, bool]]  # the reply after these headers, and whether to close after it
+    give_up: Callable[[], None]  # called if the connection is lost before
 
 
 Refuse = Callable[[bytes, dict[str, Any]], Refusal | None]
@@ -122,7 +112,8 @@ class TimedProtocol(H11Protocol):
                 if self._refusal is None:
                     return data
                 self._unset_keepalive_if_required()
-            data = self._refusal.discard(data)
+            left = self._refusal.left
+            data, self._refusal.left = data[left:], max(left - len(data), 0)
             if not self._refusal.left:
                 self._end_refusal(self._refusal)
                 if self.transport.is_closing():
@@ -215,9 +206,7 @@ class TimedProtocol(H11Protocol):
         """Replies to invalid HTTP in the format of all other errors."""
         received = self.conn.trailing_data[0]
         is_long = len(received) > MOST_HEAD and b"\r\n\r\n" not in received
-        self._refuse(
-            head_error(MOST_HEAD) if is_long else Refused("bad_request", "this is not a valid HTTP/1.1 request")
-        )
+        self._refuse(head_error() if is_long else Refused("bad_request", "this is not a valid HTTP/1.1 request"))
         self._close()
 
     def _refuse(self, refused: Refused) -> None:

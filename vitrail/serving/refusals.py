@@ -6,15 +6,13 @@ import json
 import math
 from typing import Any
 
+from vitrail.serving.limits import MOST_HEAD
+
 
 class Refused(Exception):
-    """A request that is refused with an error reply.
+    """A request that is refused with an error reply: a key of `STATUS`, what is wrong, and how to fix it.
 
-    Args:
-        code: a key of `STATUS`.
-        message: what is wrong, with the invalid value.
-        remedy: how to fix it.
-        retry_after: seconds after which the client should retry.
+    The client should retry after ``retry_after`` seconds.
     """
 
     def __init__(self, code: str, message: str, remedy: str = "", *, retry_after: float | None = None) -> None:
@@ -43,9 +41,9 @@ class Refused(Exception):
         return json.dumps(content).encode()
 
 
-def head_error(most: int) -> Refused:
-    """Returns the error for a request whose head has more than ``most`` bytes."""
-    return Refused("head_too_large", f"the head of the request is over {most:,} bytes", "send fewer headers")
+def head_error() -> Refused:
+    """Returns the error for a request whose head has more than `MOST_HEAD` bytes."""
+    return Refused("head_too_large", f"the head of the request is over {MOST_HEAD:,} bytes", "send fewer headers")
 
 
 STATUS = {

@@ -294,12 +294,7 @@ def find_best(rows: list[Row]) -> dict[str, Any] | None:
 
 
 def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> APIRouter:
-    """Returns the routes under ``/v1/runs``.
-
-    Args:
-        folder: the folder that contains the run directories.
-        draining: returns whether the server is stopping, which ends all event streams.
-    """
+    """Returns the routes under ``/v1/runs`` for the runs in ``folder``. All event streams end once the server is ``draining``."""
     router, watchers = APIRouter(tags=["runs"]), asyncio.Semaphore(WATCHERS)
 
     def find_run(name: str) -> Path:

@@ -30,12 +30,9 @@ log = logging.getLogger("vitrail.serving")
 
 
 class Service:
-    """One model with one queue, for one event loop.
+    """One model with one queue, for one event loop, and ``threads`` threads that decode images.
 
-    Args:
-        load: loads the model, also on reload; None for a server without a model (runs only).
-        limits: limits of the server.
-        threads: number of threads that decode images.
+    ``load`` loads the model, also on reload; it is None for a server without a model (runs only).
     """
 
     def __init__(self, load: Callable[[], LoadedModel] | None, limits: ServerLimits, *, threads: int = 2) -> None:
@@ -169,8 +166,6 @@ async def get_service(request: Request) -> Service:
 
 
 CurrentService = Annotated[Service, Depends(get_service)]
-
-
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -194,10 +189,6 @@ class Metrics:
         self.queue = Gauge("queue_images", "Images accepted and not yet answered.", **options)
         self.held = Gauge("held_bytes", "Bytes of request bodies in memory.", **options)
         self.ready = Gauge("ready", "1 if the server accepts new requests.", **options)
-
-    def request(self, route: str, code: int, seconds: float) -> None:
-        self.requests.labels(route, str(code)).inc()
-        self.seconds.labels(route).observe(seconds)
 
     def batch(self, size: int, seconds: float) -> None:
         self.images.inc(size)

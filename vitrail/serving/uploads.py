@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
@@ -19,8 +18,7 @@ MOST_COMMAS = 4096  # maximum number of commas in JSON with images; base64 conta
 FORMS = "send multipart/form-data, an image/* body, or JSON with 'image' or 'images' in base64"
 
 
-@dataclass(frozen=True)
-class Upload:
+class Upload(NamedTuple):
     """One image file and its name, if given."""
 
     name: str | None
@@ -28,13 +26,9 @@ class Upload:
 
 
 def parse_uploads(body: bytes, content_type: str, *, most: int) -> list[Upload]:
-    """Returns the image files of a body, in order.
+    """Returns the image files of a body, in order, at most ``most``.
 
-    Args:
-        most: maximum number of images.
-
-    Raises:
-        Refused: an unsupported media type, a malformed body, no image, or too many images.
+    Raises `Refused` for an unsupported media type, a malformed body, no image, or too many images.
     """
     kind, options = parse_options_header(content_type)
     if kind == b"multipart/form-data":
@@ -117,6 +111,5 @@ def decode_base64(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refused(
-            "bad_request", "an image is not valid base64", "encode the bytes of the file, without a 'data:' prefix"
-        ) from error
+        remedy = "encode the bytes of the file, without a 'data:' prefix"
+        raise Refused("bad_request", "an image is not valid base64", remedy) from error
