@@ -21,9 +21,10 @@ from vitrail.serving.refusals import Refused, head_error
 from vitrail.serving.service import Service
 
 Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN = ("/", "/docs", "/livez", "/readyz")  # routes without a token, in addition to the files of the page
 CLIENT_CLOSED = 499  # status in the metrics if the client disconnected before its reply
@@ -51,7 +52,7 @@ class Admission:
         self.token = None if token is None else token.encode()
         self.hosts = None if hosts is None else frozenset(hosts)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -71,7 +72,7 @@ class Admission:
         finally:
             reply.count()
 
-    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, reply: Reply) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
         headers = {bytes(name): bytes(value) for name, value in scope["headers"]}
         takes_body = _takes_body(scope)
         try:
@@ -97,9 +98,7 @@ class Admission:
         finally:
             self.service.batcher.forget(expected)
 
-    def check(
-        self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], start: float
-    ) -> tuple[float, object | None]:
+    def check(self, scope: Scope, headers: dict[bytes, bytes], start: float) -> tuple[float, object | None]:
         """Returns the deadline of a request that started at ``start``, and the result of `Batcher.expect` if it has a body.
 
         Raises:
@@ -111,7 +110,7 @@ class Admission:
             return deadline, None
         return deadline, self.service.batcher.expect(start, deadline, scope.get("state", {}).get("expected"))
 
-    def _check_head(self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
+    def _check_head(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Checks size, host, origin, token and Content-Length. Raises `Refused`."""
         # h11 limits a head that arrives in pieces
         target = len(scope["raw_path"]) + len(scope["query_string"])
@@ -188,7 +187,7 @@ class Admission:
             if message["type"] == "http.disconnect" or not message.get("more_body"):
                 return
 
-    async def _run(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, reply: Reply) -> None:
+    async def _run(self, scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
         """Runs the application and cancels it if the client disconnects."""
         size = len(scope["state"]["body"])
         self.service.held += size
@@ -212,7 +211,7 @@ class Reply:
 
     ids = random.Random()  # request ids are not secrets; os.urandom is slower
 
-    def __init__(self, scope: MutableMapping[str, Any], service: Service) -> None:
+    def __init__(self, scope: Scope, service: Service) -> None:
         self.scope, self.service = scope, service
         service.last_request = time.monotonic()
         self.start: float = scope.get("state", {}).get("start") or service.last_request
@@ -267,7 +266,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-def _takes_body(scope: MutableMapping[str, Any]) -> bool:
+def _takes_body(scope: Scope) -> bool:
     return scope["method"] not in ("GET", "HEAD", "OPTIONS")
 
 

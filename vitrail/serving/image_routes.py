@@ -52,6 +52,7 @@ def get_upload(request: Request) -> Upload:
     return parse_uploads(request.state.body, request.headers.get("content-type", ""), most=1)[0]
 
 
+Uploads = Annotated[list[Upload], Depends(get_uploads)]
 Method = Literal["attention", "rollout", "gradient", "occlusion"]
 Top = Annotated[int, Query(ge=1, le=1000, description="maximum number of classes")]
 Show = Annotated[Literal["json", "png"], Query(alias="as", description="values, or a picture with them drawn on it")]
@@ -67,7 +68,7 @@ PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
 async def predict(
     request: Request,
     service: CurrentService,
-    uploads: Annotated[list[Upload], Depends(get_uploads)],
+    uploads: Uploads,
     top: Top = LISTED,
     threshold: Annotated[float | None, Query(ge=0, le=1, description="least score, by default the detector's")] = None,
     side: Annotated[int | None, Query(ge=1, description="most pixels of a map's longer side; by default all")] = None,
@@ -125,9 +126,7 @@ async def _draw_answer(
     openapi_extra=image_body(),
     responses=replies(schemas.Embeddings, *IMAGE_ERRORS, "cannot_explain"),
 )
-async def embed(
-    request: Request, service: CurrentService, uploads: Annotated[list[Upload], Depends(get_uploads)]
-) -> Response:
+async def embed(request: Request, service: CurrentService, uploads: Uploads) -> Response:
     """Returns the feature vector of each image, the input of the model's head."""
     served = service.served
     with service.batcher.reserve(len(uploads), served.features, request.state.deadline, request.state.expected):

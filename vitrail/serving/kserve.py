@@ -91,10 +91,8 @@ async def metadata(served: CurrentModel) -> dict[str, Any]:
     height, width = served.model.preprocessing.size
     channels = served.model.preprocessing.channels
     # -1 is the number of images
-    outputs = [
-        {**tensor, "shape": [-1, *tensor["shape"][1:]]}
-        for tensor in (_describe_array(name, array) for name, array in served.sample.items())
-    ]
+    described = (_describe_array(name, array) for name, array in served.sample.items())
+    outputs = [{**tensor, "shape": [-1, *tensor["shape"][1:]]} for tensor in described]
     return {
         "name": served.name,
         "versions": [served.version],

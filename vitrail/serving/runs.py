@@ -47,9 +47,7 @@ RUN_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
 POSITION = ("step", "epoch", "images")  # columns that locate a row and are not curves
 
 Row = dict[str, float | None]
-At = Annotated[
-    int, Query(ge=0, lt=1 << 50, description="byte offset in the metrics: 'at' of the curves or the last id")
-]
+At = Annotated[int, Query(ge=0, lt=1 << 50, description="byte offset in the metrics: 'at' of the curves or last id")]
 
 
 class Stamp(NamedTuple):
@@ -310,16 +308,13 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
         return JSONResponse({"runs": [summarise(name, run) for name, run in find_runs(folder).items()]})
 
     @router.get("/v1/runs/{name}/metrics", summary="Get the curves of a run", responses=replies(Curves, *RUN_ERRORS))
-    def metrics(
-        name: str, after: Annotated[int, Query(description="return only rows after this step")] = -1
-    ) -> Response:
+    def metrics(name: str, after: Annotated[int, Query(description="only rows after this step")] = -1) -> Response:
         """Returns the metrics of all steps after `after`."""
         run = find_run(name)
         rows, at = read_rows(run)
         later = [row for row in rows if (row["step"] or 0) > after]
-        curves = {
-            column: curve_of(column) for column in dict.fromkeys(chain.from_iterable(rows)) if column not in POSITION
-        }
+        names = dict.fromkeys(chain.from_iterable(rows))
+        curves = {column: curve_of(column) for column in names if column not in POSITION}
         columns = {column: {"chart": chart, "label": line} for column, (chart, line) in curves.items()}
         return JSONResponse({"name": name, **read_state(run), "columns": columns, "rows": later, "at": at})
 

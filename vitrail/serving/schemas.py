@@ -37,9 +37,7 @@ class Error(Schema):
 
 class ModelName(Schema):
     name: str = Field(examples=["flowers"])
-    version: str = Field(
-        examples=["3f9c2a7be01d"], description="hash of weights, preprocessing, classes and temperature"
-    )
+    version: str = Field(examples=["3f9c2a7be01d"], description="hash of weights, preprocessing, classes, temperature")
 
 
 class LayerMap(Schema):
@@ -56,9 +54,7 @@ class LayerMap(Schema):
 
 class Explanation(Schema):
     method: str
-    box: list[float] = Field(
-        description="region that the model sees: top, left, bottom, right in pixels of the picture"
-    )
+    box: list[float] = Field(description="what the model sees: top, left, bottom, right in pixels of the picture")
     maps: list[LayerMap]
 
 

@@ -259,9 +259,8 @@ class Task(nn.Module, ABC):
 
     def __repr__(self) -> str:
         """A few lines; ``model.backbone`` prints the modules."""
-        return "\n".join(
-            [type(self).__name__, *(f"  {name:<14} {value}" for name, value in describe_model(self).items())]
-        )
+        lines = (f"  {name:<14} {value}" for name, value in describe_model(self).items())
+        return "\n".join([type(self).__name__, *lines])
 
     def _repr_html_(self) -> str:
         return join(tag("p", tag("strong", type(self).__name__)), show_facts(describe_model(self).items()))

@@ -196,10 +196,8 @@ class Classifier(Task):
 
     def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Prediction]:
         scores, places = self.probabilities(outputs).topk(min(top, len(self.classes)), dim=1)  # (B, top) each
-        ranked = [
-            tuple((self.classes[place], score) for place, score in zip(*rows))
-            for rows in zip(places.tolist(), scores.tolist())
-        ]
+        labels = [[self.classes[place] for place in row] for row in places.tolist()]
+        ranked = [tuple(zip(*rows)) for rows in zip(labels, scores.tolist())]
         return [Prediction(*best[0], best) for best in ranked]
 
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
@@ -208,9 +206,8 @@ class Classifier(Task):
 
     def graph(self, images: Tensor) -> dict[str, Tensor]:
         features = self.backbone.features(images)
-        return (
-            {"logits": self.backbone.head(features), "features": features} if self.classes else {"features": features}
-        )
+        logits = {"logits": self.backbone.head(features)} if self.classes else {}
+        return {**logits, "features": features}
 
     def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
         """The share of images whose best class is the same; with several labels the share of each yes and no that is.

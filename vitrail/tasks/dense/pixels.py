@@ -26,6 +26,8 @@ from vitrail.tasks.dense.task import DenseTask, PlacedTargets, check_placed
 from vitrail.tasks.metric import as_array
 
 CELLS = 16_000_000  # numbers of the maps of a picture in memory at a time
+Pair = tuple[int, int]  # begin and end, or height and width
+Box = NDArray[np.float64]  # (4,)
 FindValues = Callable[[Tensor], Tensor]  # from maps (K, h, w) to the value of each pixel (h, w)
 
 
@@ -65,9 +67,8 @@ class PixelTargets(PlacedTargets):
         """Returns the weight of all pixels that are not ignored, a scalar."""
         if self.class_weights is None:
             return self.format.is_known(maps).sum().float().clamp(min=1)
-        weights = F.pad(
-            self.weights_on(maps.device), (0, 256 - len(self.class_weights))
-        )  # (256,), 0 for ignored pixels
+        # (256,), 0 for ignored pixels
+        weights = F.pad(self.weights_on(maps.device), (0, 256 - len(self.class_weights)))
         classes = maps.flatten().long()
         # not `bincount`, for whose size the host waits for a GPU
         counts = torch.zeros_like(weights, dtype=torch.int64).scatter_add_(0, classes, torch.ones_like(classes))
@@ -172,13 +173,7 @@ def _cover(ranges: NDArray[np.int64], part: tuple[int, int]) -> NDArray[np.bool_
     return (ranges[:, 0] <= part[0]) & (part[1] <= ranges[:, 1])
 
 
-def _find_part(
-    shown: list[tuple[Tensor, NDArray[np.float64]]],
-    row: tuple[int, int],
-    column: tuple[int, int],
-    size: tuple[int, int],
-    find_values: FindValues,
-) -> Tensor:
+def _find_part(shown: list[tuple[Tensor, Box]], row: Pair, column: Pair, size: Pair, find_values: FindValues) -> Tensor:
     """Returns the values of a part of a picture of ``size`` from all windows that show it, their maps and regions."""
     strip = max(CELLS // (len(shown[0][0]) * (column[1] - column[0])), 1)
     parts = []
@@ -191,9 +186,7 @@ def _find_part(
     return torch.cat(parts)
 
 
-def sample_maps(
-    maps: Tensor, crop: NDArray[np.float64], row: tuple[int, int], column: tuple[int, int], size: tuple[int, int]
-) -> Tensor:
+def sample_maps(maps: Tensor, crop: Box, row: Pair, column: Pair, size: Pair) -> Tensor:
     """Samples maps (K, h, w) of the region ``crop`` at the centres of pixels: (K, rows, columns)."""
     (height, width), (left, top, right, bottom) = size, map(float, crop)
     x = place_centres(width, left, right, maps.device)[slice(*column)]

@@ -90,11 +90,8 @@ class Matches:
     def join(cls, parts: Sequence[Matches]) -> Matches:
         """At least one part, one after the other."""
         first = np.cumsum([0, *(part.images for part in parts)])
-        columns = {
-            field.name: np.concatenate([getattr(part, field.name) for part in parts])
-            for field in fields(cls)
-            if field.name != "images"
-        }
+        names = [field.name for field in fields(cls)][1:]  # all but ``images``
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         for name in ("owners", "object_owners"):
             sizes = [len(getattr(part, name)) for part in parts]
             columns[name] = columns[name] + np.repeat(first[:-1], sizes)

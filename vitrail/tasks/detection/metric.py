@@ -56,9 +56,7 @@ class Curve:
         return int(self.f1.argmax()) if len(self.f1) and not np.isnan(self.f1[0]) else None
 
 
-def average_precision(
-    matches: Matches, classes: int, *, areas: int = 1, weights: NDArray[Any] | None = None
-) -> Numbers:
+def average_precision(matches: Matches, classes: int, *, areas: int = 1, weights: NDArray | None = None) -> Numbers:
     """The mean of the best precision at `RECALLS` or more: (R, K, A, T).
 
     Args:

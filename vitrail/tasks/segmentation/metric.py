@@ -172,10 +172,8 @@ def count_boundaries(predicted: Labels, true: Labels, classes: int) -> NDArray[n
     """
     reach = max(TOLERANCE * float(np.hypot(*true.shape)), 1.0)
     radius = int(reach)
-    edges = [
-        np.pad(np.where(find_boundary(each), each, IGNORED), radius, constant_values=IGNORED)
-        for each in (predicted, true)
-    ]
+    edges = [np.where(find_boundary(each), each, IGNORED) for each in (predicted, true)]
+    edges = [np.pad(each, radius, constant_values=IGNORED) for each in edges]
     y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
     steps = (y * edges[0].shape[1] + x)[y**2 + x**2 <= reach**2]  # to every pixel within reach, in the flat map
     counts = []
