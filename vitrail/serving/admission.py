@@ -159,22 +159,21 @@ class Admission:
         parts: list[bytes] = []
         size = 0
         try:
-            while True:
+            more = True
+            while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return None
-                part = message.get("body", b"")
-                self.service.held += len(part)
-                size += len(part)
-                parts.append(part)
+                parts.append(message.get("body", b""))
+                self.service.held += len(parts[-1])
+                size += len(parts[-1])
                 more = message.get("more_body", False)
                 total = self.service.held + max(expected - size, 0)
                 if size > self.limits.body or total > self.limits.held:
                     if more:
                         await self._discard(receive)
                     raise self._too_large() if size > self.limits.body else self.service.batcher.queue_error()
-                if not more:
-                    return b"".join(parts)
+            return b"".join(parts)
         finally:
             self.service.held -= size
 

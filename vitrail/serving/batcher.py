@@ -42,10 +42,8 @@ class Job:
 class Batcher:
     """A bounded queue of items and the thread that processes it.
 
-    Args:
-        batch: maximum number of items per batch; a batch contains items of the same work only.
-        capacity: maximum number of items that are queued or in progress.
-        observe: called in the thread after every batch, with its size and its seconds.
+    At most ``capacity`` items are queued or in progress. A batch has at most ``batch`` items, of the same work. After every one
+    ``observe`` is called in the thread, with its size and its seconds.
     """
 
     def __init__(self, *, batch: int, capacity: int, observe: Callable[[int, float], None]) -> None:
@@ -66,15 +64,10 @@ class Batcher:
 
     @contextmanager
     def reserve(self, count: int, work: Work | str, deadline: float, expected: object = None) -> Iterator[None]:
-        """Reserves capacity for ``count`` items within the block.
+        """Reserves capacity for ``count`` items within the block, until a ``deadline`` by time.monotonic.
 
-        Args:
-            work: what will be done with the items, or its name; its batches were measured.
-            deadline: by time.monotonic.
-            expected: the result of `expect` or `hold` for the request, which no longer counts.
-
-        Raises:
-            Refused: the queue is full, or the items could not be answered before the deadline.
+        The ``work`` that will be done with them, or its name, tells how long it takes. ``expected``, the result of `expect` or
+        `hold` for the request, no longer counts. Raises `Refused` if the queue is full, or the deadline could not be met.
         """
         timing, left = self._timings[name_work(work)], deadline - time.monotonic()
         self.forget(expected)
@@ -98,14 +91,9 @@ class Batcher:
 
         It counts until `hold` or `forget`, at most for `RECEIVING` seconds, and no more of them count than are received and
         queued, and a batch: slow clients must not keep others out. Without it a flood would be received before it is refused.
+        ``start`` is when the request arrived; an earlier result ``expected`` for it is returned if it still counts.
 
-        Args:
-            start: when the request arrived, by time.monotonic.
-            deadline: by time.monotonic.
-            expected: a result for the same request, which is returned if it still counts.
-
-        Raises:
-            Refused: such a request could not be answered before the deadline, but could be at another time.
+        Raises `Refused` if such a request could not be answered before the deadline, but could be at another time.
         """
         now = time.monotonic()
         if expected in self._expected or expected in self._received:
@@ -122,8 +110,7 @@ class Batcher:
     def hold(self, start: float, deadline: float, expected: object) -> object:
         """Returns the result of `expect` for a request that was received completely; it counts until `reserve` or `forget`.
 
-        Raises:
-            Refused: as `expect`, or because the request came too late.
+        Raises `Refused` as `expect` does, or because the request came too late.
         """
         if deadline <= time.monotonic():
             raise deadline_error()
@@ -171,9 +158,7 @@ class Batcher:
     async def run(self, work: Work, item: Any, deadline: float) -> Any:
         """Queues ``item`` and returns its answer. Cancelled or expired items are dropped before they reach the model.
 
-        Raises:
-            Refused: the deadline has passed, or could not be met any more.
-            Exception: raised by the work for this item.
+        Raises `Refused` if the deadline has passed or cannot be met any more, and what the work raises for this item.
         """
         job = Job(work, item, deadline, asyncio.get_running_loop().create_future())
         with self._changed:

@@ -93,13 +93,10 @@ class Abandoned(Exception):
 
 
 class LoadedModel:
-    """A model that is ready to serve. `prepare` and `prepare_explanation` are thread-safe, the other methods are not.
+    """A model on its device, in evaluation mode, that is ready to serve under a ``name`` in URLs and replies.
 
-    Args:
-        model: on its device, in evaluation mode.
-        name: the name of the model in URLs and replies.
-        options: their precision and way are those of outputs and features.
-        about: data stored with the weights: metrics, card, parity.
+    Outputs and features are computed by the precision and plan of ``options``. ``about`` are data stored with the weights:
+    metrics, card, parity. `prepare` and `prepare_explanation` are thread-safe, the other methods are not.
     """
 
     def __init__(
@@ -198,11 +195,10 @@ class LoadedModel:
     def check_request(self, request: ExplanationRequest) -> ExplanationRequest:
         """Returns the request with its layer counted from 0. Raises `ConfigError` if the model does not support it."""
         if (method := request.options.method) not in self.methods:
-            known = ", ".join(self.methods) or "none"
             what = f"this model does not support the method {method}"
             if self.model.draws_answers and method in NEEDS_ANSWER:
                 what += f", which explains the class of an image: the task is {self.model.name}"
-            raise ConfigError(what, f"supported methods: {known}")
+            raise ConfigError(what, f"supported methods: {', '.join(self.methods) or 'none'}")
         request = replace(request, options=resolve_options(self.model, request.options))
         if request.query is not None and not self._layers_of(request):
             where = "any layer" if request.every_layer else f"layer {request.options.layer}"
@@ -278,12 +274,9 @@ class LoadedModel:
         layers = range(len(self.attention)) if request.every_layer else [request.options.layer]
         if request.query is None:
             return list(layers)
-        return [
-            layer
-            for layer in layers
-            if self.attention[layer]["asks"] == "all"
-            and all(0 <= at < length for at, length in zip(request.query, self.attention[layer]["map"]))
-        ]
+        row, column = request.query
+        maps = {layer: self.attention[layer]["map"] for layer in layers if self.attention[layer]["asks"] == "all"}
+        return [layer for layer, (rows, columns) in maps.items() if 0 <= row < rows and 0 <= column < columns]
 
 
 def _describe_attention(model: Task) -> list[dict[str, Any]]:

@@ -75,8 +75,7 @@ class Service:
     async def reload(self) -> tuple[LoadedModel, str]:
         """Loads the model again and serves it. Returns the new model and the previous version.
 
-        Raises:
-            Refused: the new model is invalid; the old one is kept.
+        Raises `Refused` if the new model is invalid; the old one is kept.
         """
         before = self.served
         if self._reloading is None or self._reloading.done():
@@ -104,10 +103,9 @@ class Service:
 
     async def run_in_thread(self, work: Callable[..., Kind], *arguments: Any, deadline: float) -> Kind:
         """Calls ``work`` with ``arguments`` in a decoder thread. Raises `Refused` after the deadline."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
-                return await loop.run_in_executor(self.decoders, work, *arguments)
+                return await asyncio.get_running_loop().run_in_executor(self.decoders, work, *arguments)
         except TimeoutError:
             raise deadline_error() from None
 
@@ -135,8 +133,7 @@ class Service:
     ) -> list[Any]:
         """Returns the result of ``work``, a method of ``served``, for each upload, or a `Refused` for an invalid one.
 
-        Raises:
-            Refused: the deadline has passed, or every image is invalid.
+        Raises `Refused` if the deadline has passed, or every image is invalid.
         """
 
         async def one(upload: Upload) -> Any:
@@ -147,12 +144,10 @@ class Service:
             return await self.batcher.run(work, picture, deadline)
 
         answers = await asyncio.gather(*map(one, uploads), return_exceptions=True)
-        bad = [answer for answer in answers if isinstance(answer, Refused) and answer.code == "bad_image"]
-        for answer in answers:
-            if isinstance(answer, BaseException) and answer not in bad:
-                raise answer
-        if len(bad) == len(answers):
-            raise bad[0]
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        others = [error for error in errors if not isinstance(error, Refused) or error.code != "bad_image"]
+        if others or len(errors) == len(answers):
+            raise (others or errors)[0]
         return answers
 
     def close(self) -> None:

@@ -114,8 +114,8 @@ def sample_pixels(outputs: Tensor, frames: Frames, find_values: FindValues) -> I
 def join_pixels(outputs: Iterable[Tensor], views: Frames, find_values: FindValues) -> Tensor:
     """Returns the value of every pixel of one picture, (H, W), from the mean of the maps of all inputs that show it.
 
-    ``outputs`` are (b, K, h, w) of some of the V inputs after others, ``views`` the regions that they show; the first one shows the
-    whole. Maps are kept until those of the last input that shares pixels with them are there.
+    ``outputs`` are (b, K, h, w) of some of the V inputs after others, ``views`` what these show; the first one shows the whole.
+    Maps are kept until those of the last input that shares pixels with them are there.
     """
     height, width = views.pictures[0].astype(int).tolist()
     left, top, right, bottom = views.crops.T
