@@ -81,14 +81,9 @@ def _show(answer: Answer, picture: Picture) -> Markup:
 
 
 class AnswerFiles(ABC):
-    """The answers for several images in one format. They are complete after `close`.
+    """The answers for several images in one format, in the file or folder ``out``. They are complete after `close`.
 
-    Args:
-        out: the file, or the folder of files.
-        classes: the names of the model's classes.
-
-    Raises:
-        DiskError: ``out`` cannot be written.
+    Raises `DiskError` if ``out`` cannot be written.
     """
 
     suffix: ClassVar[str]  # of the file ``out``; empty for a folder

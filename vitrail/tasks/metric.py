@@ -49,13 +49,9 @@ class Metric(ABC):
         return None
 
     def resample(self, weights: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-        """Figures of samples drawn from the images with replacement, for their intervals where they are no means over images.
+        """Figures (R,) of samples drawn from the images with replacement, for intervals where they are no means over images.
 
-        Args:
-            weights: (R, N) how often each image is in each of R samples.
-
-        Returns:
-            (R,) for each figure that gets an interval.
+        ``weights`` (R, N) say how often each image is in each sample.
         """
         return {}
 

@@ -138,13 +138,7 @@ def open_image(picture: Picture) -> Image.Image:
 def draw_thumbnail(
     picture: Picture, side: int = THUMBNAIL, finish: Callable[[Image.Image], Image.Image] = Image.Image.copy
 ) -> Markup | None:
-    """A small image element of a picture; None if it cannot be read or drawn.
-
-    Args:
-        picture: with up to three channels.
-        side: pixels of the longer side.
-        finish: draws on the small image.
-    """
+    """A small image element of a picture, ``side`` pixels long, on which ``finish`` draws; None if it cannot be read or drawn."""
     try:
         image = open_image(picture).copy()
     except BadImage:

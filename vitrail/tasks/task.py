@@ -161,7 +161,7 @@ class Task(nn.Module, ABC):
     def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> Sequence[Answer]:
         """Returns the answers, one an image, from what calling the task gave.
 
-        ``frames`` say what the images show of their pictures, for answers that lie in these; an answer lists at most ``top`` labels.
+        ``frames`` say what the images show of their pictures, for answers that lie in these; ``top`` is the most labels of one.
         """
 
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
@@ -275,7 +275,7 @@ def largest_difference(expected: Mapping[str, Tensor], given: Mapping[str, Tenso
 def choose_decode_options(
     task: Task, *, top: int = 5, threshold: float | None = None, side: int | None = None
 ) -> dict[str, Any]:
-    """Returns further arguments of `Task.decode`, from what users ask for. Raises `ConfigError` for what answers do not have."""
+    """Returns further arguments of `Task.decode` from what users ask for. Raises `ConfigError` for what answers do not have."""
     task.check_can_answer(top)
     given = {"threshold": threshold, "side": side}
     for name, lacking in (("threshold", "objects with a score"), ("side", "map of classes")):
@@ -329,18 +329,7 @@ def create_task(
     preprocessing: Preprocessing | None = None,
     **changes: Any,
 ) -> Kind:
-    """Creates a freshly initialised model.
-
-    Args:
-        kind: its task.
-        name: a name of `vitrail.models.MODELS`, or a config.
-        arguments: ``classes`` and further arguments of the task.
-        preprocessing: by default the paper's, at the model's image size.
-        changes: fields of the model's config, such as ``image_size=384`` or ``in_channels=5``.
-
-    Raises:
-        ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
-    """
+    """Creates a freshly initialised model of a task with these ``arguments``; the rest is as `create_classifier` has it."""
     backbone = create_backbone(name, classes=count_head_outputs(kind, arguments["classes"]), **changes)
     if preprocessing is None:
         preprocessing = Preprocessing.paper(backbone.config.image_size, channels=backbone.config.in_channels)

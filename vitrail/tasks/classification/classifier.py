@@ -29,23 +29,18 @@ from vitrail.tasks.task import Task, create_task, list_names
 
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in fp32, the mean over images.
+    """Cross-entropy in fp32, the mean over images, of logits (B, K) of any precision.
 
-    Args:
-        logits: (B, K), of any precision.
-        targets: (B,) indices of classes, or (B, K) probabilities, as mixing and smoothing make them.
+    ``targets`` are indices of classes (B,), or probabilities (B, K), as mixing and smoothing make them.
     """
     return F.cross_entropy(logits.float(), targets.float() if targets.ndim == 2 else targets)
 
 
 def sigmoid_loss(logits: Tensor, targets: Tensor, *, binarise: bool = False) -> Tensor:
-    """Binary cross-entropy of every class in fp32, the mean over images and classes.
+    """Binary cross-entropy of every class in fp32, the mean over images and classes, of logits (B, K) of any precision.
 
-    Args:
-        logits: (B, K), of any precision.
-        targets: (B,) indices of classes, or (B, K) values in [0, 1].
-        binarise: every target above 0 counts as 1, so a mixed image shows all its classes (Touvron et al. 2022,
-            DeiT III). Smoothed targets are all above 0: leave one of the two out.
+    ``targets`` are indices of classes (B,), or values in [0, 1] (B, K). With ``binarise`` every target above 0 counts as 1, so a
+    mixed image shows all its classes (Touvron et al. 2022, DeiT III); smoothed targets are all above 0.
     """
     if targets.ndim == 1:
         targets = F.one_hot(targets, logits.shape[1])
@@ -58,14 +53,9 @@ LabelLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def label_loss(loss: str = "softmax", *, binarise: bool = False) -> LabelLoss:
-    """From logits (B, K) and targets to their mean loss in fp32.
+    """From logits (B, K) and targets to their mean loss in fp32: `softmax_loss` or `sigmoid_loss`.
 
-    Args:
-        loss: ``softmax``, one choice among all classes; or ``sigmoid``, a yes or no for each.
-        binarise: with ``sigmoid``, every target above 0 counts as 1; see `sigmoid_loss`.
-
-    Raises:
-        ConfigError: an unknown loss, or ``binarise`` with a loss that has no use for it.
+    Raises `ConfigError` for an unknown loss, or ``binarise`` with a loss that has no use for it.
     """
     if loss not in LOSSES:
         raise ConfigError(f"unknown loss {loss!r}", nearest(loss, LOSSES))

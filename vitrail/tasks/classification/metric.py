@@ -60,12 +60,7 @@ class Bins(NamedTuple):
 
 
 class ClassMetric(Metric):
-    """Of one class an image: a few numbers of each image, whatever the number of classes.
-
-    Args:
-        classes: the names of the outputs.
-        temperature: what logits are divided by.
-    """
+    """Of one class an image: a few numbers of each image, whatever the number of classes. Logits are divided by ``temperature``."""
 
     summary = ("top1", "nll")
     _parts: list[tuple[np.ndarray, ...]]  # the predicted class, the true one, and what `Graded` has; (B,) each
@@ -168,11 +163,7 @@ class AcceptableMetric(Metric):
 
 
 class LabelMetric(Metric):
-    """Of several labels an image: their logits, as average precision ranks all images by each of them.
-
-    Args:
-        classes, temperature: as `ClassMetric` has them.
-    """
+    """Of several labels an image: their logits, as average precision ranks all images by each of them."""
 
     summary = ("map", "f1_micro")
     _parts: list[tuple[np.ndarray, np.ndarray]]  # logits, targets
@@ -260,11 +251,10 @@ def summarize_grades(grades: Graded) -> dict[str, float]:
 
 
 def summarize_labels(logits: Values, targets: Values, temperature: float = 1.0) -> dict[str, float]:
-    """Returns the figures of several labels an image: `map`, `f1_micro`, `f1_macro`, and `nll`, the mean over images and classes.
+    """Returns the figures of several labels an image: `map`, `f1_micro`, `f1_macro`, and `nll`, the mean over images and
+    classes.
 
-    Args:
-        logits: (N, K), before the temperature.
-        targets: (N, K) of 0 and 1.
+    Logits (N, K) are those before the temperature, targets (N, K) of 0 and 1.
     """
     logits, targets = as_array(logits), as_array(targets)
     by_label = per_label(logits, targets)

@@ -32,12 +32,8 @@ class PlacedAnswer(Answer):
     def draw(self, picture: Picture | None = None) -> Image.Image:
         """The picture with the answer on it, upright, in RGB and in its own size.
 
-        Args:
-            picture: what the answer is about, of any kind that `Task.preprocess` takes; by default the file ``key``.
-
-        Raises:
-            ConfigError: no picture is given, and none was read from a file.
-            DataError: the picture cannot be read or drawn.
+        It may be of any kind that `Task.preprocess` takes; by default it is the file ``key``. Raises `ConfigError` if there
+        is none, and `DataError` if it cannot be read or drawn.
         """
         if picture is None and not self.key:
             raise ConfigError("an answer for a picture in memory", "give the picture: answer.draw(picture)")

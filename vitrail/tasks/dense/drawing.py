@@ -215,13 +215,10 @@ def draw_annotation(
     size: tuple[int, int],
     captions: Sequence[str] | None = None,
 ) -> Image.Image:
-    """A copy of a picture, in RGB and of any size, with its annotation.
+    """A copy of a picture, in RGB and of any size, with its objects or the class of each of its pixels (H, W).
 
-    Args:
-        target: the objects of the picture, or the class of each of its pixels (H, W).
-        classes: the names of all classes.
-        size: (height, width) of the picture in which ``target`` is measured.
-        captions: (M,) of the objects; by default their names, with "(ignored)" behind those of crowds.
+    ``size`` is that of the picture in which ``target`` is measured, (height, width). The captions of objects are by default their
+    names, with "(ignored)" behind those of crowds.
     """
     colours = class_colours(classes)
     if not isinstance(target, Objects):

@@ -33,14 +33,10 @@ FindValues = Callable[[Tensor], Tensor]  # from maps (K, h, w) to the value of e
 
 @dataclass(frozen=True)
 class PixelTargets(PlacedTargets):
-    """A value for every pixel, stored and resampled as the format of its annotations says.
-
-    Args:
-        class_weights: the weight of a pixel of each class in the loss; by default all are equal.
-    """
+    """A value for every pixel, stored and resampled as the format of its annotations says."""
 
     annotations: type[PixelMaps]
-    class_weights: tuple[float, ...] | None = None
+    class_weights: tuple[float, ...] | None = None  # of a pixel of each class in the loss; None if all are equal
 
     @property
     def format(self) -> PixelFormat:

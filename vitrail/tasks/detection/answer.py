@@ -97,14 +97,7 @@ class FoundBoxes:
 def write_results(
     path: Path, images: Iterable[FoundBoxes], categories: Mapping[str, int], image_ids: Mapping[str, int] | None = None
 ) -> None:
-    """Replaces ``path`` by the detections of all images.
-
-    Args:
-        path: the file.
-        images: in their order.
-        categories: the id of each class that is named.
-        image_ids: the id of each file, as the annotations have it; by default its place among the images, from 1.
-    """
+    """Replaces ``path`` by the detections of all images, with the ids of classes and of images, which by default count from 1."""
     entries = []
     for number, image in enumerate(images, 1):
         image_id = number if image_ids is None else image_ids[image.file_name]
@@ -121,8 +114,7 @@ def write_results(
 def read_results(path: Path) -> dict[int, FoundBoxes]:
     """The detections by the id of their image, in the order of the file. An image without any is not in it.
 
-    Raises:
-        DataError: the file is none that `write_results` wrote; the first entry that cannot be used is named.
+    Raises `DataError` for a file that `write_results` did not write, with the first entry that cannot be used.
     """
     try:
         entries = parse_json(path.read_bytes())

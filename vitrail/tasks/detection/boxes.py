@@ -54,7 +54,7 @@ def _overlap(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def suppress_duplicates(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """Fast NMS (YOLACT, Bolya et al. 2019, section 5): which boxes no better one of the same class overlaps.
+    """Fast NMS (YOLACT, Bolya et al. 2019, section 5): which boxes no better one of the same class overlaps, (B, P) bool.
 
     Unlike in the usual, greedy NMS, a box that is removed removes others too, so what is kept is a subset of what that keeps. It
     needs no loop, and shapes do not depend on values: a graph of it can be exported.
@@ -63,9 +63,6 @@ def suppress_duplicates(boxes: Tensor, labels: Tensor, threshold: float) -> Tens
         boxes: (B, P, 4), the best first.
         labels: (B, P) indices of classes.
         threshold: intersection over union above which two boxes of a class are the same object.
-
-    Returns:
-        (B, P) bool, True for boxes to keep.
     """
     overlaps = box_ious(boxes[:, :, None], boxes[:, None])  # (B, P, P)
     same = labels[:, :, None] == labels[:, None]
@@ -82,10 +79,8 @@ def join_detections(
 
     Args:
         found: (V, D, 6), boxes in pixels of each input; a score of 0 is filling.
-        views: what the inputs show of the picture.
-        size: (height, width) of an input.
-        candidates: the best detections among which duplicates are removed.
-        threshold: intersection over union above which two boxes of a class are the same object.
+        views: what the inputs, of ``size`` (height, width), show of the picture.
+        candidates: the best detections among which duplicates are removed, as `suppress_duplicates` does.
     """
     numbers = found.double().cpu().numpy()
     boxes = numbers[..., :4]

@@ -57,11 +57,9 @@ class Curve:
 
 
 def average_precision(matches: Matches, classes: int, *, areas: int = 1, weights: NDArray | None = None) -> Numbers:
-    """The mean of the best precision at `RECALLS` or more: (R, K, A, T).
+    """The mean of the best precision at `RECALLS` or more, for the first so many of `AREAS`: (R, K, A, T).
 
-    Args:
-        areas: of `AREAS`, the first so many.
-        weights: (R, N) how often each image was drawn; once each by default. The result is that of the images drawn.
+    ``weights`` (R, N) say how often each image was drawn, by default once. The result is that of the images drawn.
     """
     weights = np.ones((1, matches.images)) if weights is None else weights
     found = np.full((len(weights), classes, areas, len(IOUS)), np.nan)
@@ -196,8 +194,7 @@ class BoxMetric(Metric):
             outputs: (B, D, 6): a box in pixels of the input, its score and label; a score of 0 is filling.
             targets: (B, M, 6 or 7): label, crowd, a box in pixels of the picture, and the area of the object, by which it is
                 small, medium or large; without it that of the box. Rows of label -1 are filling.
-            keys: the names of the images.
-            frames: the regions that the images show; by default whole pictures of the input's size.
+            keys, frames: as `Metric.update` has them; by default the images show whole pictures of the input's size.
         """
         found = as_array(outputs if self.detect is None else self.detect(outputs))
         frames = Frames.whole(len(found), self.size) if frames is None else frames

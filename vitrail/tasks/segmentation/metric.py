@@ -1,8 +1,8 @@
 """What judging label maps keeps of every image, and the figures from it.
 
-N images, K classes, R resamples of the images, H and W of a picture. The figures are quotients of sums over all images: mean IoU
-is the mean over classes of the sum of intersections by the sum of unions, never a mean over images. A class that is neither true
-nor predicted in any of them is NaN, and left out of means.
+N images, K classes, R resamples of the images, H and W of a picture. The figures are quotients of sums over all images: mean
+IoU is the mean over classes of the sum of intersections by the sum of unions, never a mean over images. A class that is
+neither true nor predicted in any of them is NaN, and left out of means.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ Labels = NDArray[np.uint8]
 
 
 class MapMetric(Metric):
-    """Of a class for every pixel, judged at the sizes of the pictures: a few counts of each image, and the confusion of all.
-
-    Args:
-        classes: the names of the outputs.
-    """
+    """Of a class for every pixel, judged at the sizes of the pictures: a few counts of each image, and the confusion of all."""
 
     summary, resamples = ("miou", "pixel_accuracy"), 10_000
     _parts: list[NDArray[np.int64]]  # counts (7, K) of each image
@@ -48,17 +44,10 @@ class MapMetric(Metric):
     def update(
         self, outputs: Tensor, targets: Sequence[Labels] | Tensor, keys: Sequence[str], frames: Frames | None = None
     ) -> None:
-        """Adds a batch.
+        """Adds a batch: logits (B, K, h, w) at the size of the input, and the classes of the pixels of each picture, (H, W);
+        255 is ignored, and may fill up rows and columns beyond the picture. By default the images show whole pictures.
 
-        Args:
-            outputs: (B, K, h, w) logits at the size of the input.
-            targets: the classes of the pixels of each picture, (H, W); 255 is ignored, and may fill up rows and columns
-                beyond the picture.
-            keys: the names of the images.
-            frames: the regions that the images show; by default whole pictures.
-
-        Raises:
-            DataError: a class that the model does not have, or a map of another size than its picture.
+        Raises `DataError` for a class that the model does not have, or a map of another size than its picture.
         """
         if frames is None:
             sizes = np.array([target.shape for target in targets], np.float64).reshape(-1, 2)
