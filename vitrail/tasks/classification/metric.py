@@ -60,7 +60,7 @@ class Bins(NamedTuple):
 
 
 class ClassMetric(Metric):
-    """Of one class an image: a few numbers of each image, whatever the number of classes. Logits are divided by ``temperature``."""
+    """Of one class an image: a few numbers of each image, whatever the number of classes; ``temperature`` divides the logits."""
 
     summary = ("top1", "nll")
     _parts: list[tuple[np.ndarray, ...]]  # the predicted class, the true one, and what `Graded` has; (B,) each
