@@ -248,8 +248,7 @@ class Reply:
     def count(self) -> None:
         route, code = getattr(self.scope.get("route"), "path", "none"), self.code or CLIENT_CLOSED
         seconds = time.monotonic() - self.start
-        self.service.metrics.requests.labels(route, str(code)).inc()
-        self.service.metrics.seconds.labels(route).observe(seconds)
+        self.service.metrics.request(route, code, seconds)
         if access.isEnabledFor(logging.INFO):
             record = self.scope["method"], self.scope["path"], code, 1000 * seconds, self.request_id
             access.info("%s %r %d in %.1f ms, %s", *record)

@@ -185,6 +185,10 @@ class Metrics:
         self.held = Gauge("held_bytes", "Bytes of request bodies in memory.", **options)
         self.ready = Gauge("ready", "1 if the server accepts new requests.", **options)
 
+    def request(self, route: str, code: int, seconds: float) -> None:
+        self.requests.labels(route, str(code)).inc()
+        self.seconds.labels(route).observe(seconds)
+
     def batch(self, size: int, seconds: float) -> None:
         self.images.inc(size)
         self.batches.observe(size)

@@ -15,6 +15,7 @@ from vitrail.data.augment.placement import Frames
 Targets = Any  # a task's own: a tensor with the images first, or a tuple of such
 Figures = dict[str, float]
 Values = np.ndarray | Tensor
+Rows = list[tuple[str, ...]]  # of a table
 
 
 class Metric(ABC):
@@ -60,7 +61,7 @@ class Metric(ABC):
         figures = self.compute()
         return {name: figures[name] for name in self.summary or figures}
 
-    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+    def table(self) -> tuple[list[str], Rows]:
         """A table for people, its head and its rows; empty where the task has none."""
         return [], []
 

@@ -12,7 +12,17 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
-from vitrail.tasks.metric import Figures, Metric, Values, as_array, confusion, divide, mean_of_defined, write_percent
+from vitrail.tasks.metric import (
+    Figures,
+    Metric,
+    Rows,
+    Values,
+    as_array,
+    confusion,
+    divide,
+    mean_of_defined,
+    write_percent,
+)
 
 ROWS = 4096  # rows of logits in float64 at a time
 
@@ -113,7 +123,7 @@ class ClassMetric(Metric):
     def samples(self) -> np.ndarray:
         return self.right.astype(np.float64)
 
-    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+    def table(self) -> tuple[list[str], Rows]:
         """A row for each class with precision, recall, F1 and the number of images."""
         return class_table(self.classes, self.per_class())
 
@@ -211,7 +221,7 @@ class LabelMetric(Metric):
         """``map f1_micro f1_macro nll``, shares as fractions."""
         return summarize_labels(self.logits, self.targets, self.temperature)
 
-    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+    def table(self) -> tuple[list[str], Rows]:
         return class_table(self.classes, self.per_class())
 
     def worst(self, most: int) -> np.ndarray:
@@ -231,10 +241,10 @@ class LabelMetric(Metric):
         return words[0], words[1], float(probabilities.max())
 
 
-def class_table(classes: Sequence[str], values: PerClass) -> tuple[list[str], list[tuple[str, ...]]]:
+def class_table(classes: Sequence[str], values: PerClass) -> tuple[list[str], Rows]:
     """A row for each class with precision, recall, F1 and the number of images, under its head."""
     listed = zip(classes, values.support, values.precision, values.recall, values.f1)
-    rows = [(name, *map(write_percent, shares), str(int(count))) for name, count, *shares in listed]
+    rows: Rows = [(name, *map(write_percent, shares), str(int(count))) for name, count, *shares in listed]
     return ["class", "precision %", "recall %", "F1 %", "images"], rows
 
 

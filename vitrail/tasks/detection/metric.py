@@ -32,7 +32,7 @@ from vitrail.tasks.detection.matching import (
     box_areas,
     match,
 )
-from vitrail.tasks.metric import Figures, Metric, as_array, mean_of_defined, write_percent
+from vitrail.tasks.metric import Figures, Metric, Rows, as_array, mean_of_defined, write_percent
 
 RECALLS = np.linspace(0.0, 1.0, 101)
 LISTED = (1, 10, 100)  # detections of an image and class that average recall takes
@@ -252,7 +252,7 @@ class BoxMetric(Metric):
         columns = {"ap": drawn, "ap50": drawn[..., HALF]}
         return {name: np.array(list(map(mean_of_defined, values))) for name, values in columns.items()}
 
-    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+    def table(self) -> tuple[list[str], Rows]:
         """A row for each class with AP, AP50 and average recall, its threshold with the largest F1 and the precision and recall
         there, and the number of its objects that count.
         """
@@ -260,7 +260,7 @@ class BoxMetric(Metric):
         precision = average_precision(matches, len(self.classes))[0, :, 0]  # (K, T)
         recall = average_recall(matches, len(self.classes)).mean(1)
         objects = np.bincount(matches.object_labels[matches.counted[:, 0]], minlength=len(self.classes))
-        rows: list[tuple[str, ...]] = []
+        rows: Rows = []
         for label, name in enumerate(self.classes):
             best = _describe_best(self.curve(label))
             shares = precision[label].mean(), precision[label, HALF], recall[label], best["precision"], best["recall"]

@@ -20,7 +20,7 @@ from vitrail.data.sources.annotations import LabelMaps
 from vitrail.errors import DataError
 from vitrail.images.masks import IGNORED
 from vitrail.tasks.dense.pixels import compare_pixels, sample_pixels
-from vitrail.tasks.metric import Figures, Metric, confusion, divide, write_percent
+from vitrail.tasks.metric import Figures, Metric, Rows, confusion, divide, write_percent
 
 TOLERANCE = 0.0075  # of the picture's diagonal, that a boundary may be off (Csurka et al. 2013)
 # What is kept of each image and class: the pixels that are right, predicted and true; and on boundaries those that are predicted,
@@ -87,7 +87,7 @@ class MapMetric(Metric):
         drawn = weights.astype(np.float64) @ counts.reshape(len(counts), -1)  # exact: whole numbers below 2^53
         return summarize_counts(drawn.reshape(-1, *counts.shape[1:]))
 
-    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+    def table(self) -> tuple[list[str], Rows]:
         """A row for each class with IoU, precision, recall and boundary F, its share of the pixels and its images."""
         counts = self.counts
         total = counts.sum(0)
@@ -97,7 +97,7 @@ class MapMetric(Metric):
             divide(total[TRUE], np.broadcast_to(total[TRUE].sum(), total[TRUE].shape)),
         ]
         listed = zip(self.classes, (counts[:, TRUE] > 0).sum(0), *columns)
-        rows = [(name, *map(write_percent, shares), str(int(images))) for name, images, *shares in listed]
+        rows: Rows = [(name, *map(write_percent, shares), str(int(images))) for name, images, *shares in listed]
         return ["class", "IoU %", "precision %", "recall %", "boundary F %", "pixels %", "images"], rows
 
     def worst(self, most: int) -> NDArray[np.int64]:
