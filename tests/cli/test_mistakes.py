@@ -169,7 +169,7 @@ MISTAKES: dict[str, Mistake] = {
     "a folder of another run": ("train digits --steps 1 --seed 9 --out done", nothing, 2, "seed"),
     "nothing to resume": ("train --resume nowhere", nothing, 2, "no run to resume"),
     "a mistyped folder of data": ("train photo --steps 1", nothing, 3, REAL_FOLDER),
-    "an empty class": ("train hollow --steps 1", empty_class, 3, "try"),
+    "an empty class": ("train hollow --steps 1", empty_class, 3, "there are no images in"),
     "a single class": ("train single --steps 1", one_class, 3, "class"),
     "only broken images": ("train broken --steps 1 --size 32 --workers 0 --out b1", broken_images, 3, "are bad"),
     "a manifest without its columns": ("train no_label.csv --steps 1", manifests, 3, "kind"),
@@ -357,7 +357,7 @@ def test_what_the_system_refuses_is_exit_6_with_a_remedy(monkeypatch, capsys, er
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("vitrail.verbs.options.read", fail)
+    monkeypatch.setattr("vitrail.verbs.options.parse", fail)
     assert run(["evaluate", "model", "data"]) == 6
     said = capsys.readouterr().err
     assert f"error: {words}" in said

@@ -134,7 +134,7 @@ MISTAKES = [
     ("x.csv", "path,label\na.jpg,cat\nb.jpg,\n", "line 3: no label"),
     ("x.csv", "path,label\n,cat\n", "line 2: no path"),
     ("x.csv", "path,label\na.jpg,cat\nb.jpg,cat\n./a.jpg,dog\n", "line 4: the path 'a.jpg' is already in line 2"),
-    ("x.csv", "path,label\na.jpg,cat\n../../etc/passwd,dog\n", "line 3: the path '../../etc/passwd' leads out"),
+    ("x.csv", "path,label\na.jpg,cat\n../../etc/passwd,dog\n", "line 3: the path '../../etc/passwd' points outside"),
     ("x.csv", "path,label,split\na.jpg,cat,trian\n", "line 2: the split is 'trian'"),
     (
         "x.csv",

@@ -122,7 +122,7 @@ def test_images_that_are_beside_the_table(tmp_path):
     path = write(tmp_path / "x.parquet", {"image": pa.array(values), "label": [0, 1, 0]})
     source = open_data(path, validation=0).train
     assert source.read(0).content == b"a"
-    with pytest.raises(BadImage, match="leads out"):
+    with pytest.raises(BadImage, match="points outside"):
         source.read(1)
     with pytest.raises(BadImage, match="contains no image"):
         source.read(2)
