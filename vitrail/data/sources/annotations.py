@@ -110,8 +110,7 @@ class Objects(Annotations):
 
     @classmethod
     def join(cls, images: Sequence[Objects]) -> Objects:
-        """The objects of all ``images``, one after the other; outlines only if all have them."""
-        images = images or [cls.of_image([], [])[np.zeros(0, np.int64)]]
+        """The objects of at least one image, one after the other; outlines only if all have them."""
         flat: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in images]) for name in FLAT}
         outlined = all(part.outlines is not None for part in images)
         return cls(

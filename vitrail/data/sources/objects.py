@@ -303,7 +303,18 @@ class ObjectList:
         sized = [(key, one.size if one.stated else (0, 0)) for key, one in self.images.items() if one.boxes]
         for key in find_turned(self.root, sized):
             self.note(TURNED, key)
-        objects = Objects.join([_join_boxes(self.images[key], index) for key in keys])
+        boxes = [one for key in keys for one in self.images[key].boxes]
+        corners = np.array([one.box for one in boxes], np.float32).reshape(-1, 4)
+        areas = np.array([math.nan if one.area is None else one.area for one in boxes], np.float32)
+        objects = Objects(
+            boxes=corners,
+            labels=np.array([index[one.name] for one in boxes], np.int32),
+            crowd=np.array([one.crowd for one in boxes], bool),
+            areas=np.where(np.isnan(areas), (corners[:, 2:] - corners[:, :2]).prod(1), areas),
+            ends=np.array([len(self.images[key].boxes) for key in keys], np.int64).cumsum(),
+            sizes=np.array([self.images[key].size for key in keys], np.int32).reshape(-1, 2),
+            outlines=tuple(box.outline.to_text().encode() if box.outline else DRAWN_BOX * box.filled for box in boxes),
+        )
         lines = [line for fault, where in self.faults.items() for line in name_some(fault, map(basename, where))]
         if self.faulty:
             more = "; ..." if self.faulty > len(self.examples) else ""
@@ -312,19 +323,6 @@ class ObjectList:
         faulty = Faulty(self.faulty, total, self.examples[0] if self.examples else "")
         labels = Labels(tuple(names), objects, declared=True)
         return RawSplit(Files(self.root, Strings(keys)), labels, (*self.remarks, *lines), faulty)
-
-
-def _join_boxes(image: AnnotatedImage, index: Mapping[str, int]) -> Objects:
-    boxes = np.array([one.box for one in image.boxes], np.float32).reshape(-1, 4)
-    sides = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    return Objects.of_image(
-        boxes,
-        [index[one.name] for one in image.boxes],
-        crowd=[one.crowd for one in image.boxes],
-        areas=[float(own) if one.area is None else one.area for one, own in zip(image.boxes, sides)],
-        size=image.size,
-        outlines=[one.outline.to_text().encode() if one.outline else DRAWN_BOX * one.filled for one in image.boxes],
-    )
 
 
 class ObjectSplits(dict[str, ObjectList]):
