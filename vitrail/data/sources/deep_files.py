@@ -19,6 +19,7 @@ from vitrail.images.decode import MODES, BadImage
 from vitrail.images.deep_images import Pixels, decode_deep, describe_pixels, read_levels
 from vitrail.images.pixel_range import Levels
 from vitrail.stamps import Stamped
+from vitrail.text import plural
 from vitrail.untrusted.limits import PIXELS
 
 PROBES = 16  # headers that tell whether images are deep
@@ -63,10 +64,7 @@ def open_deep(
     """The same data with deep images read as floats; data of 8 bits and up to four bands as they are.
 
     Without ``levels`` the smallest and the largest value of the training images become 0 and 1; `Splits.layout` says which.
-
-    Args:
-        channels: of the images; by default as many as the files have bands.
-        max_pixels: of an image file; a larger one is bad.
+    Without ``channels`` images have as many as the files have bands. A file of more than ``max_pixels`` is bad.
     """
     source = next(iter(list_splits(splits).values()), None)
     if source is None or source.kind != "files" or not len(source):
@@ -77,7 +75,7 @@ def open_deep(
     channels = channels or max(pixels.bands for pixels in found)
     if levels is None and any(pixels.deep for pixels in found):
         levels = measure_levels(source, max_pixels)
-    clause = f"; images of {channels} channel{'s' if channels > 1 else ''}"
+    clause = f"; images of {plural(channels, 'channel')}"
     clause += f", of which the values {levels[0]:g} to {levels[1]:g} become 0 to 1" if levels else ""
     parts: dict[str, Any] = {
         name: replace(part, contents=DeepFiles(part.contents, channels, levels, max_pixels))
@@ -93,15 +91,12 @@ def find_levels(source: Source) -> Levels | None:
 
 def measure_levels(source: Source, max_pixels: int = PIXELS) -> Levels | None:
     """The smallest and the largest value of the deep images of a source; None if none can be read."""
-    lows, highs = [], []
+    ranges: list[float] = []
     for content, pixels in _describe_evenly(source, MEASURED):
-        if pixels.deep:
-            with suppress(BadImage):
-                values = read_levels(content, max_pixels=max_pixels)
-                if values.dtype != np.uint8:
-                    lows.append(float(values.min()))
-                    highs.append(float(values.max()))
-    return (min(lows), max(highs)) if lows else None
+        with suppress(BadImage):
+            if pixels.deep and (values := read_levels(content, max_pixels=max_pixels)).dtype != np.uint8:
+                ranges += float(values.min()), float(values.max())
+    return (min(ranges), max(ranges)) if ranges else None
 
 
 def _describe_evenly(source: Source, most: int) -> Iterator[tuple[bytes, Pixels]]:

@@ -160,7 +160,7 @@ def from_numbers(values: np.ndarray, names: Sequence[str] | None, *, where: str)
     return Labels(names, values.astype(np.int64 if values.ndim == 1 else np.float32), declared=True)
 
 
-def compose_names(labels: Labels) -> Labels:
+def _compose_names(labels: Labels) -> Labels:
     """The same labels with all names in Unicode's composed form (NFC); names that differ only in their form are one class."""
     composed = [normalize("NFC", name) for name in labels.names]
     if composed == list(labels.names):
@@ -185,36 +185,32 @@ def check_faulty_objects(splits: Mapping[str, RawSplit], most: float) -> None:
         raise DataError("no training image has an object", "check the annotations: all objects may have been left out")
 
 
-def check_no_class_is_empty(splits: Mapping[str, Labels], layout: str) -> None:
-    """Raises `DataError` for a class that has a name but no training images; ``layout`` is that of the data, for the message."""
-    train = splits["train"]
-    empty = [name for name, count in zip(train.names, train.counts()) if not count]
-    if empty and not train.declared:
-        shown = ", ".join(repr(name) for name in empty[:ROWS_SHOWN])
-        fact = f"{plural(len(empty), 'class has', 'classes have')} no training images: {shown}"
-        raise DataError(fact, "add images, or remove the folder or the rows of the class", value=layout)
-
-
 def join_labels(
-    splits: Mapping[str, Labels], classes: Sequence[str] | None
+    splits: Mapping[str, Labels], classes: Sequence[str] | None, *, layout: str | None = None
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray | Annotations]]:
     """Convert the labels of every split to indices into one list of classes, matched as `index_classes` does.
 
     Without ``classes``, e.g. a model's, the list has those of the training split, or of all splits if there is none. Returns it,
     and for each split its targets: (n,) int64, (n, K) float32 if any split has several labels per item, or annotations. Raises
-    `DataError`, with a table, for items of classes that are not in the list.
+    `DataError`, with a table, for items of classes that are not in the list; and if the ``layout`` of the data is given, for a
+    class that has a name but no training images.
     """
-    if classes is None:
-        classes = splits["train"].names if "train" in splits else None
-        if classes is None:
-            every = dict.fromkeys(name for labels in splits.values() for name in labels.names)
-            declared = any(labels.declared for labels in splits.values())
-            classes = tuple(every) if declared else sort_names(every)
-        who = f"the {len(classes)} classes of the training images"
-    else:
-        who = f"the {len(classes)} given classes"
+    splits = {split: _compose_names(labels) for split, labels in splits.items()}
+    train = splits.get("train")
+    if classes is None and layout is not None and train is not None and not train.declared:
+        empty = [name for name, count in zip(train.names, train.counts()) if not count]
+        if empty:
+            fact = f"{plural(len(empty), 'class has', 'classes have')} no training images: "
+            remedy = "add images, or remove the folder or the rows of the class"
+            raise DataError(fact + ", ".join(map(repr, empty[:ROWS_SHOWN])), remedy, value=layout)
+    who = "classes of the training images" if classes is None else "given classes"
+    if classes is None and train is not None:
+        classes = train.names
+    elif classes is None:
+        every = dict.fromkeys(name for labels in splits.values() for name in labels.names)
+        classes = tuple(every) if any(labels.declared for labels in splits.values()) else sort_names(every)
     number = index_classes([normalize("NFC", name) for name in classes])
-    _check_known(splits, number, who)
+    _check_known(splits, number, f"the {len(classes)} {who}")
     columns = len(classes) if any(labels.multi for labels in splits.values()) else None
     targets = {}
     for split, labels in splits.items():  # a name outside the list has no items, so its index is never used

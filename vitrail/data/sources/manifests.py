@@ -131,9 +131,7 @@ def read_manifest(path: Path, *, labelled: bool) -> RawData:
     label or an unknown split; or if none of the files exists.
     """
     columns = _read_rows(path)
-    _find_splits(columns)
-    if columns.labels is None:
-        _find_labels(columns)
+    _use_other_columns(columns)
     if labelled and columns.names and columns.labels is None:
         choose_columns(columns.names, source=str(path), labelled=True)
     splits = read_columns(columns, path.parent)
@@ -170,8 +168,10 @@ def _may_be_needed(name: str, chosen: Mapping[str, str | None]) -> bool:
     return plain not in NO_LABELS and (chosen["label"] is None or like_split)
 
 
-def _find_splits(columns: Columns) -> None:
-    """Takes the splits from a column such as ``set`` if all its values are names of splits."""
+def _use_other_columns(columns: Columns) -> None:
+    """Takes splits from a column such as ``set`` if all its values are such; and labels, if they have no column and the table has
+    no boxes, from the only other column or from columns of zeros and ones.
+    """
     for name in [name for name in columns.others if name.strip().lower() in LIKE_SPLIT]:
         values = columns.others.pop(name)
         distinct = dict.fromkeys(values)
@@ -181,11 +181,7 @@ def _find_splits(columns: Columns) -> None:
             columns.notes.append(f"splits in the column {name!r}")
         elif 0 < len(unknown) < len(distinct):
             columns.notes.append(f"the column {name!r} is not used, {unknown[0]!r} is no split")
-
-
-def _find_labels(columns: Columns) -> None:
-    """Takes the labels from the only other column, or from columns of zeros and ones; a table of boxes has none."""
-    if _has_boxes(columns.names):
+    if columns.labels is not None or _has_boxes(columns.names):
         return
     if len(columns.others) == 1:
         [(columns.label_column, columns.labels)] = columns.others.items()
@@ -227,24 +223,19 @@ def read_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
     """The splits of a table of paths. Raises `DataError` with the line."""
     if not columns.paths:
         raise DataError(f"{columns.source} has no rows", "give one image per row, below the column names")
-    columns.paths, notes = locate_files(_normalise_paths(columns), root, columns.source)
-    columns.notes += notes
-    _refuse_repeated(columns, root)
-    contents = Files(str(root), Strings(columns.paths))
-    return group_by_split(RawSplit(contents, _make_labels(columns)), columns)
-
-
-def _normalise_paths(columns: Columns) -> list[str]:
-    paths = []
     for row, path in enumerate(columns.paths):
         if not path:
             raise columns.make_error(row, "no path", "give each row the path of an image")
         try:
-            paths.append(normalise_path(path))
+            columns.paths[row] = normalise_path(path)
         except ValueError as error:
             remedy = "give an absolute path, or move the manifest to a folder above the images"
             raise columns.make_error(row, str(error), remedy) from None
-    return paths
+    columns.paths, notes = locate_files(columns.paths, root, columns.source)
+    columns.notes += notes
+    _refuse_repeated(columns, root)
+    contents = Files(str(root), Strings(columns.paths))
+    return group_by_split(RawSplit(contents, _make_labels(columns)), columns)
 
 
 def _refuse_repeated(columns: Columns, root: Path) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitrail.data.sources.contents import read_lines
@@ -14,7 +13,6 @@ from vitrail.errors import DataError
 from vitrail.images.masks import IGNORED, Colour
 from vitrail.untrusted.numbers import to_whole
 
-REMEDY = "save it as text in UTF-8"
 VOID = frozenset({"void", "ignore", "ignored"})  # names of what has no class
 COLUMNS = {
     "index": ("index", "pixel value", "value", "id", "idx"),
@@ -32,6 +30,7 @@ class Entry:
     value: int
     name: str
     colour: Colour | None = None
+    given: bool = field(default=False, compare=False)  # whether the file has the value, not just the line as its place
 
     @property
     def ignored(self) -> bool:
@@ -45,16 +44,19 @@ class ClassTable:
 
     path: Path
     entries: tuple[Entry, ...]
-    numbered: bool = False  # whether the file gives the values; otherwise they are the places of the lines
 
     def __post_init__(self) -> None:
-        for field in ("value", "name", "colour"):
-            found = [getattr(entry, field) for entry in self.entries]
+        for what in ("value", "name", "colour"):
+            found = [getattr(entry, what) for entry in self.entries]
             twice = [each for number, each in enumerate(found) if each is not None and each in found[:number]]
             if twice:
-                raise DataError(f"{self.path} has the {field} {twice[0]!r} twice", f"use each {field} once")
+                raise DataError(f"{self.path} has the {what} {twice[0]!r} twice", f"use each {what} once")
         if not all(entry.name for entry in self.entries) or not self.entries:
             raise DataError(f"{self.path} names no classes or has an empty name", "give one name a line")
+
+    @property
+    def numbered(self) -> bool:
+        return any(entry.given for entry in self.entries)
 
     @property
     def classes(self) -> tuple[Entry, ...]:
@@ -93,70 +95,59 @@ def list_unread(root: Path) -> list[str]:
 
 def _read_nearest(root: Path, mask: str) -> ClassTable | None:
     for folder in (root / mask).parents:
-        for name, read in READERS.items():
-            if (folder / name).is_file():
-                return read(folder / name)
+        for name, (parse, form) in READERS.items():
+            if (path := folder / name).is_file():
+                lines = read_lines(path, "save it as text in UTF-8")
+                try:
+                    return ClassTable(path, tuple(parse(lines)))
+                except (ValueError, LookupError, csv.Error) as error:
+                    raise DataError(f"{path} is no table of classes: {error}", f"give {form}") from error
         if folder == root:
             break
     return None
 
 
-def _read_names(path: Path) -> ClassTable:
-    lines = read_lines(path, REMEDY)
-    return ClassTable(path, tuple(Entry(number, name) for number, name in enumerate(lines)))
+def _parse_names(lines: Sequence[str]) -> list[Entry]:
+    return [Entry(number, name) for number, name in enumerate(lines)]
 
 
-@contextmanager
-def _table_errors(path: Path, form: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, LookupError, csv.Error) as error:
-        raise DataError(f"{path} is no table of classes: {error}", f"give {form}") from error
-
-
-def _read_csv(path: Path) -> ClassTable:
+def _parse_csv(lines: Sequence[str]) -> list[Entry]:
     """A table with a name in each row, and a value, a colour or both."""
-    with _table_errors(path, "the columns index,name or index,name,red,green,blue"):
-        lines = read_lines(path, REMEDY)
-        between = next((mark for mark in ",;\t" if lines and mark in lines[0]), ",")
-        rows = csv.reader(lines, delimiter=between, skipinitialspace=True, strict=True)
-        header = [name.strip().lower() for name in next(rows, [])]
-        columns = {what: [header.index(name) for name in names if name in header] for what, names in COLUMNS.items()}
-        if not columns["name"]:
-            raise ValueError(f"its columns are {', '.join(header) or 'none'}")
-        entries = []
-        for number, row in enumerate(row for row in rows if any(map(str.strip, row))):
-            index, name, *colour = (row[places[0]].strip() if places else "" for places in columns.values())
-            value = to_whole(index, "the index", most=IGNORED) if columns["index"] else number
-            entries.append(Entry(value, name, _parse_colour(colour) if any(colour) else None))
-    return ClassTable(path, tuple(entries), numbered=bool(columns["index"]))
+    between = next((mark for mark in ",;\t" if lines and mark in lines[0]), ",")
+    rows = csv.reader(lines, delimiter=between, skipinitialspace=True, strict=True)
+    header = [name.strip().lower() for name in next(rows, [])]
+    columns = {what: [header.index(name) for name in names if name in header] for what, names in COLUMNS.items()}
+    if not columns["name"]:
+        raise ValueError(f"its columns are {', '.join(header) or 'none'}")
+    entries = []
+    for number, row in enumerate(row for row in rows if any(map(str.strip, row))):
+        index, name, *colour = (row[places[0]].strip() if places else "" for places in columns.values())
+        value = to_whole(index, "the index", most=IGNORED) if columns["index"] else number
+        entries.append(Entry(value, name, _parse_colour(colour) if any(colour) else None, bool(columns["index"])))
+    return entries
 
 
-def _read_ade20k(path: Path) -> ClassTable:
+def _parse_ade20k(lines: Sequence[str]) -> list[Entry]:
     """ADE20K's table, which does not name 0: what belongs to none of its classes."""
-    table = _read_csv(path)
-    return replace(table, entries=(Entry(0, "void"), *table.entries))
+    return [Entry(0, "void"), *_parse_csv(lines)]
 
 
-def _read_labelmap(path: Path) -> ClassTable:
+def _parse_labelmap(lines: Sequence[str]) -> list[Entry]:
     """Lines ``label:color_rgb:parts:actions``, as CVAT and Datumaro write them."""
-    with _table_errors(path, "lines of label:red,green,blue:parts:actions"):
-        entries = []
-        for number, line in enumerate(line for line in read_lines(path, REMEDY) if not line.startswith("#")):
-            name, *columns = line.rsplit(":", 3)
-            if not columns:
-                raise ValueError(f"the line {line!r:.60} has no colon")
-            colour = _parse_colour(columns[0].split(",")) if columns[0].strip() else None
-            entries.append(Entry(number, name.strip(), colour))
-    return ClassTable(path, tuple(entries))
+    entries = []
+    for number, line in enumerate(line for line in lines if not line.startswith("#")):
+        name, *columns = line.rsplit(":", 3)
+        if not columns:
+            raise ValueError(f"the line {line!r:.60} has no colon")
+        colour = _parse_colour(columns[0].split(",")) if columns[0].strip() else None
+        entries.append(Entry(number, name.strip(), colour))
+    return entries
 
 
-def _read_colours(path: Path) -> ClassTable:
+def _parse_colours(lines: Sequence[str]) -> list[Entry]:
     """Lines ``red green blue name``, as CamVid has them."""
-    with _table_errors(path, "lines of red green blue name"):
-        rows = [[*line.split(maxsplit=3), ""][:4] for line in read_lines(path, REMEDY)]
-        entries = [Entry(number, name, _parse_colour(colour)) for number, (*colour, name) in enumerate(rows)]
-    return ClassTable(path, tuple(entries))
+    rows = ([*line.split(maxsplit=3), ""][:4] for line in lines)
+    return [Entry(number, name, _parse_colour(colour)) for number, (*colour, name) in enumerate(rows)]
 
 
 def _parse_colour(channels: Sequence[str]) -> Colour:
@@ -166,10 +157,11 @@ def _parse_colour(channels: Sequence[str]) -> Colour:
     return red, green, blue
 
 
-READERS: dict[str, Callable[[Path], ClassTable]] = {
-    **dict.fromkeys(("palette.csv", "classes.csv", "class_dict.csv", "_classes.csv"), _read_csv),
-    "objectInfo150.txt": _read_ade20k,
-    "labelmap.txt": _read_labelmap,
-    "label_colors.txt": _read_colours,
-    **dict.fromkeys(("classes.txt", "class_names.txt", "codes.txt"), _read_names),
+CSV_FORM = "the columns index,name or index,name,red,green,blue"
+READERS: dict[str, tuple[Callable[[Sequence[str]], list[Entry]], str]] = {
+    **dict.fromkeys(("palette.csv", "classes.csv", "class_dict.csv", "_classes.csv"), (_parse_csv, CSV_FORM)),
+    "objectInfo150.txt": (_parse_ade20k, CSV_FORM),
+    "labelmap.txt": (_parse_labelmap, "lines of label:red,green,blue:parts:actions"),
+    "label_colors.txt": (_parse_colours, "lines of red green blue name"),
+    **dict.fromkeys(("classes.txt", "class_names.txt", "codes.txt"), (_parse_names, "one name a line")),
 }

@@ -24,15 +24,7 @@ from vitrail.data.sources.folder_tables import find_data_files, read_tables_besi
 from vitrail.data.sources.folders import read_class_folders, read_folder
 from vitrail.data.sources.label_studio import find_label_studio
 from vitrail.data.sources.labelme import find_labelme
-from vitrail.data.sources.labels import (
-    Labels,
-    RawData,
-    RawSplit,
-    check_faulty_objects,
-    check_no_class_is_empty,
-    compose_names,
-    join_labels,
-)
+from vitrail.data.sources.labels import Labels, RawData, RawSplit, check_faulty_objects, join_labels
 from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.mask_folders import MaskFolder, find_masks, paint_splits, read_masks
 from vitrail.data.sources.objects import Read
@@ -240,10 +232,8 @@ def _make_sources(
     raw_splits: Mapping[str, RawSplit], classes: Sequence[str] | None, labelled: bool, layout: str
 ) -> dict[str, Source]:
     """Each split as a source. All targets are indices into one list of classes."""
-    labels = {split: compose_names(part.labels) for split, part in raw_splits.items() if part.labels is not None}
-    if labelled and classes is None and "train" in labels:
-        check_no_class_is_empty(labels, layout)
-    names, targets = join_labels(labels, classes) if labels else ((), {})
+    labels = {split: part.labels for split, part in raw_splits.items() if part.labels is not None}
+    names, targets = join_labels(labels, classes, layout=layout if labelled else None) if labels else ((), {})
     multi_label = any(isinstance(values, np.ndarray) and values.ndim == 2 for values in targets.values())
     none = np.zeros(0, np.int64)
     return {
