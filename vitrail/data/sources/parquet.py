@@ -117,15 +117,12 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
     label = "label" if "label" in declared else next(iter(declared), None)
     columns = choose_columns(schema.names, source=source, labelled=labelled, image=image, label=label)
     rows, label = int(groups[-1, 4]), columns["label"]
-    wanted = [name for name in (label, columns["split"], None if image else columns["path"]) if name]
-    table = _import_pyarrow().concat_tables([_read_columns(path, wanted) for path in files])
-    texts = {name: list(map(format_label, table[name].to_pylist())) for name in table.column_names if name != label}
-    described = Columns(source, [], lines=list(range(1, rows + 1)))
-    if columns["split"]:
-        described.splits = texts[columns["split"]]
+    wanted = {kind: name for kind, name in columns.items() if name and name != image}
+    table = _import_pyarrow().concat_tables([_read_columns(path, [*wanted.values()]) for path in files])
+    texts = {kind: table[name].to_pylist() for kind, name in wanted.items() if kind == "split" or image is None}
+    cells = {kind: list(map(format_label, values)) for kind, values in texts.items()}
+    described = Columns(source, cells.get("path", []), cells.get("label"), cells.get("split"), [*range(1, rows + 1)])
     if image is None:
-        described.paths = texts[columns["path"] or ""]
-        described.labels = list(map(format_label, table[label].to_pylist())) if label else None
         return read_columns(described, root)
     names = tuple(path.relative_to(root).as_posix() for path in files)
     ends = [int(groups[groups[:, 0] == number, 4].max()) for number in range(len(files))]  # rows up to each file's end
