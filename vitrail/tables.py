@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, VitrailError
 from vitrail.files import disk_errors, move_files, settle, stage_file, stage_folder
 from vitrail.text import escape_formula
 
@@ -137,13 +137,13 @@ def _declare_schema(columns: Mapping[str, type]) -> Any:
     return pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
 
 
-def import_pyarrow() -> Any:
-    """pyarrow with its Parquet. Raises `ConfigError` if it is not installed."""
+def import_pyarrow(fault: type[VitrailError] = ConfigError) -> Any:
+    """pyarrow with its Parquet. Raises the ``fault`` if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as missing:
-        raise ConfigError("writing Parquet needs pyarrow", "pip install 'vitrail[data]'") from missing
+        raise fault("Parquet needs pyarrow", "pip install 'vitrail[data]'") from missing
     return pyarrow
 
 

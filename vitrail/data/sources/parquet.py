@@ -18,6 +18,7 @@ from vitrail.data.sources.manifests import Columns, choose_columns, group_by_spl
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 from vitrail.stamps import Stamped
+from vitrail.tables import import_pyarrow
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import CLASSES, DATA_EXPANSION, DATA_SPARED_BYTES
 
@@ -72,9 +73,7 @@ class ParquetImages(Contents):
 
     def _read_group(self, group: int) -> Any:
         if group not in self._kept:
-            import pyarrow
-            import pyarrow.parquet
-
+            pyarrow = import_pyarrow(DataError)
             file, inside, *_ = self.groups[group].tolist()
             try:
                 with pyarrow.parquet.ParquetFile(os.path.join(self.root, self.files[file])) as table:
@@ -118,7 +117,7 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
     columns = choose_columns(schema.names, source=source, labelled=labelled, image=image, label=label)
     rows, label = int(groups[-1, 4]), columns["label"]
     wanted = {kind: name for kind, name in columns.items() if name and name != image}
-    table = _import_pyarrow().concat_tables([_read_columns(path, [*wanted.values()]) for path in files])
+    table = import_pyarrow(DataError).concat_tables([_read_columns(path, [*wanted.values()]) for path in files])
     texts = {kind: table[name].to_pylist() for kind, name in wanted.items() if kind == "split" or image is None}
     cells = {kind: list(map(format_label, values)) for kind, values in texts.items()}
     described = Columns(source, cells.get("path", []), cells.get("label"), cells.get("split"), [*range(1, rows + 1)])
@@ -132,18 +131,9 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
     return group_by_split(RawSplit(contents, labels), described)
 
 
-def _import_pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as missing:
-        raise DataError("reading Parquet needs pyarrow", "pip install 'vitrail[data]'") from missing
-    return pyarrow
-
-
 @contextmanager
 def _open_file(path: Path) -> Iterator[Any]:
-    pyarrow = _import_pyarrow()
+    pyarrow = import_pyarrow(DataError)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
@@ -192,7 +182,7 @@ def _read_columns(path: Path, columns: list[str]) -> Any:
             if read > most:
                 what = f"the columns {', '.join(columns)} of {path} expand to over {most:,} bytes"
                 raise DataError(what, "write shorter names")
-        return _import_pyarrow().Table.from_batches(batches) if batches else file.read(columns=columns)
+        return import_pyarrow(DataError).Table.from_batches(batches) if batches else file.read(columns=columns)
 
 
 def _read_features(schema: Any) -> dict[str | None, Any]:
@@ -206,7 +196,7 @@ def _read_features(schema: Any) -> dict[str | None, Any]:
 
 def _find_image_column(schema: Any, features: dict[str | None, Any]) -> str | None:
     """The image column: declared as images, or structs with bytes, or bytes with a usual name, or the only one of bytes."""
-    pyarrow = _import_pyarrow()
+    pyarrow = import_pyarrow(DataError)
     binaries = []
     for name in schema.names:
         kind = schema.field(name).type
@@ -231,7 +221,7 @@ def _get_class_names(feature: Any) -> list[str] | None:
 
 
 def _convert_labels(column: Any, names: list[str] | None, source: str) -> Labels | None:
-    kinds = _import_pyarrow().types
+    kinds = import_pyarrow(DataError).types
     several = kinds.is_list(column.type) or kinds.is_large_list(column.type)
     whole = kinds.is_integer(column.type.value_type if several else column.type)
     if column.null_count:
