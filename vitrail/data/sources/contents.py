@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Self, overload
@@ -211,11 +212,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 def read_upright_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     """(height, width) from the header of an image file, upright; None if it cannot be read or has none."""
-    try:
-        with open_file(path) as file:
-            return upright_size(file)
-    except (BadImage, OSError):
-        return None
+    with suppress(BadImage, OSError), open_file(path) as file:
+        return upright_size(file)
+    return None
 
 
 def read_lines(path: str | os.PathLike[str], remedy: str) -> list[str]:
@@ -231,11 +230,9 @@ def read_lines(path: str | os.PathLike[str], remedy: str) -> list[str]:
 
 def read_head(path: str | os.PathLike[str], length: int) -> bytes:
     """The first bytes of a file; empty if it cannot be read."""
-    try:
-        with open_file(path) as file:
-            return file.read(length)
-    except (BadImage, OSError):
-        return b""
+    with suppress(BadImage, OSError), open_file(path) as file:
+        return file.read(length)
+    return b""
 
 
 @dataclass(frozen=True)

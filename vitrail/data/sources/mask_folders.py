@@ -24,7 +24,7 @@ from vitrail.data.sources.contents import Contents, Files, Strings
 from vitrail.data.sources.labels import Labels, RawData, RawSplit, name_some
 from vitrail.data.sources.mask_names import Entry, find_class_table, list_unread
 from vitrail.data.sources.mask_values import Meaning, find_meaning, measure_masks, number_entries
-from vitrail.data.sources.scan import Scan, list_folders, list_image_files, list_images_below
+from vitrail.data.sources.scan import Scan, list_folders, list_images_below
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS, divide_images, pair_by_lists
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS, BadImage
@@ -146,8 +146,15 @@ def pair_files(root: Path, folder: MaskFolder) -> Pairs:
 
 
 def list_images(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
-    """Lists the images in a folder as `list_image_files` does, without masks of other images, which ``scan`` counts."""
-    root, paths = Path(folder), list_image_files(folder, scan)
+    """Lists the sorted paths of the images in a folder at any depth; ``scan`` counts other files and masks of other images.
+
+    Raises `DataError` for a folder without images.
+    """
+    root = Path(folder)
+    scan.enter(str(root))
+    if not (paths := [str(root / name) for name in scan.list_images(str(root), "")]):
+        what = f"the folder {folder} contains no images{scan.describe_others()}"
+        raise DataError(what, "give files, or a folder with images")
     masks = {str(root / mask) for folder in find_masks(root) for mask in pair_files(root, folder).mask_of.values()}
     masks.update(find_masks_beside(paths))
     scan.masks += len(masks)

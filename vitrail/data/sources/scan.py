@@ -38,18 +38,22 @@ class Scan:
     entered: set[tuple[int, int]] = field(default_factory=set)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
-        """Lists the names of the subfolders and of the images directly in a folder, each sorted. Raises `DataError`."""
+        """Lists the names of the subfolders and of the images directly in a folder, each sorted. Raises `DataError`.
+
+        Images are known by their extensions, and without one by their first bytes.
+        """
         folders, images = [], []
         for entry in _scan_folder(folder):
+            extension = entry.name.rpartition(".")[2].lower() if "." in entry.name else ""
             if is_system_name(entry.name):
                 if entry.name.lower() in SYSTEM_NAMES and _is_folder(entry):
                     self.system.add(entry.path)
             elif _is_folder(entry):
                 folders.append(entry.name)
-            elif is_image(entry):
+            elif extension in EXTENSIONS or (not extension and looks_like_image(read_head(entry.path, 16))):
                 images.append(entry.name)
             else:
-                self.others["." + entry.name.rpartition(".")[2].lower() if "." in entry.name else "none"] += 1
+                self.others[f".{extension}" if extension else "none"] += 1
         return sorted(folders), sorted(images)
 
     def enter(self, folder: str) -> bool:
@@ -147,25 +151,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
-
-
-def is_image(entry: os.DirEntry[str]) -> bool:
-    """Decide by the extension; without one, by the first bytes."""
-    if "." in entry.name:
-        return entry.name.rpartition(".")[2].lower() in EXTENSIONS
-    return looks_like_image(read_head(entry.path, 16))
-
-
-def list_image_files(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
-    """Lists the sorted paths of all images in a folder, at any depth; ``scan`` counts the other files.
-
-    Raises `DataError` for a folder without images.
-    """
-    scan.enter(str(folder))
-    if not (names := scan.list_images(str(folder), "")):
-        what = f"the folder {folder} contains no images{scan.describe_others()}"
-        raise DataError(what, "give files, or a folder with images")
-    return [str(Path(folder) / name) for name in names]
 
 
 class NamedFiles:
