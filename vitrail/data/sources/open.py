@@ -45,56 +45,6 @@ FORMATS_OF_FOLDERS = (find_yolo, find_coco, find_label_studio, find_voc, find_cv
 BESIDE = "; the boxes and outlines beside them are not used"
 
 
-@dataclass(frozen=True)
-class AnnotatedData:
-    """A folder, or a file of annotations, that has objects, masks or both."""
-
-    root: Path
-    objects: Read | None  # reads the objects; None where there are none
-
-    @cached_property
-    def masks(self) -> list[MaskFolder]:
-        """The folders of images and masks; of a file of annotations none."""
-        return find_masks(self.root) if self.root.is_dir() else []
-
-    @property
-    def task(self) -> str:
-        """The task that data are annotated for; of both objects and masks, that of objects."""
-        return "detection" if self.objects else "segmentation"
-
-    def read(self, *, masks_first: bool = False) -> RawData:
-        """Returns a description of the layout, and the splits.
-
-        ``masks_first``: masks are read where there are both; of objects alone, the outlines are read then.
-        """
-        if self.objects is not None and not (masks_first and self.masks):
-            return self.objects(outlines=masks_first)
-        layout, splits = read_masks(self.root, self.masks)
-        return layout + (BESIDE if self.objects else ""), splits
-
-
-def find_format(path: Path) -> AnnotatedData | None:
-    """Finds the annotations of a folder, or those in a file; None for any other path.
-
-    Of a folder with nothing but a folder, as archives are unpacked, the inner one is searched, too. Raises `DataError` for
-    several files for one split.
-    """
-    if path.is_dir():
-        for root in filter(None, (path, _find_only_folder(path))):
-            found = AnnotatedData(root, next(filter(None, (find(root) for find in FORMATS_OF_FOLDERS)), None))
-            if found.objects or found.masks:
-                return found
-        return None
-    objects = next(filter(None, (find(path) for find in FORMATS_OF_FILES)), None)
-    return AnnotatedData(path, objects) if objects else None
-
-
-def _find_only_folder(root: Path) -> Path | None:
-    with os.scandir(root) as entries:
-        inside = list(islice((entry.name for entry in entries if not is_system_name(entry.name)), 2))
-    return folder if len(inside) == 1 and (folder := root / inside[0]).is_dir() else None
-
-
 # how files of annotations would be read
 FORMS = {
     ".xml": "VOC's begin with <annotation> and lie in the folder itself, in Annotations/ or beside the images, also in train/, "
@@ -124,32 +74,70 @@ READ = (
 
 @dataclass(frozen=True)
 class FoundData:
-    """Data, and the annotations that were found in them; `open_data` takes it in place of the data, and does not search again."""
+    """Data, and what annotations were found in them; `open_data` takes it in place of the data, and does not search again."""
 
     data: Any
-    annotated: AnnotatedData | None = None
+    root: Path | None = None  # the folder, or file, that has objects, masks or both
+    objects: Read | None = None  # reads the objects; None where there are none
+
+    @cached_property
+    def masks(self) -> list[MaskFolder]:
+        """The folders of images and masks; of a file of annotations none."""
+        return find_masks(self.root) if self.root is not None and self.root.is_dir() else []
 
     @property
     def task(self) -> str | None:
-        """The task that data are annotated for, ``detection`` or ``segmentation``; None for classes of images, or for no path."""
+        """The task that data are annotated for, ``detection`` or ``segmentation``; None for classes of images, or for no path.
+
+        Of both objects and masks it is that of objects.
+        """
         data = self.data
         if isinstance(data, Splits):
             data = next(iter(list_splits(data).values()), None)
         if isinstance(data, Source):
             return data.targets.task if isinstance(data.targets, Annotations) else None
-        return None if self.annotated is None else self.annotated.task
+        return "detection" if self.objects else "segmentation" if self.root else None
+
+    def read(self, *, masks_first: bool = False) -> RawData:
+        """Returns a description of the layout, and the splits.
+
+        ``masks_first``: masks are read where there are both; of objects alone, the outlines are read then.
+        """
+        assert self.root is not None, "data without annotations"
+        if self.objects is not None and not (masks_first and self.masks):
+            return self.objects(outlines=masks_first)
+        layout, splits = read_masks(self.root, self.masks)
+        return layout + (BESIDE if self.objects else ""), splits
 
 
 def find_data(data: Any) -> FoundData:
     """Searches data for annotations: of a file or folder the names of files, and JSON, XML and YAML files. No image is read.
 
-    Raises `DataError` for several files of annotations for one split.
+    Of a folder with nothing but a folder, as archives are unpacked, the inner one is searched, too. Raises `DataError` for
+    several files of annotations for one split.
     """
     if isinstance(data, FoundData):
         return data
-    if not isinstance(data, str | os.PathLike) or data in BUILT_IN:
-        return FoundData(data)
-    return FoundData(data, find_format(Path(os.path.abspath(Path(data).expanduser()))))
+    if isinstance(data, str | os.PathLike) and data not in BUILT_IN:
+        path = _to_path(data)
+        formats = FORMATS_OF_FOLDERS if path.is_dir() else FORMATS_OF_FILES
+        for root in filter(None, (path, _find_only_folder(path))):
+            found = FoundData(data, root, next(filter(None, (find(root) for find in formats)), None))
+            if found.objects or found.masks:
+                return found
+    return FoundData(data)
+
+
+def _find_only_folder(path: Path) -> Path | None:
+    if not path.is_dir():
+        return None
+    with os.scandir(path) as entries:
+        inside = list(islice((entry.name for entry in entries if not is_system_name(entry.name)), 2))
+    return folder if len(inside) == 1 and (folder := path / inside[0]).is_dir() else None
+
+
+def _to_path(data: str | os.PathLike[str]) -> Path:
+    return Path(os.path.abspath(Path(data).expanduser()))
 
 
 def open_data(
@@ -192,9 +180,9 @@ def open_data(
         return data
     found = find_data(data)
     outlined = False
-    if found.annotated is not None and task == "segmentation":
-        outlined = not found.annotated.masks
-        layout, raw_splits = found.annotated.read(masks_first=True)
+    if found.root is not None and task == "segmentation":
+        outlined = not found.masks
+        layout, raw_splits = found.read(masks_first=True)
     else:
         layout, raw_splits = _find(found, channels or 3, labelled)
     if labelled:
@@ -258,7 +246,7 @@ def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> R
         pattern = os.path.abspath(os.path.expanduser(data))
         return read_shards_at(pattern) if pattern.endswith(".tar") else read_class_folders(pattern)
     if isinstance(data, str | os.PathLike):
-        return _find_at(Path(os.path.abspath(Path(data).expanduser())), labelled, found.annotated, given=str(data))
+        return _find_at(_to_path(data), labelled, found)
     if hasattr(data, "shape"):
         return "an array", {"train": read_arrays(data, where=where or "array")}
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
@@ -291,15 +279,15 @@ def _get_only_split(parts: Mapping[str, RawSplit], where: object) -> RawSplit:
     return next(iter(parts.values()))
 
 
-def _find_at(path: Path, labelled: bool, annotated: AnnotatedData | None, *, given: str) -> RawData:
+def _find_at(path: Path, labelled: bool, found: FoundData) -> RawData:
     if not os.path.exists(path):
-        raise _missing_data(path, given)
+        raise _missing_data(path, str(found.data))
     if path.is_dir():
-        return _find_in_folder(path, labelled, annotated)
+        return _find_in_folder(path, labelled, found)
     if not path.is_file():
         raise DataError(f"{path} is neither a regular file nor a folder", f"give {READ}")
-    if annotated is not None:
-        return annotated.read()
+    if found.root is not None:
+        return found.read()
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv", ".jsonl", ".ndjson"):
         return read_manifest(path, labelled=labelled)
@@ -316,11 +304,11 @@ def _find_at(path: Path, labelled: bool, annotated: AnnotatedData | None, *, giv
     raise DataError(f"the file type of {path} is not supported", f"give {READ}")
 
 
-def _find_in_folder(root: Path, labelled: bool, annotated: AnnotatedData | None) -> RawData:
+def _find_in_folder(root: Path, labelled: bool, found: FoundData) -> RawData:
     if shards := find_shards(str(root)):
         return read_shards(shards)
-    if annotated is not None:
-        return annotated.read()
+    if found.root is not None:
+        return found.read()
     if described := read_folder(root, labelled=labelled):
         return _look_for_labels(root, *described)
     if files := find_data_files(root):
@@ -333,7 +321,7 @@ def _find_in_folder(root: Path, labelled: bool, annotated: AnnotatedData | None)
                 names = ", ".join(path.name for path in paths)
                 raise DataError(f"{root} has several files for the split {split}: {names}", "keep one of them")
             else:
-                _, parts = _find_at(paths[0], labelled, None, given=str(paths[0]))
+                _, parts = _find_at(paths[0], labelled, FoundData(paths[0]))
             if len(by_split) == 1 and split == "train":
                 return f"{suffix} files in a folder", parts
             splits[split] = _get_only_split(parts, paths[0])
