@@ -171,7 +171,7 @@ def test_a_command_is_read_as_the_shell_would():
     assert commands("```python\nvitrail train\n```\n") == []
 
 
-def test_the_commands_of_a_tutorial_are_those_of_its_shell():
+def test_tutorial_commands_come_from_shell_cells():
     page = (
         "```{code-cell} ipython3\nx = 1\n!vitrail data check photos/\n```\n"
         "```{code-cell}\n:tags: [hide-output]\n%%bash\nvitrail models \\\n  --size 384 2>&1\n```\n"

@@ -143,7 +143,7 @@ def test_the_overlay_shows_what_was_explained(task, method, photo, tmp_path):
             assert (np.asarray(lit) == found.answer.colour).all(-1).sum() > 20
 
 
-def test_what_is_not_there_is_refused_with_a_remedy(photo, tmp_path):
+def test_missing_box_class_or_method_raises_with_a_remedy(photo, tmp_path):
     def refused(model, **how) -> str:
         with pytest.raises(ConfigError) as caught:
             list(explain_inputs(model, [photo], tmp_path / "out", options=ExplainOptions(**how), inference=QUIET))

@@ -186,7 +186,7 @@ def test_a_way_decides_which_layers_compute(monkeypatch):
         assert bool(calls) is fused
 
 
-def test_where_there_is_one_way_nothing_is_measured(measured):
+def test_a_single_execution_plan_is_not_benchmarked(measured):
     torch.set_num_threads(1)
     options = InferenceOptions(tune=True)
     assert tune_options(options, make_model("vit"), print) is options

@@ -75,7 +75,7 @@ def test_a_terminal_of_ipython_and_a_log_get_lines_on_stderr_every_few_seconds(m
     assert said.err == "predicting 320/1000  loss 2\npredicting 640/1000  loss 2\npredicting 960/1000  loss 2\n"
 
 
-def test_a_log_gets_lines_where_colours_are_forced_as_in_ci(monkeypatch, capsys):
+def test_force_color_does_not_enable_the_bar_in_a_log(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     with ProgressBar("training", 2) as bar:

@@ -179,7 +179,7 @@ def test_more_claims_are_judged_at_stricter_levels():
     assert {row["effect"]["level"] for row in rows} == {0.95}
 
 
-def test_slopes_follow_the_data():
+def test_slope_interval_contains_the_true_slope():
     def truth(arm, levels):  # a starts behind and ends ahead
         size = np.log10(levels[LIMIT] / 100) / np.log10(40)
         return 0.4 + 0.3 * size + (0.1 * (2 * size - 1) if arm == "a" else 0.0)

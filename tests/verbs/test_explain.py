@@ -143,7 +143,7 @@ def test_an_encoder_without_a_head_is_looked_into_but_has_no_answer_to_explain(p
             )
 
 
-def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):
+def test_invalid_options_raise_errors_that_name_the_value(photos, tmp_path):
     def refused(inputs: Path = photos, out: str = "out", **how) -> str:
         with pytest.raises((ConfigError, DataError, DiskError)) as caught:
             list(

@@ -128,7 +128,7 @@ def test_what_is_no_such_model_is_refused_in_words(kind, tmp_path):
         (replace(ROOT, prefix=("cls", "dist")), "a second token behind a stem"),
     ],
 )
-def test_what_timm_makes_no_model_of_is_not_written(config, words):
+def test_configs_without_a_timm_counterpart_are_refused(config, words):
     with pytest.raises(CheckpointError, match=f"no counterpart of {words}"):
         family_of(config).check(config)
 
