@@ -84,7 +84,7 @@ def test_a_folder_between_its_two_renames_is_put_back(tmp_path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["model"]
 
 
-def test_what_belongs_to_a_running_process_or_another_machine_is_left_alone(tmp_path) -> None:
+def test_files_of_a_running_process_or_another_machine_are_left_alone(tmp_path) -> None:
     parent, host = os.getppid(), socket.gethostname()
     names = [f".a.writing-{parent}@{host}", f".a.replaced-{parent}@{host}", ".a.moving-1@elsewhere", ".a.writing-note"]
     for name in names:

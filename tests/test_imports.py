@@ -92,7 +92,7 @@ print(*held, sep="\\n")
 
 
 @pytest.mark.parametrize("column", slow_except(LIGHT, {"without torch"}))
-def test_nothing_loads_what_it_does_not_need(column):
+def test_importing_loads_only_what_is_needed(column):
     stages = LIGHT[column]
     held = modules_after(list(stages))
     assert "vitrail" in held[0]

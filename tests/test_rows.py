@@ -132,7 +132,7 @@ def test_an_evaluation_is_a_table_of_its_figures_with_intervals(model, photos):
     assert f"{figures['top1_low']:.4f} to {figures['top1_high']:.4f}" in Elements(judged._repr_html_()).words
 
 
-def test_what_is_known_of_models_settings_and_data_are_tables(photos):
+def test_lists_of_models_settings_and_data_are_tables(photos):
     models = vitrail.list_models()
     settings = vitrail.list_settings()
     for rows, column, names in ((models, "model", models), (settings, "key", settings)):

@@ -148,7 +148,7 @@ def test_the_probe_draws_no_random_number_and_works_on_any_default_device():
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_what_does_not_hold_is_an_error(monkeypatch, private):
+def test_a_changed_private_api_is_an_error(monkeypatch, private):
     if not private:
         monkeypatch.delattr(torch, "_check")
     check(3 >= 2)

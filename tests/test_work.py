@@ -120,7 +120,7 @@ def test_three_errors_are_a_failure_by_name(tmp_path: Path) -> None:
     assert attempt_until_done(tmp_path, compute) == ("failed 3: RuntimeError: attempt 3", MOST_FAILURES + 1)
 
 
-def test_an_error_that_does_not_come_back_is_no_failure(tmp_path: Path) -> None:
+def test_an_error_that_does_not_recur_is_not_a_failure(tmp_path: Path) -> None:
     def compute(number: int) -> str:
         if number < 3:
             raise RuntimeError("flaky")
@@ -137,7 +137,7 @@ def test_many_deaths_are_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [DiskError("the disk is full"), InUseError("in use")])
-def test_what_concerns_all_pieces_is_no_failure_of_one(tmp_path: Path, error: Exception) -> None:
+def test_an_error_of_all_pieces_is_not_a_failure_of_one(tmp_path: Path, error: Exception) -> None:
     def compute(number: int) -> None:
         raise error
 
@@ -146,7 +146,7 @@ def test_what_concerns_all_pieces_is_no_failure_of_one(tmp_path: Path, error: Ex
     assert Attempts(tmp_path).read("piece") == Tries()
 
 
-def test_a_worker_waits_for_the_pieces_of_others_and_says_so_once() -> None:
+def test_a_worker_that_waits_for_others_logs_it_once() -> None:
     lists, waits = [[1, 2], [2], [2], [2], None], []
     computed = work_through(lambda: lists.pop(0), lambda pieces: len(pieces) - 1, poll=0, on_wait=waits.append)
     assert (computed, waits) == (1, [[2]])

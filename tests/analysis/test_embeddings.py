@@ -105,7 +105,7 @@ def test_positions_that_do_not_enter_with_the_patches_are_none(changes):
     assert extract_position_embeddings(a_vit(**changes)) is None
 
 
-def test_a_model_in_training_that_drops_patches_shows_them_all_and_goes_on_training():
+def test_a_model_in_training_that_drops_patches_shows_them_all_and_resumes_training():
     model = a_vit(patch_dropout=0.5, dropout=0.5).train()
     assert torch.equal(extract_position_embeddings(model).flatten(0, 1), model.pos_embed[0, 1:])
     assert all(module.training for module in model.modules())

@@ -33,7 +33,7 @@ def test_what_the_model_does_not_have_is_told(wanted, message):
 
 
 @pytest.mark.parametrize("image", [noise(60, 90, 3), torch.zeros(1, 3, 32, 32)])
-def test_a_model_without_attention_says_so(image):
+def test_a_model_without_attention_raises(image):
     with pytest.raises(ConfigError, match="has no attention"):
         visualize_attention(shaken(TINY["bit"]), image)
 

@@ -312,7 +312,7 @@ def make_once(make: Callable[[Path], None], folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_while_saving_is_exit_6_and_the_same_command_goes_on(place, monkeypatch, capsys) -> None:
+def test_a_full_disk_while_saving_is_exit_6_and_the_same_command_continues(place, monkeypatch, capsys) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setattr(fault_injection, "_passed", {})
     command = ["train", "digits", "--steps", "2", "--out", "full", "--quiet"]

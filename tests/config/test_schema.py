@@ -37,7 +37,7 @@ def test_a_warm_up_of_the_user_replaces_that_of_the_recipe() -> None:
         schedule("schedule.recipe_steps=500")
 
 
-def test_a_run_begun_before_warm_ups_were_scaled_goes_on_with_its_own() -> None:
+def test_a_run_begun_before_warm_ups_were_scaled_resumes_with_its_own() -> None:
     asked, _ = compose_run(recipe="paper-finetune", flags={"data": {"source": "x"}, "schedule": {"steps": 600}})
     old = replace(asked, schedule=replace(asked.schedule, steps=500, recipe_steps=None))
     same, longer = continue_run(replace(asked, schedule=replace(asked.schedule, steps=500)), old, "run")
@@ -72,7 +72,7 @@ def test_the_t4_recipe_is_the_stated_one() -> None:
         lambda: Run(schedule=ScheduleSettings(steps=1), seed=-1),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_remedy(make) -> None:
+def test_invalid_options_are_refused_with_a_remedy(make) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.remedy

@@ -113,7 +113,7 @@ def test_arrays_and_a_users_dataset_stay_what_they_are():
     assert keep_decoded(dataset) is dataset
 
 
-def test_pictures_are_upright_before_their_size_is_judged(tmp_path):
+def test_pictures_are_upright_before_their_size_is_evaluated(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     for name in "ab":

@@ -82,7 +82,7 @@ def test_training_batches_do_not_depend_on_who_makes_them(files):
     assert len({picture.numpy().tobytes() for batch in alone for picture in batch.images}) == 30  # views differ
 
 
-def test_a_training_that_starts_later_goes_on_with_the_same_batches(files):
+def test_a_training_that_starts_later_resumes_with_the_same_batches(files):
     assert_equal(list(train_batches(files, **PLAIN))[4:], train_batches(files, **PLAIN | {"start": 4}))
 
 
@@ -208,7 +208,7 @@ def test_without_a_policy_the_first_bad_image_is_an_error(own_files):
         list(eval_batches(own_files, Preprocessing.timm(16), batch=4))
 
 
-def test_what_stops_the_caller_stops_the_workers(files, monkeypatch):
+def test_stopping_the_caller_stops_the_workers(files, monkeypatch):
     pools = []
 
     class Watched(Workers):
@@ -275,7 +275,7 @@ def test_a_users_dataset_is_cropped_like_files(user_code, channels, floats):
 
 
 @pytest.mark.parametrize("transform", [None, "noisy"])
-def test_what_a_users_code_draws_is_the_same_in_a_worker_and_leaves_no_trace_here(user_code, transform):
+def test_random_numbers_of_user_code_are_the_same_in_a_worker_and_leave_the_global_state(user_code, transform):
     source = open_data(user_code.Noise(9), validation=0).train
     options = PLAIN | {"transform": getattr(user_code, transform) if transform else None, "size": (6, 8)}
     random.seed(5), np.random.seed(5), torch.manual_seed(5)

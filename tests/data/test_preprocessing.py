@@ -75,7 +75,7 @@ def test_the_papers_preprocessing_squashes():
     np.testing.assert_array_equal(picture, np.asarray(squashed).transpose(2, 0, 1))
 
 
-def test_what_is_squashed_may_be_larger_than_the_crop():
+def test_squashing_allows_a_size_larger_than_the_crop():
     array = noise(30, 50)
     declared = Preprocessing(size=(16, 24), resize="squash", resize_to=20)
     squashed = Image.fromarray(array).resize((30, 20), Image.Resampling.BICUBIC).crop((3, 2, 27, 18))
@@ -121,7 +121,7 @@ SEEN = {
 SIZES = ((375, 500), (501, 376), (64, 64), (65, 83), (40, 50), (30, 900), (777, 111), (96, 64))
 
 
-def test_what_is_seen_is_the_part_of_the_picture_that_the_input_shows():
+def test_the_frame_is_the_part_of_the_picture_that_the_input_shows():
     for (mode, declared), (height, width) in itertools.product(SEEN.items(), SIZES):
         case = (mode, height, width)
         top, left, bottom, right = declared.visible_box(height, width)
@@ -150,7 +150,7 @@ def test_cropping_to_what_is_seen_and_resizing_gives_nearly_the_input():
         assert np.abs(declared.picture(picture) - squashed).max() < near, case
 
 
-def test_what_is_seen_of_a_photograph_in_numbers():
+def test_the_frame_of_a_photograph_equals_hand_computed_numbers():
     assert Preprocessing.timm(224).visible_box(248, 330) == (12, 53, 236, 277)
     assert Preprocessing.timm(224).visible_box(496, 660) == (24, 106, 472, 554)
     assert Preprocessing.paper(224).visible_box(375, 500) == (0, 0, 375, 500)
@@ -263,13 +263,13 @@ WRONG = [
 ]
 
 
-def test_what_cannot_be_meant_is_refused_with_the_right_name():
+def test_invalid_options_are_refused_with_the_right_name():
     for values, words in WRONG:
         with pytest.raises(ConfigError, match=words):
             Preprocessing.from_dict(values)
 
 
-def test_what_a_person_states_replaces_what_was_assumed():
+def test_stated_preprocessing_replaces_the_assumed_one():
     assumed = Preprocessing.timm(224)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     stated = assumed.override(mean=mean, std=std, resize=256)

@@ -44,7 +44,7 @@ def test_with_three_repeats_an_epoch_sees_a_third_of_the_samples_in_three_views_
     assert not ids[:, 0].any()
 
 
-def test_where_repeats_do_not_divide_an_epoch_the_last_sample_has_fewer_views():
+def test_the_last_sample_has_fewer_views_if_repeats_do_not_divide_an_epoch():
     ids = all_ids(TrainStream(images=7, batch=7, seed=3, repeats=3), 2)
     assert ids[:, 2].tolist() == [0, 1, 2, 0, 1, 2, 0] * 2
     assert ids[:, 0].tolist() == [0] * 7 + [1] * 7

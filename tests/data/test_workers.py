@@ -136,7 +136,7 @@ def test_a_worker_takes_no_notice_of_sigterm_and_sigint(shades, pool_of):
     assert take(pool, rows(2))[0].pixels.max() == 2
 
 
-def test_what_cannot_be_pickled_is_refused_before_a_process_starts():
+def test_transforms_that_cannot_be_pickled_are_refused_before_a_process_starts():
     with pytest.raises(ConfigError, match="cannot be sent to worker processes"):
         Workers(lambda epoch, sample, view: np.zeros(1), 1, KEYS)
 

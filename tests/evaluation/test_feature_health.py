@@ -115,7 +115,7 @@ def test_a_diagnosis_says_the_figure_before_training():
     assert "spread is 0.003, 0.8 before training" in one
 
 
-def test_what_training_did_not_lower_is_no_collapse():
+def test_a_rank_that_training_did_not_lower_is_not_a_collapse():
     narrow = FeatureHealth(rank=3.0, spread=0.03, width=192)
     assert diagnose(narrow) is not None
     assert diagnose(narrow, narrow) is None

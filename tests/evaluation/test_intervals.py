@@ -77,7 +77,7 @@ def test_resampling_in_parts_is_resampling_at_once(monkeypatch):
     assert whole.shape == (100,)
 
 
-def test_the_same_images_tell_two_models_apart_that_their_own_intervals_do_not():
+def test_paired_differences_separate_models_whose_own_intervals_overlap():
     generator = np.random.default_rng(0)
     second = generator.random(400) < 0.80
     first = second | (generator.random(400) < 0.10)  # right wherever the second is, and sometimes beyond

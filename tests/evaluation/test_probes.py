@@ -42,7 +42,7 @@ def test_the_votes_are_those_of_scikit_learn(k):
     np.testing.assert_allclose(votes / votes.sum(1, keepdims=True), oracle.predict_proba(unit(test)), atol=1e-4)
 
 
-def test_the_votes_do_not_depend_on_how_many_images_are_judged_at_a_time(monkeypatch):
+def test_the_votes_do_not_depend_on_how_many_images_are_evaluated_at_a_time(monkeypatch):
     (train, targets), (test, _) = clouds(90), clouds(40, seed=1)
     whole = knn(train, targets, test, classes=4)
     monkeypatch.setattr(probes, "CELLS", 300)
@@ -114,7 +114,7 @@ def linear_on(train: np.ndarray, targets: np.ndarray, strength: float) -> probes
     return probes._Regression(train.astype(np.float64), targets, 3).fit(strength)
 
 
-def test_a_solver_that_is_cut_short_says_so(monkeypatch):
+def test_a_solver_that_does_not_converge_warns(monkeypatch):
     train, targets = clouds(200, width=30)
     monkeypatch.setattr(probes, "ITERATIONS", 2)
     assert not linear(train, targets, classes=3, strengths=(1e-5,)).converged

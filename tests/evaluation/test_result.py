@@ -73,7 +73,7 @@ def test_two_models_are_resampled_together(values):
     assert list(of_means.values()) == [mean, low, high]
 
 
-def test_models_judged_on_other_images_are_not_compared(values):
+def test_models_evaluated_on_other_images_are_not_compared(values):
     with pytest.raises(ConfigError, match="not evaluated on the same images"):
         result(Ratio(values, values)).difference(result(Ratio(values[1:], values[1:])))
 

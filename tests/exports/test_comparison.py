@@ -48,7 +48,7 @@ def test_the_answers_of_both_to_every_batch_are_given():
 
 
 @pytest.mark.parametrize(("value", "output"), [(math.nan, "logits"), (math.inf, "features")])
-def test_an_output_that_is_no_finite_number_fails_whose_ever_it_is(output, value):
+def test_an_output_that_is_not_finite_fails(output, value):
     broken = {"logits": LOGITS.clone(), "features": FEATURES.clone()}
     broken[output][1, 1] = value
     with pytest.raises(CheckpointError, match=f"{output} of the graph are not finite"):
@@ -64,7 +64,7 @@ def test_other_outputs_fail():
         differ(answers(), lambda images: {"features": FEATURES}, torch.zeros(1))
 
 
-def test_a_head_of_zeros_is_no_division_by_zero():
+def test_a_head_of_zeros_does_not_divide_by_zero():
     nothing = torch.zeros(2, 3)
     assert differ(answers(nothing), answers(nothing), torch.zeros(1)) == 0
     assert differ(answers(nothing), answers(nothing + 1e-3), torch.zeros(1)) > 1

@@ -84,7 +84,7 @@ def test_photographs_are_pillows_own_too(real_data):
             assert_same_pixels(preparing(3, interpolation=interpolation, **way), photograph[None])
 
 
-def test_what_the_network_sees_is_normalised_as_the_classifier_does_it():
+def test_pictures_are_normalised_as_by_the_classifier():
     model = classifier_of("vit")
     pictures = noise(3, (50, 41), count=3)
     prepared = Preparation(model.preprocessing)(planes(pictures))
@@ -184,6 +184,6 @@ def test_int8_takes_pictures_too(written, tmp_path):
 @pytest.mark.parametrize(
     ("how", "words"), [({"resize": "fit"}, "'fit'"), ({"pixel_range": (0.0, 4095.0)}, "0 to 4095")]
 )
-def test_what_a_graph_of_pictures_cannot_do_is_refused(how, words):
+def test_preprocessing_that_a_graph_cannot_do_is_refused(how, words):
     with pytest.raises(ConfigError, match=f"{words}.*\n.*export without pictures"):
         Preparation(Preprocessing(size=(8, 8), **how))

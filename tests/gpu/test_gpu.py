@@ -154,7 +154,7 @@ def train(out: Path, *settings: str, steps: int = STEPS) -> None:
     ],
     ids=lambda settings: settings[0],
 )
-def test_a_training_is_stopped_resumed_and_judged_on_a_cpu(tmp_path: Path, monkeypatch, settings) -> None:
+def test_a_training_is_stopped_resumed_and_evaluated_on_a_cpu(tmp_path: Path, monkeypatch, settings) -> None:
     settings = ("compute.compile=false", *settings)
     take = loop.take_step
 

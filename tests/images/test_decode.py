@@ -168,7 +168,7 @@ def test_a_colour_profile_is_left_alone():
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
-def test_of_an_animation_the_first_frame_is_taken(kind):
+def test_the_first_frame_of_an_animation_is_decoded(kind):
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue", "lime")]
     options = {"lossless": True} if kind == "WEBP" else {}
     content = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
@@ -223,7 +223,7 @@ def test_a_format_that_phones_write_is_named_with_what_reads_it(brand, name):
         decode(b"\0\0\0\x18ftyp" + brand + bytes(40))
 
 
-def test_an_empty_file_says_so():
+def test_an_empty_file_is_reported_as_empty():
     with pytest.raises(BadImage, match="the file is empty"):
         decode(b"")
 

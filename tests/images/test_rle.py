@@ -120,7 +120,7 @@ REFUSED = [
 ]
 
 
-def test_what_is_no_mask_is_refused_with_the_value():
+def test_invalid_masks_are_refused_with_the_value():
     for segmentation, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             Rle.of_coco(segmentation, (2, 4))

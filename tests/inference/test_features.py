@@ -111,7 +111,7 @@ def change_preprocessing(model: Classifier, photos: Path) -> Classifier:
     [move_weights, change_config, change_preprocessing],
     ids=lambda each: each.__name__,
 )
-def test_whatever_changes_all_features_misses_the_cache(
+def test_a_change_that_affects_all_features_misses_the_cache(
     change: Callable[[Classifier, Path], Classifier], photos: Path, tmp_path: Path
 ) -> None:
     model = shaken()

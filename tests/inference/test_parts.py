@@ -197,7 +197,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_parts_cannot_follow_is_refused_before_anything_is_written(tmp_path, options, message):
+def test_options_that_parts_do_not_support_are_refused_before_anything_is_written(tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
         vitrail.predict("model", "images", **{"parts": tmp_path / "out", "quiet": True, **options})
     assert not (tmp_path / "out").exists()

@@ -299,7 +299,7 @@ def test_first_values_are_the_authors():
 SIZES = {"beit-b16": (86_530_984, "vit-b16"), "beit-l16": (304_430_568, "vit-l16")}
 
 
-def test_two_blocks_tell_the_cost_of_all():
+def test_the_cost_extrapolated_from_two_blocks_is_exact():
     config = configure("beit-b16", depth=3, width=24, heads=2, mlp_width=32, image_size=96)
     assert cost_by_two_blocks(config) == cost_of(config)
 

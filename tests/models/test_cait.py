@@ -232,7 +232,7 @@ SIZES = {
 }
 
 
-def test_two_blocks_tell_the_cost_of_all():
+def test_the_cost_extrapolated_from_two_blocks_is_exact():
     config = configure("cait-xxs24", depth=3, width=24, heads=2, mlp_width=32, image_size=96)
     assert cost_by_two_blocks(config) == cost_of(config)
 

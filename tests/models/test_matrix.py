@@ -217,7 +217,7 @@ def test_no_classes_give_features(config):
     torch.testing.assert_close(model(images), model.pool(model.forward_features(images)))
 
 
-def test_what_is_saved_comes_back(tmp_path, config):
+def test_saving_and_loading_gives_the_same_model(tmp_path, config):
     classifier = create_classifier(config, classes=7)
     shaken(classifier).eval()
     images = draw(config, dtype=torch.float32)

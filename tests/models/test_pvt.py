@@ -270,7 +270,7 @@ def test_first_values_are_the_authors():
 # configs
 
 
-def test_an_image_is_judged_as_the_size_of_a_config():
+def test_an_image_is_evaluated_as_the_size_of_a_config():
     model = make()
     with pytest.raises(ConfigError, match="80x64 pixels"):
         model(pictures(80, 64))

@@ -226,7 +226,7 @@ def test_first_values_are_the_authors():
 # configs
 
 
-def test_an_image_is_judged_as_the_size_of_a_config():
+def test_an_image_is_evaluated_as_the_size_of_a_config():
     with pytest.raises(ConfigError, match="2x5 cells in stage 2"):
         make()(pictures(16, 40))
     with pytest.raises(ConfigError, match="in_channels"):

@@ -108,7 +108,7 @@ def test_a_record_keeps_no_place_in_a_graph_where_there_is_none():
     assert all(record.output is None for record in records_of(model, draw(model)))
 
 
-def test_a_model_without_attention_says_so():
+def test_a_model_without_attention_raises():
     model = create_backbone(TINY["bit"]).eval()
     with pytest.raises(ConfigError, match=r"a BiT ResNet has no attention\n.*feature_maps"):
         model.forward_recording(torch.zeros(1, 3, *model.config.image_size), print)

@@ -82,7 +82,7 @@ def test_the_formula_gives_the_published_rows():
     assert formula(14, 32, 1280, 5120) == SIZES["vit-h14"]
 
 
-def test_two_blocks_tell_the_cost_of_all():
+def test_the_cost_extrapolated_from_two_blocks_is_exact():
     for changes in ({}, {"registers": 3, "positions": "relative"}, {"pool": "map", "prefix": ()}):
         config = configure("vit-ti16", image_size=32, depth=3, width=24, heads=2, mlp_width=32, **changes)
         assert cost_by_two_blocks(config) == cost_of(config), changes

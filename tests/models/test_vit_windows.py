@@ -91,7 +91,7 @@ def test_one_window_over_the_image_is_global_attention_with_the_same_weights(mak
     assert (smaller(images) - expected).abs().max() > 1e-2 * expected.abs().max()
 
 
-def test_what_is_outside_of_a_window_reaches_a_patch_in_a_global_block_only(make, pictures):
+def test_patches_outside_of_a_window_reach_a_patch_only_in_a_global_block(make, pictures):
     model, images = make(prefix=(), pool="gap", **WINDOWED), pictures(1, 3, 40, 24)
     other = images.clone()
     other[:, :, 32:] += 1  # the last row of patches, in a window without the second row

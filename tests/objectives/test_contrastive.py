@@ -164,7 +164,7 @@ def test_spread_is_1_for_all_directions_and_0_for_one():
     assert float(spread(half)) == pytest.approx(math.sqrt(0.5), abs=0.01)
 
 
-def test_what_is_measured_has_no_gradient_and_is_of_the_encoder():
+def test_measured_features_are_those_of_the_encoder_without_gradient():
     for kind in (MoCo, SimCLR):
         objective, inputs = make(kind), views()
         _, measured = objective(*inputs)
@@ -254,7 +254,7 @@ def test_a_new_momentum_encoder_is_the_encoder():
     assert all(torch.equal(each, state[name.removeprefix("momentum_")]) for name, each in slow.items())
 
 
-def test_nothing_is_dropped_in_the_momentum_encoder():
+def test_the_momentum_encoder_has_no_dropout():
     config = replace(TINY["vit"], dropout=0.3, drop_path=0.5, patch_dropout=0.5)
     objective, inputs = make(MoCo, config), views()
     for each in (objective, deepcopy(objective), objective.train(), objective.eval().train()):
@@ -266,7 +266,7 @@ def test_nothing_is_dropped_in_the_momentum_encoder():
 
 
 @KINDS
-def test_what_is_saved_has_the_same_loss_and_no_statistics_of_batches(kind):
+def test_a_saved_objective_has_the_same_loss_and_no_batch_statistics(kind):
     objective, inputs = make(kind), views()
     run(objective.float(), [each.float() for each in inputs])
     assert not list(objective.buffers())

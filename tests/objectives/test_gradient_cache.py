@@ -78,7 +78,7 @@ def concatenated(objective, inputs, micro):
 
 
 @pytest.mark.parametrize(("kind", "count", "micro"), [(MoCo, 4, 1), (MoCo, 12, 5), (SimCLR, 12, 5)])
-def test_what_is_dropped_is_the_same_both_times(kind, count, micro):
+def test_both_passes_drop_the_same_units(kind, count, micro):
     objective, inputs = make(kind, **CHANCE), views(count)
     loss, measured = concatenated(objective, inputs, micro)
     loss.backward()
@@ -166,7 +166,7 @@ class Held:
 
 
 @KINDS
-def test_what_is_kept_for_the_gradient_is_that_of_one_piece_or_of_the_heads(kind):
+def test_peak_activations_are_those_of_one_chunk_or_of_the_heads(kind):
     objective, inputs = make(kind, depth=6, hidden=8), views(64)
     with Ledger() as whole:
         loss, _ = objective(*inputs)

@@ -156,7 +156,7 @@ def test_noise_is_a_function_of_the_image_and_the_seed_alone():
     assert not torch.equal(objective.draw(FOUR, (32, 48), seed=8)[0], noise)
 
 
-def test_what_is_hidden_does_not_reach_the_decoder():
+def test_masked_patches_do_not_reach_the_decoder():
     objective = mae(TINY["vit"]).eval()
     images, noise = batch(objective)
     told, hidden = objective._predict(images, noise)
@@ -285,7 +285,7 @@ def test_an_architecture_that_cannot_names_those_that_can(name):
         ({}, {"decoder_heads": 3}, "a divisor of width=16"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_remedy(changes, options, message):
+def test_invalid_values_are_refused_with_a_remedy(changes, options, message):
     with pytest.raises(ConfigError, match=message):
         MAE(sketch(replace(TINY["vit"], **changes)), **{**SIZES, **options})
 

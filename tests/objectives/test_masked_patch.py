@@ -150,7 +150,7 @@ def test_the_numbers_of_each_kind_are_exact(share, size, masked, swapped, kept):
     assert source.max() < len(own)
 
 
-def test_what_stands_in_for_a_patch_is_any_other_of_its_image():
+def test_a_replaced_patch_is_any_other_patch_of_the_same_image():
     objective = make(TINY["vit"], "patch")
     _, source = objective.draw(names(2000), (24, 32), 0)
     own = torch.arange(12).expand_as(source)

@@ -119,7 +119,7 @@ def test_blocks_hang_together_as_those_of_the_papers_algorithm(count, tolerance)
     assert (found > 1.03 * scattered).all()
 
 
-def test_what_is_cut_is_joined_again():
+def test_joining_patches_inverts_cutting_them():
     images = torch.arange(2 * 3 * 12 * 20).view(2, 3, 12, 20)
     patches = cut_patches(images, (4, 5))
     assert patches.shape == (2, 12, 3, 4, 5)
@@ -185,7 +185,7 @@ def test_two_steps_on_a_batch_lower_its_loss(name, kind, variant):
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
 @pytest.mark.parametrize("name", ["vit, no norm", "pvt"])
-def test_what_is_saved_gives_the_same_loss_and_the_encoder_loads_alone(name, kind):
+def test_a_saved_objective_has_the_same_loss_and_its_encoder_loads_alone(name, kind):
     objective, other = make(KINDS[name], kind).eval(), make(KINDS[name], kind, shake=False).eval()
     inputs = inputs_of(objective)
     assert not torch.equal(other(*inputs)[0], objective(*inputs)[0])

@@ -158,6 +158,6 @@ def test_every_kind_of_architecture_learns_from_a_teacher(name):
         ({"loss": "sigmod"}, "did you mean 'sigmoid'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(given, words):
+def test_invalid_options_are_refused(given, words):
     with pytest.raises(ConfigError, match=words):
         Distillation(filled(TINY["vit"]), **given)

@@ -138,7 +138,7 @@ NAMED = ("swin_tiny_patch4_window7_224", "cait_xxs24_224", "pvt_v2_b0", "pvt_v2_
          "beitv2_base_patch16_224")  # fmt: skip
 
 
-def test_what_is_read_of_timm_is_named_as_timm_names_it():
+def test_models_read_from_timm_keep_the_name_of_timm():
     for name in NAMED:
         with torch.device("meta"):
             theirs = timm.create_model(name)
@@ -209,7 +209,7 @@ def test_timm_makes_the_same_pictures_of_files(size, changes, tmp_path: Path):
     torch.testing.assert_close(transform(picture), model.preprocess(picture)[0], atol=1e-6, rtol=1e-6)
 
 
-def test_what_timm_saves_of_our_folder_is_the_model_again(tmp_path: Path):
+def test_a_folder_saved_again_by_timm_is_the_same_model(tmp_path: Path):
     model = a_model(gelu="exact", registers=2, prefix_positions=False)
     folder = convert(save_model(tmp_path / "source", model), tmp_path / "timm", "timm").path
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True)
@@ -228,7 +228,7 @@ def test_the_tensors_alone_load_into_a_model_of_timms(tmp_path: Path):
     torch.testing.assert_close(theirs(images), model(images), atol=1e-5, rtol=1e-5)
 
 
-def test_what_the_name_of_a_timm_model_says_is_what_timm_makes_of_it():
+def test_the_config_from_a_timm_name_is_the_one_that_timm_creates():
     """For every plain ViT of timm that is read at all: activation, heads, epsilon and pooling, as its name alone tells us."""
     checked = 0
     for module in ("vision_transformer", "deit"):

@@ -40,7 +40,7 @@ def test_webdataset_reads_every_sample_of_ours(tmp_path):
         assert np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(source.read(int(key)).content))))
 
 
-def test_what_webdataset_wrote_is_read(tmp_path):
+def test_shards_written_by_webdataset_are_read(tmp_path):
     with webdataset.ShardWriter(str(tmp_path / "x-%04d.tar"), maxcount=4, verbose=0) as writer:
         for number in range(10):
             writer.write({"__key__": f"folder/sample{number:03d}", "png": picture(number), "cls": number % 3})

@@ -70,7 +70,7 @@ def test_the_python_lines_compile_wherever_the_model_lies():
     assert 'it\'s "here"/runs' in compile(lines[1], "card", "exec").co_consts
 
 
-def test_what_is_given_as_settings_can_be_read_back():
+def test_settings_on_a_card_can_be_read_back():
     found = section(card(facts()), "Preprocessing")
     assert yaml.safe_load(found.strip("`").removeprefix("yaml")) == {"size": [224, 192], "mean": [0.5, 0.5, 0.5]}
     assert "seed: 3\nplace: runs\n" in section(card(facts()), "Provenance")

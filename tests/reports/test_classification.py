@@ -130,7 +130,7 @@ def test_figures_of_the_training_images_come_with_a_warning(tmp_path):
     assert "trained on these images; expect lower accuracy" in written(tmp_path, facts(split="train")).words
 
 
-def test_a_run_without_judged_images_says_that_nothing_is_known(tmp_path):
+def test_the_report_of_a_run_without_evaluation_says_so(tmp_path):
     page = written(tmp_path, ClassificationFacts(title="bare", classes=["only"], records=[{"step": 1, "loss": 1.25}]))
     assert "the accuracy on new images is unknown" in page.words
     assert "1.2500" in page.words

@@ -73,7 +73,7 @@ def test_the_report_of_a_detector_says_what_is_wrong_and_shows_it(tmp_path):
     assert len(alts) == 8 and all(alts)
 
 
-def test_the_boxes_of_a_picture_are_matched_as_they_are_judged(tmp_path):
+def test_the_boxes_of_a_picture_are_matched_as_they_are_evaluated(tmp_path):
     _, run = write_report(tmp_path, "detection", torch.tensor([FOUND]), objects())
     (sample,) = draw_samples(run.model, run.source, ["a.png"], 0.5)
     assert sample.panes[1].alt == "a.png with the answer: 2 cat, 1 dog; 2 missed, 1 class, 1 background"

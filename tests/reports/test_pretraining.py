@@ -258,7 +258,7 @@ def test_text_from_outside_is_neither_markdown_nor_html_in_the_card():
     assert r"| A\|b | – | 1 |" in text
 
 
-def test_of_a_tokenizer_nothing_is_said_that_only_an_encoder_can(tmp_path):
+def test_the_report_of_a_tokenizer_has_no_section_on_features(tmp_path):
     known = facts(objective="tokenizer", records=without("knn", "chance"), before=None, after=None)
     page, told = write_pretrain_report(tmp_path, known).read_text(encoding="utf-8"), card(known)
     for text in (page, told):

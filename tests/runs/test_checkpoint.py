@@ -35,7 +35,7 @@ def write(folder: Path, *steps: int, keep: int = 2) -> None:
         checkpoint.save(folder, step, tensors(step), {"progress": {"step": step}}, keep=keep)
 
 
-def test_what_is_saved_comes_back_and_only_the_newest_are_kept(tmp_path) -> None:
+def test_checkpoints_load_as_saved_and_only_the_newest_are_kept(tmp_path) -> None:
     write(tmp_path, 10, 20, 30)
     assert steps(tmp_path) == [20, 30]
     found = checkpoint.load_newest(tmp_path)

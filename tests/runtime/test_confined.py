@@ -51,5 +51,5 @@ def test_a_program_imports_from_no_working_directory_and_finds_vitrail(monkeypat
     assert list_import_paths() == ["/there", str(Path(vitrail.__file__).resolve().parents[1])]
 
 
-def test_how_a_process_ended_is_told_in_words():
+def test_the_message_says_how_a_process_ended():
     assert (describe_end(-9), describe_end(3)) == ("SIGKILL", "exit code 3")

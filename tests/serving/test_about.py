@@ -15,7 +15,7 @@ from vitrail.serving.loaded_model import LoadedModel, load_model
 from vitrail.weights.native import save_model
 
 
-def test_the_model_tells_all_that_a_page_needs(client, served):
+def test_the_model_description_has_all_that_the_page_needs(client, served):
     told = client.get("/v1/model").json()
     assert told["classes"] == list(served.model.classes) and told["metrics"] == {"top1": 0.5}
     layer = {"heads": 2, "map": [4, 4], "asks": "all", "reads": "class token"}
@@ -46,7 +46,7 @@ def test_a_run_is_served_by_its_name_with_its_card_and_figures_and_no_path(tmp_p
     assert served.about["card"] == "# Flowers\n\n`vitrail predict flowers photo.jpg`\n"
 
 
-def test_where_a_model_came_from_is_told_without_folders(start):
+def test_the_origin_of_a_model_is_shown_without_folders(start):
     classifier = shaken()
     source = {"source": "/home/anna/photos", "split": {"seed": 3, "of": [r"C:\photos\val", "hf:owner/name", "digits"]}}
     classifier.provenance = {"data": source}
@@ -122,7 +122,7 @@ def test_a_reload_needs_a_token_that_the_server_was_given(client):
     assert client.post("/v1/reload").json()["error"]["code"] == "forbidden"
 
 
-def test_versions_tell_classes_and_temperature_apart(served):
+def test_the_version_depends_on_classes_and_temperature(served):
     other = shaken()
     assert LoadedModel(other, "same").version == served.version
     other.temperature = 2.0

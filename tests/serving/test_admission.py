@@ -85,7 +85,7 @@ def test_a_refusal_at_the_door_keeps_the_words_of_the_protocol(start, served):
     assert isinstance(client.get("/v2/models/tiny").json()["error"], str)
 
 
-def test_what_all_requests_hold_together_is_bounded(start, served, png):
+def test_the_memory_of_all_requests_together_is_bounded(start, served, png):
     client = start(lambda: served, held=100)
     reply = client.post("/v1/predict", files={"file": png()})
     assert reply.status_code == 503 and reply.headers["retry-after"] and client.service.held == 0

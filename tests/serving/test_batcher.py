@@ -74,7 +74,7 @@ def clock(monkeypatch) -> SimpleNamespace:
     return clock
 
 
-def test_what_waits_while_the_network_is_busy_is_answered_together_each_with_its_own():
+def test_requests_that_wait_for_a_busy_network_are_answered_in_one_batch():
     async def scenario(batcher, gate):
         first = await begin(batcher, gate)
         others = [asyncio.ensure_future(batcher.run(gate, number, soon())) for number in range(1, 7)]
@@ -110,7 +110,7 @@ def test_one_bad_item_of_a_batch_fails_alone():
     assert isinstance(answers[2], ValueError)
 
 
-def test_what_nobody_waits_for_any_more_is_dropped_before_the_network_sees_it():
+def test_abandoned_requests_are_dropped_before_inference():
     async def scenario(batcher, gate):
         first = await begin(batcher, gate)
         left = asyncio.ensure_future(batcher.run(gate, 1, soon()))

@@ -90,7 +90,7 @@ def test_answers_are_drawn_as_the_model_draws_them(clients, models, png, task):
     assert np.abs(drawn - np.asarray(expected.draw(content), int)).mean() < 1
 
 
-def test_what_an_answer_does_not_have_is_refused_in_words(clients, client, png):
+def test_options_that_an_answer_does_not_have_are_refused(clients, client, png):
     refusals = [
         (client, {"threshold": 0.5}, "have no objects with a score"),
         (client, {"as": "png"}, "an answer of the task classification cannot be drawn"),
@@ -124,7 +124,7 @@ def test_attention_is_shown_and_what_explains_a_class_is_refused(clients, models
     assert len(embedding["features"]) == models[task].width
 
 
-def test_the_model_tells_its_task_and_its_colours(clients, client):
+def test_the_model_description_has_task_and_colours(clients, client):
     for task, asked in clients.items():
         told = asked.get("/v1/model").json()
         colours = class_colours(CLASSES)

@@ -166,7 +166,7 @@ def test_a_request_that_ends_at_any_byte_leaves_no_line_in_the_log(server: Proce
 
 @pytest.mark.slow
 @pytest.mark.parametrize("examples", few_or_nightly(10, 200))
-def test_what_the_description_allows_is_answered_as_it_says(server: Process, examples: int) -> None:
+def test_requests_that_the_schema_allows_get_replies_of_the_schema(server: Process, examples: int) -> None:
     import schemathesis
     from hypothesis import HealthCheck, given, settings
     from schemathesis.specs.openapi.checks import positive_data_acceptance

@@ -148,7 +148,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_asked_is_said(client, png):
+def test_invalid_requests_are_refused_with_a_reason(client, png):
     wrong = []
     for asked, status, code, word in REFUSED:
         reply = client.post(asked, files={"file": png()})
@@ -210,7 +210,7 @@ def test_the_class_token_of_cait_is_nobody_to_click_on(start, png):
     assert [each["layer"] for each in told["maps"]] == asking
 
 
-def test_occlusion_covers_larger_regions_where_time_is_short_and_says_so(monkeypatch, png):
+def test_occlusion_uses_larger_regions_if_time_is_short_and_reports_it(monkeypatch, png):
     now = [0.0]
 
     class Slow(Classifier):
@@ -272,7 +272,7 @@ def test_an_explanation_stops_when_nobody_waits_for_it_any_more(start, png, monk
     assert not served.model._forward_pre_hooks
 
 
-def test_an_answer_that_is_no_number_fails_alone_and_says_so(start, png):
+def test_an_answer_that_is_not_finite_fails_alone_with_a_reason(start, png):
     classifier = shaken()
 
     class Poisoned(Classifier):

@@ -79,7 +79,7 @@ NO_INPUTS = [
 ]
 
 
-def test_what_is_no_input_is_refused_in_the_protocols_words(client, path):
+def test_invalid_inputs_get_an_error_of_the_protocol(client, path):
     wrong = []
     for name, kind, shape, data, status in NO_INPUTS:
         reply = ask(client, path, name, kind, data, shape)

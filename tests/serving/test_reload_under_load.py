@@ -164,5 +164,5 @@ async def offer_bad_files(served: Served) -> None:
     assert await served.take("b") != version
 
 
-def test_a_file_that_is_no_model_leaves_the_old_one_in_place(served: Served) -> None:
+def test_a_file_that_is_not_a_model_leaves_the_old_one_in_place(served: Served) -> None:
     asyncio.run(asyncio.wait_for(offer_bad_files(served), 300))

@@ -243,7 +243,7 @@ def test_a_name_that_was_not_listed_is_no_run(place):
             assert "SECRET" not in reply.text, name
 
 
-def test_names_are_told_as_they_are_and_asked_for_so(place):
+def test_names_of_runs_are_quoted_in_urls(place):
     names = sorted(["<img src=x onerror=alert(1)>", 'quo"te', "sp ace", "100 %", "émile", "back\\slash"])
     for name in names:
         train(place / name, steps=1)
@@ -257,7 +257,7 @@ def test_a_folder_that_is_gone_holds_no_runs(tmp_path):
     assert client_of(tmp_path / "gone").get("/v1/runs").json() == {"runs": []}
 
 
-def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_anew(tmp_path, monkeypatch):
+def test_only_new_rows_of_a_growing_file_are_read_and_a_replaced_file_is_read_again(tmp_path, monkeypatch):
     path, seen, real = tmp_path / "metrics.jsonl", [], serving.read
 
     def told(path, start=0):

@@ -128,7 +128,7 @@ MISTAKES = [
 ]
 
 
-def test_a_mistake_is_said_in_words(tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_reported_with_a_clear_message(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VITRAIL_TOKEN", raising=False)
     wrong = []

@@ -98,7 +98,7 @@ def test_after_three_tries_a_shard_is_given_up_by_name_for_a_while(requests, fau
     assert not [path for path in cache.cache_folder().iterdir() if path.suffix]
 
 
-def test_of_threads_that_want_a_shard_that_cannot_be_fetched_only_one_tries(requests):
+def test_only_one_of_several_threads_retries_a_failed_shard(requests):
     requests[1][:] = [FAULTS["an error"]] * 99
     failed = []
 
@@ -124,7 +124,7 @@ def test_threads_that_want_the_same_shard_fetch_it_once(requests):
     assert len(requests[0]) == 1
 
 
-def test_what_was_used_last_stays_where_there_is_no_room(bucket, monkeypatch):
+def test_the_most_recently_used_shards_stay_in_a_full_cache(bucket, monkeypatch):
     monkeypatch.setenv("VITRAIL_SHARDS_GB", str(2500e-9))
     for age, name in ((30, "a"), (20, "b")):
         os.utime(fetch(name), (age, age))

@@ -67,7 +67,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_a_file_is_refused_by_name(kind):
+def test_members_that_are_not_files_are_refused_by_name(kind):
     with pytest.raises(DataError, match=f"the member 'a.jpg' of x.tar is {kind}"):
         read(written(tarfile.USTAR_FORMAT, {"a.jpg": b""}, type=KINDS[kind]))
 

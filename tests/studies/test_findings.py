@@ -49,7 +49,7 @@ def look_inside(model, images):
     return measure_findings(["shifts"], model, source, seed=0)
 
 
-def test_findings_are_judged_over_trainings():
+def test_findings_are_evaluated_over_trainings():
     claims = (
         pair("share", contrast=Finding(arm=("z", "a"), figure="heads.share_mixed", present=True), rule=Greater(by=0.5)),
         pair(

@@ -57,7 +57,7 @@ def test_keys_are_the_same_in_every_process_and_every_version() -> None:
     assert list(again.searches) == list(plan.searches)
 
 
-def test_what_does_not_decide_a_result_leaves_the_keys_and_what_does_changes_every_one() -> None:
+def test_keys_of_trials_depend_on_all_and_only_what_decides_the_result() -> None:
     study = make_study()
     expected = keys(study)
 
@@ -103,7 +103,7 @@ def test_all_images_are_the_same_however_they_are_asked_for() -> None:
     assert keys(study) == keys(other)
 
 
-def test_what_is_measured_beside_accuracy_is_measured_of_shared_trials_too() -> None:
+def test_further_measurements_are_made_of_shared_trials_too() -> None:
     study = make_study()
     first, second, _ = study.experiments
     measured = replace(study, experiments=(first, replace(second, measure=("heads",))))

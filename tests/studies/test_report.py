@@ -130,7 +130,7 @@ def test_trials_that_were_not_trained_yet_leave_a_claim_open():
         assert row["verdict"] == "cannot tell" and words in row["why"]
 
 
-def test_what_a_study_has_no_trials_for_is_not_asked():
+def test_claims_without_trials_are_not_tested():
     claims = [
         pair("arm", contrast=Difference(plus="a", minus="z")),
         pair("level", contrast=Difference(plus="a", minus="b", at={LIMIT: 123})),
@@ -162,7 +162,7 @@ def test_the_spread_of_seeds_is_pooled_over_the_trials_of_one_training_size():
     assert spreads[:3] == spreads[3:]  # a and b at the same sizes
 
 
-def test_what_cannot_be_told_says_how_many_seeds_would():
+def test_an_undecided_claim_names_the_number_of_seeds_needed():
     row = judge_one(pair(), by_arm(a=0.61), experiment=replace(TWO, seeds=2), seed=3)
     more = int(row["to_tell"].split()[0])
     assert row["verdict"] == "cannot tell" and row["to_tell"].endswith("seeds would show a difference of 1.0 points")
@@ -172,7 +172,7 @@ def test_what_cannot_be_told_says_how_many_seeds_would():
     assert tight["to_tell"] == "no number of seeds would show a difference of 0.1 points: that needs more test images"
 
 
-def test_more_claims_are_judged_at_stricter_levels():
+def test_more_claims_are_evaluated_at_stricter_levels():
     study = make_study(*(pair(str(number)) for number in range(5)), two=TWO)
     rows = judge(study, train(study, by_arm(a=0.7)))["claims"]
     assert sorted(row["verdict_level"] for row in rows) == pytest.approx([0.95, 0.975, 1 - 0.05 / 3, 0.9875, 0.99])
@@ -271,7 +271,7 @@ def test_arms_and_rates_are_listed():
     assert [row["best"] for row in numbers["rates"]] == [2e-3] and len(numbers["rates"][0]["points"]) == 3
 
 
-def test_the_claims_of_the_paper_are_asked_of_the_study_that_is_built_in():
+def test_the_built_in_study_tests_the_claims_of_the_paper():
     study = find_study("vit-paper")
     sizes = {0: {}, 1: {LIMIT: (4000,)}, 2: {LIMIT: (100, 4000)}, 3: {LIMIT: (100, 1000, 4000)}}
     sized = (replace(each, factors=sizes[len(each.factors.get(LIMIT, ()))]) for each in study.experiments)

@@ -254,7 +254,7 @@ def test_the_same_call_again_trains_nothing_and_keeps_the_plan(
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_call_that_stops_at_a_time_judges_what_is_there(
+def test_a_call_that_stops_at_a_time_evaluates_what_is_there(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")

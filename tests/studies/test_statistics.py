@@ -118,7 +118,7 @@ def test_a_cell_with_one_seed_has_the_spread_of_the_others():
     assert contrast(cells, [1, -1]).seeds[0].variance == pytest.approx(first.variance * (1 / 3 + 1))
 
 
-def test_one_seed_of_everything_says_nothing():
+def test_one_seed_per_arm_decides_nothing():
     assert np.isnan(contrast([FIRST[:1], SECOND[:1]], [1, -1]).bounds()).all()
 
 

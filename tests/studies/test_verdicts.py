@@ -111,7 +111,7 @@ def test_the_clearest_level_of_a_figure_is_its_p_value():
     assert 1 - level == pytest.approx(0.00988, abs=1e-5)  # twice the normal tail above 2.58
 
 
-def test_holm_judges_the_clearest_claim_at_the_strictest_level():
+def test_holm_evaluates_the_clearest_claim_at_the_strictest_level():
     # p-values 0.01, 0.02, 0.04 of three claims: thresholds 0.05 / 3, 0.05 / 2, 0.05
     claims = {
         name: Question(Greater(by=0.0), [normal(z, 1.0)])

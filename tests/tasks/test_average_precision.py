@@ -69,7 +69,7 @@ def answer(generator: np.random.Generator, truth: Truth, boxes: np.ndarray, clas
     return moved, labels, generator.random(len(moved)).round(2)
 
 
-def test_blood_cells_with_jittered_boxes_are_judged_as_pycocotools_does(real_data):
+def test_blood_cells_with_jittered_boxes_are_evaluated_as_pycocotools_does(real_data):
     generator, names = np.random.default_rng(0), ["Platelets", "RBC", "WBC"]
     folder = real_data / "bccd"
     found, true = [], []
@@ -87,7 +87,7 @@ def test_blood_cells_with_jittered_boxes_are_judged_as_pycocotools_does(real_dat
     assert_equal(judge(found, true), evaluate(found, true, 3), 3)
 
 
-def test_photographs_with_crowds_are_judged_as_pycocotools_does(real_data):
+def test_photographs_with_crowds_are_evaluated_as_pycocotools_does(real_data):
     generator = np.random.default_rng(0)
     content = json.loads((real_data / "coco_mini" / "instances.json").read_text())
     numbers = sorted(category["id"] for category in content["categories"])
@@ -106,7 +106,7 @@ def test_photographs_with_crowds_are_judged_as_pycocotools_does(real_data):
     assert_equal(judge(found, true), evaluate(found, true, classes, (640, 640)), classes)
 
 
-def test_weights_judge_the_images_as_often_as_they_were_drawn():
+def test_weights_evaluate_the_images_as_often_as_they_were_drawn():
     generator = np.random.default_rng(1)
     undefined = 0
     for _ in range(10):
@@ -193,7 +193,7 @@ def test_the_best_threshold_is_where_f1_is_largest_and_ties_stay_together(errors
     assert tied.best == 1
 
 
-def test_images_without_objects_or_answers_are_judged():
+def test_images_without_objects_or_answers_are_evaluated():
     nothing = Truth(np.zeros(0, int), np.zeros(0, bool), np.zeros(0), boxes())
     silent = Detected(np.zeros(0, int), np.zeros(0), boxes())
     empty = judge([silent], [nothing])

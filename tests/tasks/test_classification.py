@@ -72,7 +72,7 @@ def test_an_image_has_no_five_channels():
         model.preprocess(Image.new("RGB", (40, 40)))
 
 
-def test_what_is_no_picture_is_refused_by_its_place_and_reason(model, photograph):
+def test_invalid_pictures_are_refused_by_index_and_reason(model, photograph):
     for picture, reason in (
         ("cat.jpg", "cat.jpg: No such file or directory"),
         ("https://example.org/cat.jpg", "is a URL, which is not fetched"),
@@ -208,7 +208,7 @@ def test_a_model_by_name_takes_changes_and_a_number_or_names_of_classes():
     assert create_classifier("vit-s16", classes=["a", "b"], preprocessing=given, **SMALL).preprocessing is given
 
 
-def test_what_cannot_be_meant_is_refused():
+def test_invalid_options_are_refused():
     for arguments, words in (
         ({"classes": ["a", "b", "a"]}, "class names repeat: a"),
         ({"classes": "names.txt"}, "classes is the text 'names.txt'"),

@@ -63,7 +63,7 @@ def test_the_worst_mistakes_are_the_most_confident_ones():
     assert confidence == probabilities[by_hand[0]].max()
 
 
-def test_what_is_kept_of_an_image_does_not_grow_with_the_classes():
+def test_memory_per_image_does_not_grow_with_the_classes():
     few, many = (ClassMetric(range(count)) for count in (2, 1000))
     for metric in (few, many):
         metric.update(np.zeros((8, len(metric.classes)), np.float32), np.zeros(8, np.int64), list("abcdefgh"))

@@ -77,7 +77,7 @@ def test_fewer_digits_stay_near(name, task):
 
 
 @every_network
-def test_what_is_saved_comes_back(tmp_path, name, task):
+def test_saving_and_loading_gives_the_same_model(tmp_path, name, task):
     model = create(task, BACKBONES[name])
     again = vitrail.load(save_model(tmp_path / "model.safetensors", model))
     assert type(again) is type(model)

@@ -173,7 +173,7 @@ def test_detections_are_the_best_without_duplicates(most):
     assert most < 100 or not found[:, -1].any()  # 4 x 6 + 2 x 3 + 2 cells of 3 classes are fewer than 400
 
 
-def test_what_is_detected_is_a_subset_of_greedy_suppression(detector):
+def test_detections_are_a_subset_of_greedy_non_maximum_suppression(detector):
     boxes, labels = draw_boxes(1, 40, seed=8), torch.randint(3, (1, 40), generator=torch.Generator().manual_seed(1))
     logits = (
         torch.full((1, 40, 3), -1e3)
@@ -204,7 +204,7 @@ def test_answers_lie_in_the_picture_and_reach_the_threshold(detector):
     assert first.to_json()["objects"][0] == {"label": "line", "score": pytest.approx(0.9), "box": [124, 66, 148, 130]}
 
 
-def test_true_objects_as_answers_are_judged_right(detector):
+def test_true_objects_as_answers_are_evaluated_right(detector):
     """What calling the model gives is judged in pixels of the pictures, of which the input shows half the size."""
     objects = detector.targets.collate(
         objects_of([[0, 0, 20, 20], [60, 10, 90, 60], [10, 10, 30, 50]], [0, 2, 1], [2, 3])
@@ -245,7 +245,7 @@ def test_boxes_are_computed_in_single_precision_from_weights_of_less():
     assert found[0, -1, 4] == 626.5  # which bfloat16 rounds to 628
 
 
-def test_what_cannot_be_meant_is_refused():
+def test_invalid_options_are_refused():
     for arguments, message in (({"head_width": 48}, "head_width is 48"), ({"classes": ()}, "without classes")):
         with pytest.raises(ConfigError, match=message):
             create(**arguments)

@@ -49,7 +49,7 @@ def judge(batches) -> BoxMetric:
     return metric
 
 
-def test_batches_are_judged_as_pycocotools_judges_all_images(batches):
+def test_batches_are_evaluated_as_pycocotools_evaluates_all_images(batches):
     metric = judge(batches)
     found, true = ([image for batch in batches for image in batch[side]] for side in (0, 1))
     stats = evaluate(found, true, len(CLASSES)).stats
@@ -75,7 +75,7 @@ def test_without_areas_an_object_is_as_large_as_its_box(batches):
     assert metric.compute() == pytest.approx(judge([(found, sized)]).compute(), nan_ok=True)
 
 
-def test_boxes_of_the_input_are_judged_in_the_picture():
+def test_boxes_of_the_input_are_evaluated_in_the_picture():
     """A picture twice as high as wide, of which the input shows the middle, or all of it and a border."""
     size = (100, 100)
     for preprocessing in (Preprocessing.paper(size), Preprocessing.timm(100)):
@@ -100,7 +100,7 @@ def test_outputs_become_detections_by_the_task(batches):
     assert metric.compute() == pytest.approx(judge(batches[:1]).compute(), nan_ok=True)
 
 
-def test_resamples_judge_the_images_that_were_drawn(batches, monkeypatch):
+def test_resamples_evaluate_the_images_that_were_drawn(batches, monkeypatch):
     generator = np.random.default_rng(0)
     found = [Detected(each.labels, generator.random(len(each.labels)), each.boxes) for each in batches[0][0]]
     true = batches[0][1]

@@ -95,7 +95,7 @@ def test_it_is_trained_and_targets_follow_their_pixels(trained):
     assert json.loads((trained.folder / "model" / "config.json").read_text())["task"] == "regression"
 
 
-def test_it_is_loaded_and_judged_as_it_was_in_training(trained):
+def test_it_is_loaded_and_evaluated_as_it_was_in_training(trained):
     model = vitrail.load(trained.folder)
     assert isinstance(model, Regression)
     judged = vitrail.evaluate(model, judging(), quiet=True)

@@ -120,7 +120,7 @@ def test_maps_lie_in_the_picture(segmenter):
     assert np.array_equal(alone.map, outputs[0].argmax(0))
 
 
-def test_maps_of_pictures_of_unlike_sizes_are_judged_at_their_own(segmenter):
+def test_maps_of_pictures_of_unlike_sizes_are_evaluated_at_their_own(segmenter):
     outputs, sizes = answer(segmenter, 2), np.array([[20.0, 30], [40, 12]])
     frames = Frames(np.concatenate([np.zeros((2, 2)), sizes[:, ::-1]], 1), sizes)
     true = [each.map.copy() for each in segmenter.decode(outputs, frames)]
@@ -166,7 +166,7 @@ def test_class_weights_are_saved_and_do_not_cost_the_head_where_they_change(tmp_
     assert not linear(images).any()
 
 
-def test_what_cannot_be_meant_is_refused():
+def test_invalid_options_are_refused():
     for arguments, message in (
         ({"classes": ("one",)}, "a segmenter with 1 classes"),
         ({"classes": tuple(map(str, range(256)))}, "a segmenter with 256 classes"),

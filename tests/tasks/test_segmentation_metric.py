@@ -150,7 +150,7 @@ def test_padding_is_cut_off_and_what_lies_outside_of_a_crop_takes_the_border(log
     assert torch.equal(found[5:14, :10], logits[0].argmax(0)[:, :1].expand(9, 10))
 
 
-def test_what_the_preprocessing_shows_is_judged_where_it_is(logits):
+def test_only_visible_pixels_are_evaluated(logits):
     preprocessing = Preprocessing.paper((9, 12))
     frames = Frames.seen(preprocessing, [(18, 24), (18, 24)])
     metric = MapMetric(CLASSES)
@@ -169,7 +169,7 @@ def test_parts_are_merged_as_if_they_had_come_in_one():
     assert len(one.keys) == 4
 
 
-def test_resamples_judge_the_images_that_were_drawn():
+def test_resamples_evaluate_the_images_that_were_drawn():
     pairs = list(random_pairs(4))
     weights = np.array([[1, 1, 1, 1], [0, 3, 1, 0]])
     found = judge(pairs).resample(weights)

@@ -215,7 +215,7 @@ def test_an_object_at_the_border_of_the_picture_is_no_cut_one(detector):
     assert join(detector, {1: [([10, 14, 16, 20], 0.5, 0)]}, (20, 96)) == [([10, 14, 16, 20], 0.5, 0)]
 
 
-def test_what_is_larger_than_the_overlap_is_found_on_the_whole_picture_only(detector):
+def test_objects_larger_than_the_overlap_are_found_on_the_whole_picture_only(detector):
     large, part = [10.0, 10, 70, 60], [20.0, 12, 40, 30]
     assert join(detector, {0: [(large, 0.4, 1)], 1: [(part, 0.9, 1)], 5: [(part, 0.8, 1)]}) == [(large, 0.4, 1)]
     assert join(detector, {5: [([30, 30, 41, 37], 0.8, 1)]}) != []  # 11 of 48 columns, and 7 of 32 rows

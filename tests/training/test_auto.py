@@ -80,7 +80,7 @@ def test_a_choice_is_kept_for_the_run_and_for_the_machine(measured, tmp_path):
     assert measured == [PRECISIONS] * 2
 
 
-def test_what_is_given_is_not_measured(measured, monkeypatch, tmp_path):
+def test_given_settings_are_not_measured(measured, monkeypatch, tmp_path):
     rows = (
         (("compute.precision=fp32",), 1, None),
         (("compute.tune=false",), 8, None),

@@ -120,7 +120,7 @@ def test_every_objective_is_counted(tmp_path):
         assert counted > least.get(objective, 0), objective
 
 
-def test_an_objective_that_looks_at_values_is_not_counted_and_says_so():
+def test_an_objective_that_reads_values_is_reported_as_not_countable():
     class Looks(torch.nn.Linear):
         def forward(self, images):
             return (super().forward(images).mean() * float(images.sum()),)

@@ -213,7 +213,7 @@ def with_bad_images(folder: Path) -> None:
     run.close()
 
 
-def test_a_damaged_list_of_bad_images_is_named_and_the_run_goes_on(folder, longer) -> None:
+def test_a_damaged_list_of_bad_images_is_named_and_the_run_resumes(folder, longer) -> None:
     with_bad_images(folder)
     damage(folder / "bad_images.csv", b"a.png", b"\xe1.png")
     train_in(folder, 5)

@@ -173,7 +173,7 @@ def test_more_images_than_there_are_is_an_error_that_says_how_many_there_are():
         ({"limit": 5, "fraction": 0.5}, "data.limit is 5, and data.fraction is 0.5\n.*set one of them"),
     ],
 )
-def test_numbers_that_are_none_are_refused_with_the_remedy(settings, message):
+def test_invalid_numbers_are_refused_with_a_remedy(settings, message):
     with pytest.raises(ConfigError, match=message):
         compose_run(flags={"data": {"source": "digits", **settings}})
 

@@ -60,7 +60,7 @@ def test_the_caller_gets_the_weights_that_the_report_would_be_of_and_nothing_is_
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
 
 
-def test_parts_are_judged_as_each_alone(tmp_path):
+def test_parts_are_evaluated_as_each_alone(tmp_path):
     def end(prepared):
         source = prepared.data.train.subset(np.arange(50, 90))
         both = prepared.judge({"val": prepared.data.splits.val, "few": source})
@@ -92,7 +92,7 @@ def test_an_end_that_fails_is_called_again_and_one_that_is_done_is_not(tmp_path)
     assert calls == [6, 6]
 
 
-def test_evaluations_judge_training_images_too_where_asked(tmp_path):
+def test_evaluations_evaluate_training_images_too_where_asked(tmp_path):
     run = replace(RUN, save=replace(RUN.save, train_images=100))
     kept = {}
 

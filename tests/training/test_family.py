@@ -35,7 +35,7 @@ def run(tmp_path, name: str, **how):
 
 
 @pytest.mark.parametrize("name", slow_except(QUICK, {"pvt"}))
-def test_an_architecture_of_each_kind_is_trained_judged_reported_and_loaded(tmp_path, name):
+def test_an_architecture_of_each_kind_is_trained_evaluated_reported_and_loaded(tmp_path, name):
     result = run(tmp_path, name)
     model = load(result.folder)
     assert model.config.architecture == TINY[name].architecture
@@ -46,7 +46,7 @@ def test_an_architecture_of_each_kind_is_trained_judged_reported_and_loaded(tmp_
     assert run(tmp_path, name).figures == result.figures  # the same words again ask for the same run
 
 
-def test_what_a_recipe_changes_in_a_vit_is_left_out_aloud_elsewhere(tmp_path, capsys):
+def test_changes_of_a_recipe_that_only_a_vit_has_are_dropped_with_a_notice(tmp_path, capsys):
     result = run(tmp_path, "axial")
     log = (result.folder / "log.txt").read_text()
     assert "small-data changes pool, prefix, initial, which an axial ViT does not have: left out" in log

@@ -247,7 +247,7 @@ def test_copied_files_with_other_times_are_compared_by_their_content(begun, tmp_
     assert "warning" not in log_of(run)
 
 
-def test_a_training_on_shards_has_the_bits_of_one_on_their_folder_and_goes_on_from_either(tmp_path) -> None:
+def test_a_training_on_shards_has_the_bits_of_one_on_their_folder_and_resumes_from_either(tmp_path) -> None:
     folder = write_classes(tmp_path / "folder")
     shards = tmp_path / "shards"
     shard_data(folder, shards, images=5, quiet=True)
@@ -282,7 +282,7 @@ def test_files_whose_content_was_not_recorded_are_counted(tmp_path, monkeypatch)
         train_in(run, data, 3)
 
 
-def test_another_test_split_is_named_while_a_run_goes_on_and_refused_once_it_is_finished(begun, tmp_path) -> None:
+def test_another_test_split_is_named_while_a_run_resumes_and_refused_once_it_is_finished(begun, tmp_path) -> None:
     run, data = copy(begun["classes"], tmp_path)
     invert(data / "test/cat/1.bmp")
     with pytest.raises(DataError, match=r"test images: 1 changed, e\.g\. 'test/cat/1.bmp'"):
@@ -355,7 +355,7 @@ def test_damaged_stamps_are_written_again_and_what_is_left_is_compared(begun, tm
         train_in(run, data, 3)
 
 
-def test_a_run_of_an_earlier_version_goes_on_and_is_bound_from_then_on(begun, tmp_path) -> None:
+def test_a_run_of_an_earlier_version_resumes_and_is_bound_from_then_on(begun, tmp_path) -> None:
     run, data = copy(begun["classes"], tmp_path)
     (run / "stamps.npz").unlink()
     record = read_sealed(run / "split.json")

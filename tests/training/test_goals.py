@@ -80,7 +80,7 @@ def given_to(objective: str, tokenizer: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("objective", slow_except(["mae", "tokenizer"], {"mae"}))
-def test_a_stopped_run_goes_on_bit_for_bit(objective, digits, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_bit_for_bit(objective, digits, tmp_path, monkeypatch):
     whole = learn(objective, digits, tmp_path / "whole")
     stop_after(3, monkeypatch)
     with pytest.raises(Preempted):
@@ -129,7 +129,7 @@ def describe(objective: str, name: str, tokenizer: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("objective", "name"), PAIRS.items())
-def test_an_encoder_goes_on_is_judged_shown_and_fine_tuned(objective, name, tokenizer, tmp_path, monkeypatch):
+def test_an_encoder_is_resumed_evaluated_inspected_and_fine_tuned(objective, name, tokenizer, tmp_path, monkeypatch):
     """Oblong images of one channel in bf16."""
     how = describe(objective, name, tokenizer)
     run = pretrain(OBLONG, **how, out=tmp_path / "run")
@@ -195,7 +195,7 @@ def test_labels_are_not_needed(tmp_path, capsys):
     assert "LABELLED-IMAGES" in run.report.read_text()
 
 
-def test_training_goes_on_from_an_encoder_by_another_objective(digits, tmp_path):
+def test_training_resumes_from_an_encoder_by_another_objective(digits, tmp_path):
     first = learn("mae", digits, tmp_path / "mae")
     second = learn("simclr", digits, tmp_path / "simclr", init=first.folder)
     assert second.load().config.width == 16
@@ -264,7 +264,7 @@ def test_an_objective_refuses_what_it_cannot_train_before_the_run_begins(objecti
         ({"objective": "mae", "settings": ["model.head_only=true"]}, "has no head"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_trained(how, words, tmp_path):
+def test_invalid_options_are_refused_before_anything_is_trained(how, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         pretrain("digits", steps=1, out=tmp_path / "run", quiet=True, **how)
 
@@ -343,7 +343,7 @@ def detected(scenes, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "steps", "figure", "least"), [("maps", 25, "miou", 0.5), ("boxes", 60, "ap50", 0.2)])
-def test_what_is_trained_learns(kind, steps, figure, least, scenes, tmp_path):
+def test_training_lowers_the_loss(kind, steps, figure, least, scenes, tmp_path):
     run = vitrail.train(scenes / kind, out=tmp_path / "run", steps=steps, settings=SMALL, **QUICK)
     assert run.figures[figure] > least
 
@@ -356,7 +356,7 @@ def test_the_task_follows_the_annotation_of_the_data(scenes, segmented, detected
     assert isinstance(segmented.load(), Segmenter) and isinstance(detected.load(), Detector)
 
 
-def test_a_segmenter_is_judged_on_whole_pictures(scenes, segmented):
+def test_a_segmenter_is_evaluated_on_whole_pictures(scenes, segmented):
     model = segmented.load()
     assert (model.preprocessing.size, model.preprocessing.resize) == ((48, 64), "fit")
     weights = dict(zip(model.classes, model.class_weights))
@@ -369,7 +369,7 @@ def test_a_segmenter_is_judged_on_whole_pictures(scenes, segmented):
     assert any("val_miou" in record for record in records)
 
 
-def test_a_detector_is_judged_and_its_boxes_lie_in_the_pictures(scenes, detected):
+def test_a_detector_is_evaluated_and_its_boxes_lie_in_the_pictures(scenes, detected):
     model = detected.load()
     model.threshold = 0.0  # four steps make no score high
     names = sorted((scenes / "boxes" / "JPEGImages").glob("val*.png"))

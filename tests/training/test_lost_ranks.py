@@ -96,7 +96,7 @@ def test_a_launcher_starts_lost_ranks_again_and_no_bit_changes(tmp_path, start, 
     assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
-def test_a_rank_that_is_told_to_stop_saves_for_all_and_one_process_goes_on(tmp_path, start):
+def test_a_rank_that_is_told_to_stop_saves_for_all_and_one_process_continues(tmp_path, start):
     out = tmp_path / "several"
     launcher = start(command(*words(out, ENDLESS), "--devices", "2"))
     ranks = find_ranks(launcher, 2)

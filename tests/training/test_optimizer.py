@@ -136,7 +136,7 @@ def test_layer_decay_scales_by_depth_and_biases_do_not_decay() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
-def test_an_optimiser_rebuilt_from_its_tensors_goes_on_bit_for_bit(name: str) -> None:
+def test_an_optimiser_rebuilt_from_its_tensors_resumes_bit_for_bit(name: str) -> None:
     settings = OptimSettings(name=name, lr=0.05, layer_decay=0.7)  # type: ignore[arg-type]
     first = TwoLayers()
     optimiser = Optimiser(first, settings, dict(first.named_parameters()))

@@ -153,7 +153,7 @@ def test_ranks_train_in_bf16(pool, data, tmp_path, precision, parallel):
     assert on_ranks.weight_difference(tmp_path / "one", tmp_path / "all") < 2e-2
 
 
-def test_what_the_caller_does_at_the_end_is_done_with_the_whole_model_on_every_rank(pool, data, tmp_path):
+def test_the_end_callback_gets_the_whole_model_on_every_rank(pool, data, tmp_path):
     given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=12", "optim.ema=0.5", "data.limit=60")
     alone = on_ranks.judge_at_the_end(SINGLE, tmp_path / "one", given, data)
     both = pool(2, on_ranks.judge_at_the_end, tmp_path / "two", (*given, "compute.parallel=shard"), data)
@@ -162,7 +162,7 @@ def test_what_the_caller_does_at_the_end_is_done_with_the_whole_model_on_every_r
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_at_another_number_of_ranks(pool, data, tmp_path):
+def test_a_run_resumes_at_another_number_of_ranks(pool, data, tmp_path):
     """One, three, two sharded and one rank, a step each, against one process; metrics as if nothing had happened."""
     given = on_ranks.settings("vit", "data.batch=12", "optim.ema=0.9", "schedule.kind=constant", "schedule.warmup=0")
     on_ranks.alone(tmp_path / "one", (*given, "schedule.steps=4"), data=data)
@@ -193,7 +193,7 @@ def test_a_run_resumed_at_the_same_number_of_ranks_has_the_same_bits(pool, data,
 
 
 @pytest.mark.parametrize("world", slow_except([1, 2], {1}))
-def test_checkpoints_are_written_while_the_training_goes_on(pool, data, tmp_path, world):
+def test_checkpoints_are_written_while_the_training_continues(pool, data, tmp_path, world):
     """And they hold the moment at which they were begun."""
     given = on_ranks.settings("vit", *EVERYTHING, "save.every=0.000001", "save.keep=9")
     slowly = on_ranks.run_with_slow_disk
@@ -234,7 +234,7 @@ def test_a_damaged_part_of_one_rank_is_refused_by_all(pool, data, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "rank", "kind"), [("nan", 2, "DivergedError"), ("full", 1, "DiskError"), ("term", 2, "Preempted")]
 )
-def test_what_happens_to_one_rank_ends_all_of_them_at_the_same_step(pool, data, tmp_path, fault, rank, kind):
+def test_an_error_of_one_rank_ends_all_ranks_at_the_same_step(pool, data, tmp_path, fault, rank, kind):
     """The first rank reports it, and the state that was saved is whole."""
     given = on_ranks.settings("vit", "schedule.steps=5", "data.batch=12")
     ended = pool(3, on_ranks.run_with, fault, rank, 2, tmp_path, given, data)

@@ -88,7 +88,7 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, never_stopped, monkeypatch) -> None:
+def test_a_stopped_training_resumes_bit_for_bit(tmp_path, never_stopped, monkeypatch) -> None:
     parts = partial(train_briefly, out=tmp_path / "run")
     take_step = loop.take_step
 
@@ -137,7 +137,7 @@ def test_checkpoints_and_their_metrics_are_synced_before_a_checkpoint_has_its_na
 
 
 @pytest.mark.slow
-def test_a_signal_saves_and_the_same_command_goes_on_until_the_run_is_finished(tmp_path, monkeypatch, capsys) -> None:
+def test_a_signal_saves_and_the_same_command_resumes_until_the_run_is_finished(tmp_path, monkeypatch, capsys) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert cli.run(command(whole)) == 0
     for fault, code in (("run.after_metrics:int:1", 130), ("run.after_metrics:term:1", 75)):

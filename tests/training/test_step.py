@@ -183,7 +183,7 @@ def test_out_of_memory_finds_a_divisor_of_any_batch(tmp_path, monkeypatch) -> No
     assert "20 micro-steps of 5 images" in (tmp_path / "log.txt").read_text()
 
 
-def test_what_a_failed_try_left_in_the_working_copy_counts_for_nothing(tmp_path) -> None:
+def test_a_failed_attempt_leaves_nothing_in_the_compute_copy(tmp_path) -> None:
     settings = (SMALL, "model.name=vit-ti16", "compute.precision=bf16-weights", "data.batch=32")
     expected = gradients(training(tmp_path / "clean", *settings), 32)
     found = training(tmp_path / "left", *settings)

@@ -78,7 +78,7 @@ def test_a_teacher_that_cannot_teach_is_refused():
         Teacher(several, NAMES, STUDENT)
 
 
-def test_a_deit_learns_from_a_bit_resnet_and_goes_on_where_it_stopped(tmp_path):
+def test_a_deit_is_distilled_from_a_bit_resnet_and_resumes_where_it_stopped(tmp_path):
     torch.manual_seed(0)
     bit = create_classifier(
         ResNetConfig(depths=(1, 1)), classes=[str(digit) for digit in range(10)], image_size=8, in_channels=1

@@ -153,7 +153,7 @@ def test_xml_is_refused(content, words):
         ([1], "of type list"),
     ],
 )
-def test_what_is_no_whole_number_is_refused(value, words):
+def test_values_that_are_not_integers_are_refused(value, words):
     with pytest.raises(ValueError) as error:
         to_whole(value, "the width")
     assert words in str(error.value)

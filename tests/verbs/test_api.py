@@ -73,7 +73,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.strip() == vitrail.__version__
 
 
-def test_nothing_of_a_help_text_stands_twice() -> None:
+def test_no_help_text_is_repeated() -> None:
     documented = inspect.getdoc(vitrail.predict)
     assert documented is not None
     assert "top: Number of labels per image." in documented
@@ -99,7 +99,7 @@ def test_a_wrong_option_is_refused_with_the_value_and_the_remedy() -> None:
         assert remedy in refused.value.remedy, given
 
 
-def test_what_must_be_given_is_asked_for() -> None:
+def test_missing_required_options_raise() -> None:
     with pytest.raises(ConfigError, match="the option 'out' is not given"):
         vitrail.inspect("nowhere")
     with pytest.raises(ConfigError, match="given twice"):

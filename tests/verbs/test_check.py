@@ -142,7 +142,7 @@ def test_nested_class_folders_are_warned_of_with_what_reads_them(tmp_path, names
     })  # fmt: skip
 
 
-def test_one_class_and_names_that_are_hard_to_tell_apart_are_warned_of(tmp_path):
+def test_a_single_class_and_similar_class_names_give_warnings(tmp_path):
     write(tmp_path, "one/ant/1.png", "one/ant/2.png", "odd/Ferry/1.png", "odd/ferry/2.png", "odd/ bee/3.png")
     assert check(tmp_path / "one").warnings == ("there is only one class, 'ant'; a classifier needs two or more",)
     (tmp_path / "odd" / ("x" * 70)).mkdir()
@@ -153,7 +153,7 @@ def test_one_class_and_names_that_are_hard_to_tell_apart_are_warned_of(tmp_path)
     assert long.startswith("1 class names have more than 64 characters")
 
 
-def test_what_training_refuses_is_said_with_exit_code_3(tmp_path, capsys):
+def test_data_that_training_refuses_exit_with_code_3(tmp_path, capsys):
     write(
         tmp_path,
         *(f"photos/{number}.png" for number in range(3)),
@@ -203,7 +203,7 @@ def test_edited_copies_are_found_and_other_pictures_are_not() -> None:
     "picture",
     [draw(0, (31, 200)), Image.new("RGB", (96, 80), (9, 99, 199)), np.zeros((96, 80, 5), np.uint8)],
 )
-def test_what_shows_too_little_is_not_compared(picture) -> None:
+def test_images_with_little_contrast_are_not_compared(picture) -> None:
     assert make_thumbnail(picture) is None
 
 
@@ -375,7 +375,7 @@ def test_pictures_of_16_bits_are_drawn_with_their_range(tmp_path):
     assert drawn[:, -third:].mean() - drawn[:, :third].mean() > 100  # black and white, each tinted
 
 
-def test_what_has_nothing_to_draw_is_refused(tmp_path, capsys):
+def test_data_without_annotations_to_draw_are_refused(tmp_path, capsys):
     labelled = np.zeros((2, 8, 8, 3), np.uint8), np.array([0, 1])
     with pytest.raises(DataError, match=r"no boxes and no masks.*\n.*leave --out out"):
         vitrail.check_data(labelled, out=tmp_path / "out")

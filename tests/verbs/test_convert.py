@@ -65,7 +65,7 @@ def test_a_round_trip_through_every_layout_changes_no_bit_and_no_fact(tmp_path, 
         assert (tmp_path / "b.json").is_file()
 
 
-def test_what_no_layout_but_ours_says_comes_through_all_of_them(tmp_path):
+def test_properties_of_the_native_layout_survive_every_other_layout(tmp_path):
     model = a_model()
     model.temperature, model.multi_label = 1.75, True
     model.preprocessing = Preprocessing.timm(16, crop_fraction=0.8, mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1))
@@ -220,7 +220,7 @@ WRITTEN = {
 
 
 @each_row("name", SHALLOW)
-def test_every_architecture_is_written_and_read_again_or_refused_in_words(tmp_path, name):
+def test_every_architecture_is_written_and_read_again_or_refused(tmp_path, name):
     torch.manual_seed(0)
     source = save_model(tmp_path / "source", create_classifier(SHALLOW[name], classes=7))
     for layout, architectures in WRITTEN.items():
@@ -280,7 +280,7 @@ def test_the_real_model_is_the_same_through_every_layout(tmp_path, real_data):
 
 
 @each_row("task, to", [("detection", "timm"), ("segmentation", "huggingface")])
-def test_of_a_dense_model_other_layouts_get_the_backbone(tmp_path, task, to):
+def test_other_layouts_get_the_backbone_of_a_dense_model(tmp_path, task, to):
     model = create(task, configure("vit-ti16", image_size=(32, 32), depth=1))
     model.preprocessing = replace(model.preprocessing, resize="fit")
     save_model(tmp_path / "dense", model)
@@ -332,7 +332,7 @@ def test_a_copy_whose_description_lies_is_refused_too(tmp_path, saved, monkeypat
     assert "preprocessing.interpolation" in caught.value.value
 
 
-def test_a_config_that_tells_timm_something_else_is_refused(tmp_path, saved, monkeypatch):
+def test_a_config_that_contradicts_timm_is_refused(tmp_path, saved, monkeypatch):
     """Read with our description the copy is right; timm would make another model of it."""
 
     def write(classifier: Classifier, path: Path) -> EncodedModel:
@@ -383,7 +383,7 @@ def test_a_difference_names_each_tensor_and_fact(tmp_path, saved):
     assert not found.is_none
 
 
-def test_what_is_no_model_is_compared_by_the_names_in_the_files(tmp_path):
+def test_files_that_are_not_models_are_compared_by_tensor_names(tmp_path):
     np.savez(tmp_path / "a.npz", one=np.zeros(3, np.float32), two=np.ones((2, 2)), three=np.ones(2))
     np.savez(tmp_path / "b.npz", one=-np.zeros(3, np.float32), two=np.full((2, 2), 3.0), three=np.ones(3))
     said: list[str] = []

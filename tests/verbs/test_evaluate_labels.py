@@ -74,7 +74,7 @@ def test_the_command_prints_real_accuracy(model, best, tmp_path, capsys):
     assert "real_top1       0.8333" in capsys.readouterr().out
 
 
-def test_a_model_of_several_labels_is_judged_on_images_with_one(best, tmp_path):
+def test_a_model_of_several_labels_is_evaluated_on_images_with_one(best, tmp_path):
     labels = ["ant", "bee", "cat", "dog", "ant", "bee"]
     several = a_model(classes=CLASSES, multi_label=True).eval()
     found = figures(several, manifest(tmp_path, labels))
@@ -107,7 +107,7 @@ def test_a_class_map_lays_the_classes_of_the_data_on_those_of_the_model(model, b
     assert (several["real_top1"], several["images"]) == (pytest.approx(4 / 5), 5)
 
 
-def test_a_class_map_that_does_not_fit_is_refused_in_words(model, best, tmp_path):
+def test_a_class_map_that_does_not_fit_is_refused_with_a_clear_message(model, best, tmp_path):
     data = manifest(tmp_path, ["their ant"] * 6)
     for text, words in {
         "their ant,aunt": "the class map names 'aunt', no class of the model\n  hint: did you mean 'ant'",

@@ -163,7 +163,7 @@ def test_invalid_options_raise_errors_that_name_the_value(photos, tmp_path):
     assert "cannot be written" in refused(out="file/out")
 
 
-def test_methods_are_judged_on_the_same_images_against_random_maps(photos):
+def test_methods_are_evaluated_on_the_same_images_against_random_maps(photos):
     images, scores = measure_faithfulness(shaken(), [str(photos)], steps=4, draws=2, inference=QUIET)
     assert images == 3
     assert [each.method for each in scores] == [*METHODS, "random"]
@@ -176,12 +176,12 @@ def test_methods_are_judged_on_the_same_images_against_random_maps(photos):
         assert each.insertion_gain[0] == pytest.approx(each.insertion - random.insertion, abs=1e-6)
 
 
-def test_a_model_without_attention_is_judged_by_what_it_has(photos):
+def test_a_model_without_attention_is_evaluated_by_what_it_has(photos):
     _, scores = measure_faithfulness(shaken(TINY["bit"]), [str(photos)], steps=2, draws=1, inference=QUIET)
     assert [each.method for each in scores] == ["occlusion", "random"]
 
 
-def test_methods_are_judged_on_maps_of_few_cells(photos):
+def test_methods_are_evaluated_on_maps_of_few_cells(photos):
     model = shaken(changed(TINY["vit"], image_size=(16, 16)))  # 2 x 2 patches, less than the steps that are asked for
     images, scores = measure_faithfulness(model, [str(photos / "a" / "wide.png")], draws=1, inference=QUIET)
     assert (images, len(scores)) == (1, len(METHODS) + 1)

@@ -93,7 +93,7 @@ def test_python_and_the_command_line_print_the_same_figures(photos, capsys):
     assert "the model attends to regions that are semantically relevant" in out
 
 
-def test_what_cannot_be_measured_is_refused(photos):
+def test_masks_without_attention_or_area_are_refused(photos):
     with pytest.raises(DataError, match=r"nowhere is not a folder of masks"):
         measure_localisation(shaken(), [str(photos / "photos")], photos / "nowhere", inference=QUIET)
     (photos / "empty").mkdir()

@@ -169,7 +169,7 @@ def test_a_tolerance_allows_more(model, tmp_path, monkeypatch):
     assert 1e-4 < made(model, tmp_path / "a.onnx", tolerance=0.1).figures["difference"] < 0.1
 
 
-def test_what_was_there_stays_where_the_new_file_is_refused(model, tmp_path, monkeypatch):
+def test_an_existing_export_stays_if_the_new_one_is_refused(model, tmp_path, monkeypatch):
     before = made(model, tmp_path / "a.onnx").path.read_bytes()
     monkeypatch.setattr(files, "to_onnx", writer(one_weight))
     with pytest.raises(CheckpointError):
@@ -181,7 +181,7 @@ LESS = {"images": 300, "difference": 0.2}
 TOP1 = {**LESS, "metric": "top1", "top1_before": 218 / 300}
 
 
-def test_what_is_allowed():
+def test_tolerances_of_an_export():
     for limits, figures, allowed in (
         (Tolerances(exact=True), {"difference": 1e-4, "agreement": 0.5}, True),
         (Tolerances(exact=True), {"difference": 1.1e-4, "agreement": 1.0}, False),
@@ -245,7 +245,7 @@ def test_only_an_export_is_written_over_unless_by_force(model, tmp_path):
         made(model, tmp_path / "b.onnx", force=True)
 
 
-def test_what_cannot_be_meant_is_refused_with_a_remedy(model, tmp_path):
+def test_invalid_options_are_refused_with_a_remedy(model, tmp_path):
     for asked, words in (
         ({"to": "onxx"}, "did you mean 'onnx'"),
         ({"to": "program", "int8": True}, "leave --int8 out"),

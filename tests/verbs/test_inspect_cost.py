@@ -75,7 +75,7 @@ def test_every_model_is_measured_at_every_size_that_it_takes(tmp_path):
     assert {file.name for file in report.parent.glob("*.svg")} == {"images-per-second.svg", "largest-batch.svg"}
 
 
-def test_nothing_is_run_on_a_cpu_that_may_need_more_than_half_of_the_memory(tmp_path, monkeypatch):
+def test_networks_that_may_need_over_half_of_the_memory_are_not_run_on_a_cpu(tmp_path, monkeypatch):
     free = 2 * inspect_cost.bound_bytes(TINY["vit"], (32, 32))
     monkeypatch.setattr(inspect_cost, "available_memory", lambda: free)
     ran = []
@@ -118,7 +118,7 @@ def test_names_stand_for_random_weights_beside_trained_ones(tmp_path):
     assert figures["costs"][1]["parameters"] == cost_of(configure("vit-ti16", image_size=32)).parameters
 
 
-def test_what_cannot_be_compared_is_refused_before_anything_is_measured(tmp_path):
+def test_incomparable_models_are_refused_before_anything_is_measured(tmp_path):
     for models, changes, words in (
         (["vit-ti16", "vit-ti16"], {}, "the model vit-ti16 is given twice"),
         (["vit-ti16"], {"sizes": "64,64"}, r"the size \(64, 64\) is given twice"),

@@ -124,7 +124,7 @@ def test_without_images_filters_and_positions_are_compared(tmp_path):
 
 
 @pytest.mark.parametrize("most", [0, 3])
-def test_what_cannot_be_looked_at_is_the_end(most, tmp_path):
+def test_an_unreadable_model_or_data_set_ends_the_command(most, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
     error, words = (DataError, "none of the images could be read") if most else (ConfigError, "most is 0")
@@ -134,7 +134,7 @@ def test_what_cannot_be_looked_at_is_the_end(most, tmp_path):
         )
 
 
-def test_the_command_names_models_by_what_tells_their_paths_apart(tmp_path, monkeypatch, capsys):
+def test_models_are_named_by_the_distinct_part_of_their_paths(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("a/model", "b/model", "c"):
         save_model(name, shaken())

@@ -149,7 +149,7 @@ def test_overlays_have_the_size_of_their_pictures(request, images, tmp_path, tas
     assert np.abs(apart).mean() < 8  # what JPEG does to it
 
 
-def test_what_a_task_does_not_have_is_refused(detector, segmenter, images, tmp_path):
+def test_options_that_a_task_does_not_have_are_refused(detector, segmenter, images, tmp_path):
     classifier = vitrail.create_model("vit-ti16", image_size=32, classes=CLASSES, depth=1)
     with pytest.raises(ConfigError, match="have no objects with a score"):
         predict(classifier, images, threshold=0.5)

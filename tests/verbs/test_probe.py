@@ -46,7 +46,7 @@ def ask(model: Any, data: Any, protocol: str, **how: Any) -> Mapping[str, float]
 
 
 @pytest.mark.parametrize(("protocol", "channels"), [("knn", 1), ("linear", 3), ("fewshot", 1)])
-def test_what_is_easily_told_apart_is_told_apart(protocol: str, channels: int) -> None:
+def test_separable_classes_are_classified(protocol: str, channels: int) -> None:
     torch.manual_seed(0)
     model = create_classifier(TINY["vit"], classes=(), in_channels=channels)
     data = {"train": tints(60, channels=channels), "test": tints(45, seed=1, channels=channels)}
@@ -81,7 +81,7 @@ def trained_on(place: Path, *, seed: int, validation: float) -> Classifier:
     return model
 
 
-def test_a_model_is_judged_on_what_was_held_out_when_it_was_trained_on_these_data(tmp_path: Path) -> None:
+def test_a_model_is_evaluated_on_what_was_held_out_when_it_was_trained_on_these_data(tmp_path: Path) -> None:
     for number, (picture, target) in enumerate(zip(*tints(60))):
         (tmp_path / str(target)).mkdir(exist_ok=True)
         Image.fromarray(picture).save(tmp_path / str(target) / f"{number}.png")
@@ -189,7 +189,7 @@ def test_a_model_of_other_channels_is_fitted_to_images_in_memory() -> None:
     assert any("channels 1 in the data, 3 in the weights" in line for line in lines)
 
 
-def test_what_linear_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_linear_probe_reports_its_regularisation(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     probe(shaken(), tints(60), "linear", log=lines.append, **QUIET)
     assert any("L2 penalty" in line for line in lines)
@@ -200,7 +200,7 @@ def test_what_linear_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("stopped before the minimum" in line for line in lines)
 
 
-def test_what_cannot_be_meant_is_refused_before_the_model_runs() -> None:
+def test_invalid_options_are_refused_before_the_model_runs() -> None:
     model = shaken()
     model.backbone.features = None  # type: ignore[method-assign]
     mistakes: list[tuple[dict[str, Any], str]] = [

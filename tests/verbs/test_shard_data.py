@@ -97,7 +97,7 @@ def test_several_labels_or_none_are_kept(tmp_path):
     assert not open_data(tmp_path / "none", validation=0, labelled=False).train.labelled
 
 
-def test_what_cannot_be_sharded_is_refused_and_nothing_is_left(tmp_path):
+def test_data_that_cannot_be_sharded_are_refused_and_leave_no_files(tmp_path):
     data = class_folders(tmp_path / "photos")
     with pytest.raises(ConfigError, match="0 images a shard"):
         vitrail.shard_data(data, tmp_path / "out", images=0)

@@ -88,7 +88,7 @@ def test_the_figures_are_those_of_probe(done: tuple[Path, Transfer], place: Path
         assert done[1].rows["grey.npz"][protocol].figures == alone.figures
 
 
-def test_fine_tuning_is_judged_on_the_images_of_the_probes(done: tuple[Path, Transfer], place: Path) -> None:
+def test_fine_tuning_is_evaluated_on_the_images_of_the_probes(done: tuple[Path, Transfer], place: Path) -> None:
     out, found = done
     (folder,) = (out / "finetune").glob("photos-*-seed0")
     splits = open_to_probe(place / "photos", shaken())
@@ -140,7 +140,7 @@ def test_features_are_computed_once_for_all_protocols(
     assert len(calls) == 1
 
 
-def test_what_was_stopped_goes_on_where_it_was(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_transfer_resumes_where_it_was(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*given: Any, **how: Any) -> None:
         raise Interrupted("stopped")
 
@@ -205,7 +205,7 @@ def test_a_full_disk_ends_it(place: Path, tmp_path: Path) -> None:
         ask(place, tmp_path / "file" / "out", "photos")
 
 
-def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(place: Path, tmp_path: Path) -> None:
+def test_invalid_options_are_refused_before_a_folder_is_made(place: Path, tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"protocols": ["knn", "tuned"]}, "there is no protocol 'tuned'"),
         ({"protocols": ["knn", "knn"]}, "name it once"),
@@ -228,7 +228,7 @@ def test_data_sets_of_one_name_are_told_apart(place: Path, tmp_path: Path) -> No
     assert list(found.rows) == draw
 
 
-def test_names_from_strangers_are_text_on_the_page_and_in_the_table() -> None:
+def test_untrusted_names_are_escaped_on_the_page_and_in_the_table() -> None:
     cells = {"knn": Cell({"accuracy": 0.5}), "linear": Cell(error="it is <b>bad</b>\n  hint: this", code=3)}
     found = Transfer("m", ("knn", "linear"), {"<i>a|b</i>": cells})
     assert "<i>" not in page(found)

@@ -104,7 +104,7 @@ def test_validation_images_are_needed(tmp_path):
         tune_rate(RUN, tmp_path / "run", data=data, transform=None, say=say_nothing, ranks=SINGLE)
 
 
-def test_a_rate_is_judged_on_the_validation_split_alone():
+def test_a_rate_is_evaluated_on_the_validation_split_alone():
     judged = []
 
     def judge(parts):

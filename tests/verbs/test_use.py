@@ -103,7 +103,7 @@ def test_only_the_weights_of_a_stated_sha256_are_evaluated(trained: Result, phot
         vitrail.evaluate(trained.load(), photos, sha256=sha256, log=silent, quiet=True)
 
 
-def test_bad_images_are_left_out_of_the_figures_aloud_and_listed(trained: Result, photos: Path, tmp_path: Path) -> None:
+def test_bad_images_are_excluded_reported_and_listed(trained: Result, photos: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     for name in ("ant", "bee"):
         (tmp_path / "data" / "test" / name).mkdir(parents=True)
@@ -126,7 +126,7 @@ def test_other_data_than_those_of_the_training_are_named_as_such(trained: Result
     assert any("is not the one the model was trained without" in line for line in lines)
 
 
-def test_what_is_stated_of_the_preprocessing_counts_in_training_and_in_use(photos: Path, tmp_path: Path) -> None:
+def test_stated_preprocessing_holds_in_training_and_in_use(photos: Path, tmp_path: Path) -> None:
     stated = "model.preprocessing={mean: [0.2, 0.4, 0.6], std: [0.3]}"
     run = train(photos, tmp_path / "run", "data.max_bad=0.1", stated, size=32)
     kept = vitrail.load(run.folder, log=silent).preprocessing
@@ -229,7 +229,7 @@ def test_features_are_what_the_head_reads(trained: Result, photos: Path, tmp_pat
 
 
 @pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.float32)])
-def test_arrays_of_any_channel_count_train_and_are_judged(tmp_path: Path, channels: int, kind: type) -> None:
+def test_arrays_of_any_channel_count_train_and_are_evaluated(tmp_path: Path, channels: int, kind: type) -> None:
     draw = np.random.default_rng(1)
     images = (
         draw.random((40, 12, 16, channels)) if kind is np.float32 else draw.integers(0, 256, (40, 12, 16, channels))
@@ -361,6 +361,6 @@ def test_too_many_bad_images_stop_the_run_by_name(photos: Path, tmp_path: Path) 
         train(photos, tmp_path / "run", "data.on_bad=stop", size=32, steps=12)
 
 
-def test_fp16_without_a_gpu_says_so(tmp_path: Path) -> None:
+def test_fp16_without_a_gpu_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="bf16"):
         train("digits", tmp_path / "run", precision="fp16")

@@ -87,7 +87,7 @@ def test_the_images_are_the_same_every_time_at_random_and_keep_their_labels() ->
     assert first.targets.sum() not in (0, 500, 1000), "not drawn by class"
 
 
-def test_a_task_is_judged_on_its_test_images_alone(place: Path) -> None:
+def test_a_task_is_evaluated_on_its_test_images_alone(place: Path) -> None:
     splits = open_task(str(place / "root" / "pets"), channels=3)
     assert splits.train is not None
     assert splits.test is not None
@@ -129,7 +129,7 @@ def test_one_folder_is_taken(place: Path, tmp_path: Path) -> None:
         ask(place, tmp_path / "out", place / "root" / "README.md")
 
 
-def test_what_is_done_is_kept_with_its_notes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_tasks_are_kept_with_their_notes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     found = ask(place, tmp_path, log=lines.append)
     note = "svhn: 12 training images (VTAB-1k has 1,000), 2 classes (VTAB-1k has 10)"

@@ -96,7 +96,7 @@ def test_every_input_is_accounted_for_and_drawn(detector, segmenter, folder, tmp
             assert open_image(drawn).size == (width, height)
 
 
-def test_masks_that_were_predicted_are_judged_as_right_at_the_same_zoom(segmenter, folder, tmp_path):
+def test_masks_that_were_predicted_are_evaluated_as_right_at_the_same_zoom(segmenter, folder, tmp_path):
     (tmp_path / "images").mkdir()
     for name in SIZES:
         (tmp_path / "images" / name).symlink_to(folder / "images" / name)
@@ -131,7 +131,7 @@ def test_an_exported_segmenter_answers_as_the_model(segmenter, folder, tmp_path)
         assert (one.map == other.map).mean() > 0.999
 
 
-def test_what_a_zoom_cannot_be_asked_for_is_refused_before_data_are_read(segmenter):
+def test_an_invalid_zoom_is_refused_before_data_are_read(segmenter):
     classifier = vitrail.create_model("vit-ti16", image_size=32, classes=CLASSES, depth=1)
     for ask in (predict, vitrail.evaluate):
         with pytest.raises(ConfigError, match=r"zoom is 2, and a model of the task classification"):

@@ -129,7 +129,7 @@ def test_swin_of_its_authors_gives_the_same_outputs_as_timms(tmp_path):
     assert lines[-1] == f"unused   2 tensors: {', '.join(buffers)}"
 
 
-def test_the_image_size_of_a_swin_is_assumed_aloud(tmp_path):
+def test_the_assumed_image_size_of_a_swin_is_reported(tmp_path):
     config = configure("swin-t", width=8, depths=(1,), heads=(1,), window=2, image_size=32, classes=0)
     save_file(
         {

@@ -224,7 +224,7 @@ def test_there_and_back_changes_no_bit(kind):
         {"window": 2, "global_blocks": 1, "depth": 2},
     ],
 )
-def test_what_google_has_no_place_for_is_refused(changes):
+def test_models_without_a_google_counterpart_are_refused(changes):
     config = configure("vit-ti16", **{"depth": 1, **changes})
     with pytest.raises(CheckpointError, match="no counterpart"):
         to_google(config, create_backbone(config).state_dict())

@@ -214,7 +214,7 @@ def test_a_hybrid_is_read_from_a_trainings_checkpoint():
     assert all(torch.equal(tensor, state[name]) for name, tensor in drawn(config).state_dict().items())
 
 
-def test_what_the_file_leaves_unsaid_is_said(tmp_path):
+def test_assumptions_about_a_file_are_reported(tmp_path):
     said: dict[str, list[str]] = {"hybrid": [], "bit": []}
     for name, config in (("hybrid", HYBRID), ("bit", BIT)):
         np.savez(tmp_path / f"{name}.npz", **written(config))
@@ -267,13 +267,13 @@ WRONG = {
 
 
 @each_row("kind", WRONG)
-def test_what_is_wrong_is_named(kind):
+def test_damaged_files_are_refused_by_name_and_reason(kind):
     make, words = WRONG[kind]
     with pytest.raises(CheckpointError, match=words):
         read_google(make(), WHERE).build_model(WHERE, print, has_names=True, stated=())
 
 
-def test_what_google_has_no_place_for_is_refused():
+def test_models_without_a_google_counterpart_are_refused():
     config = SwinConfig(image_size=32, width=8, depths=(2,), heads=(1,), window=4)
     with pytest.raises(CheckpointError, match="no counterpart of a Swin"):
         to_google(config, create_backbone(config).state_dict())

@@ -61,7 +61,7 @@ def test_a_stated_grid_gives_the_outputs_of_the_model(name, grid, tmp_path):
 
 
 @each_row("name", MODELS)
-def test_a_square_is_assumed_aloud_where_the_table_fits_one(name, tmp_path):
+def test_an_assumed_square_grid_is_reported(name, tmp_path):
     _, path = saved(name, (24, 24), tmp_path)
     lines: list[str] = []
     assert load(path, log=lines.append).config.grid == (3, 3)

@@ -58,7 +58,7 @@ def test_no_code_is_fetched_and_a_pickle_only_where_there_is_nothing_else(asked,
 
 
 @each_row("name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c", "hf:a/b@"])
-def test_what_is_no_name_of_the_hub_is_refused_before_it_is_asked(asked, name):
+def test_invalid_hub_names_are_refused_before_any_request(asked, name):
     with pytest.raises(ConfigError, match="is not the name of a model on the hub"):
         load(name)
     assert asked == []

@@ -93,7 +93,7 @@ def test_a_folder_may_hold_shards_a_pickle_or_half_precision(way, tmp_path):
     torch.testing.assert_close(load(tmp_path, log=silent)(images), expected, **rounding)
 
 
-def test_what_has_no_place_is_named_and_what_is_not_known_is_an_error(tmp_path):
+def test_ignored_tensors_are_named_and_unknown_ones_are_an_error(tmp_path):
     saved(build("mae"), tmp_path)
     said: list[str] = []
     model = load(tmp_path, log=said.append)
@@ -178,7 +178,7 @@ def test_tables_of_indices_that_older_files_hold_are_left_out(tmp_path):
         assert f"unused   1 tensors: {name}" in said
 
 
-def test_what_config_json_leaves_out_is_as_transformers_has_it(tmp_path):
+def test_missing_keys_of_config_json_have_the_defaults_of_transformers(tmp_path):
     saved(build("vit", layer_norm_eps=1e-12, num_attention_heads=12, hidden_size=24), tmp_path)
     edited(tmp_path / "config.json", layer_norm_eps=None, num_attention_heads=None, hidden_act=None, qkv_bias=None)
     config = load(tmp_path, log=silent).config

@@ -96,7 +96,7 @@ def test_transformers_makes_the_pixels_of_what_is_written(kind):
 
 
 @each_row("kind", PROCESSORS)
-def test_what_a_processor_does_unasked_is_what_transformers_does(kind):
+def test_processor_defaults_are_those_of_transformers(kind):
     transformers = pytest.importorskip("transformers")
     stated = getattr(transformers, f"{kind}ImageProcessorPil")().to_dict()
     silent, _ = from_processor({"image_processor_type": f"{kind}ImageProcessorFast"}, "ViT", CONFIG, WHERE)
@@ -149,7 +149,7 @@ def test_a_crop_that_transformers_would_not_make_is_said_to_be_assumed(changes):
         ({"do_center_crop": True, "crop_size": [32, 40], "size": {"shortest_edge": 48}}, "not square"),
     ],
 )
-def test_what_cannot_be_done_or_meant_is_refused_in_words(stated, words):
+def test_unsupported_or_invalid_processors_are_refused(stated, words):
     with pytest.raises(CheckpointError, match=words):
         from_processor(stated, "ViT", CONFIG, WHERE)
 

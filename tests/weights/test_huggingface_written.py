@@ -162,7 +162,7 @@ def test_transformers_reads_what_is_written(kind, tmp_path):
 
 
 @each_row("kind", OURS)
-def test_what_is_written_comes_back_as_it_was_and_nothing_is_assumed(kind, tmp_path):
+def test_written_models_are_read_back_without_assumptions(kind, tmp_path):
     model = a_classifier(OURS[kind][0])
     said: list[str] = []
     again = load(written(model, tmp_path), log=said.append)
@@ -172,14 +172,14 @@ def test_what_is_written_comes_back_as_it_was_and_nothing_is_assumed(kind, tmp_p
 
 
 @each_row("words", REFUSED)
-def test_what_transformers_cannot_say_is_not_written(words):
+def test_models_without_a_transformers_counterpart_are_refused(words):
     config = REFUSED[words]
     model = a_classifier({**SMALL, "classes": 3, **config} if isinstance(config, dict) else config)
     with pytest.raises(CheckpointError, match=f"no counterpart of {words}"):
         to_huggingface(model)
 
 
-def test_so_is_one_with_too_many_stages():
+def test_a_model_with_too_many_stages_is_refused():
     with pytest.raises(CheckpointError, match="no counterpart of 5 stages that halve the map"):
         FAMILIES["bit"].write(replace(BIT, depths=(1,) * 5))
 
@@ -223,7 +223,7 @@ WITHOUT_IT = "vitrail's description in config.json"
         lambda described: described.update(vitrail=[1]),
     ],
 )
-def test_what_we_said_counts_only_while_it_is_true(tmp_path, change: Callable[[dict], Any]):
+def test_our_description_counts_only_if_it_matches_the_weights(tmp_path, change: Callable[[dict], Any]):
     model = a_classifier({**EXACT, "positions": "sincos2d"})
     described = json.loads((written(model, tmp_path) / "config.json").read_text())
     change(described)

@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read_is_refused_without_opening_it(tmp_path, name
         ({"format_version": 1, "architecture": "vit"}, "model.safetensors cannot be read: No such file"),
     ],
 )
-def test_a_folder_that_is_no_model_says_what_it_is(tmp_path, config, words):
+def test_a_folder_that_is_not_a_model_is_described(tmp_path, config, words):
     (tmp_path / "notes.txt").write_text("")
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -188,7 +188,7 @@ def test_the_same_classes_keep_their_head_and_forget_their_calibration(model):
     assert not adapt(model, classes=["ant", "bee", "cat"], arguments={"multi_label": True})(images).any()
 
 
-def test_what_is_adapted_is_a_model_of_its_own_ready_to_train(model):
+def test_an_adapted_model_is_an_independent_copy_in_training_form(model):
     before = {name: each.clone() for name, each in model.state_dict().items()}
     other = adapt(model, classes=["dog", "emu"], image_size=64, drop_path=0.2, arguments={"multi_label": True})
     assert other.training

@@ -48,7 +48,7 @@ def images() -> torch.Tensor:
 
 
 @each_row("name", ["model", "deep/er/model", "model.safetensors"])
-def test_what_is_loaded_is_what_was_saved(tmp_path, model, images, name):
+def test_loading_gives_what_was_saved(tmp_path, model, images, name):
     path = save_model(tmp_path / name, model, metrics={"top1": 0.5, "map": math.nan}, provenance={"data": "dögs"})
     again = load_model(path)
     assert torch.equal(again(images), model(images))
@@ -195,7 +195,7 @@ def changed(folder: Path, **changes: object) -> Path:
         ({"provenance": 5}, "cannot be used"),
     ],
 )
-def test_a_description_that_cannot_be_is_refused_in_words(tmp_path, model, changes, words):
+def test_impossible_descriptions_are_refused(tmp_path, model, changes, words):
     folder = save_model(tmp_path / "model", model)
     with pytest.raises(CheckpointError, match=words):
         load_model(changed(folder, **changes))

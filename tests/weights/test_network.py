@@ -165,7 +165,7 @@ def test_the_stem_of_a_hybrid_is_not_a_network_of_its_own(tmp_path):
     assert (network.prefix, network.others) == ("model.", ())
 
 
-def test_of_equal_networks_the_one_with_the_most_tensors_is_taken(tmp_path):
+def test_the_network_with_the_most_tensors_is_taken_among_equals(tmp_path):
     names = ["a.patch_embed.proj.weight", "b.patch_embed.proj.weight", "b.norm.weight", "c.patch_embed.proj.weight"]
     network = find_network(dict.fromkeys(names, ONES), FIRST_LAYERS, tmp_path)
     assert (network.prefix, network.others) == ("b.", ("a.", "c."))

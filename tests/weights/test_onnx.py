@@ -75,7 +75,7 @@ def test_it_predicts_and_embeds(tmp_path, pictures):
     np.testing.assert_allclose(found, features, rtol=1e-5, atol=1e-6)
 
 
-def test_it_is_judged_as_any_model(tmp_path):
+def test_it_is_evaluated_as_any_model(tmp_path):
     path = write_graph(tmp_path / "a.onnx", classes=tuple("0123456789"), channels=1)
     judgement = vitrail.evaluate(path, "digits", quiet=True, batch=500, log=silent)
     weight, bias = head_of(10, 1)
@@ -130,7 +130,7 @@ VERBS = {
 
 
 @each_row("verb", VERBS)
-def test_what_needs_more_than_answers_is_refused_with_a_remedy(tmp_path, verb):
+def test_verbs_that_need_more_than_outputs_are_refused_with_a_remedy(tmp_path, verb):
     model = vitrail.load(write_graph(tmp_path / "a.onnx"))
     with pytest.raises(ConfigError, match="outputs and features") as error:
         VERBS[verb](model)

@@ -88,7 +88,7 @@ def test_a_payload_is_refused_by_the_program_that_opens_pickles(tmp_path):
     assert "would call 'posix.system'" in refused(path, tmp_path)
 
 
-def test_what_takes_too_long_is_ended(tmp_path, monkeypatch):
+def test_unpickling_that_takes_too_long_is_terminated(tmp_path, monkeypatch):
     monkeypatch.setattr(pickled, "LEAST_SECONDS", 0.05)
     monkeypatch.setattr(pickled.pickle_sandbox, "__file__", str(tmp_path / "waits.py"))
     (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)")

@@ -31,7 +31,7 @@ def written(path: Path, header: object, data: bytes = b"") -> Path:
     return path
 
 
-def test_what_was_saved_is_read_with_its_text(sound):
+def test_saved_tensors_and_metadata_are_read_back(sound):
     found, metadata = read_tensors(sound)
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {"a": (5, 7), "b": (3,)}
     assert found["a"].flatten().tolist() == list(range(35))

@@ -178,7 +178,7 @@ def test_the_given_state_is_left_as_it_was():
         {"pad": True, "image_size": 40},
     ],
 )
-def test_what_timm_has_no_counterpart_for_is_not_written(changes):
+def test_models_without_a_timm_counterpart_are_refused(changes):
     config = configure("vit-ti16", **{"depth": 1, "image_size": 32, **changes})
     with pytest.raises(CheckpointError, match="no counterpart"):
         VIT.arguments(config)
@@ -202,7 +202,7 @@ def test_what_timm_has_no_counterpart_for_is_not_written(changes):
         ("patch_embed.proj.weight", torch.zeros(200, 3, 4, 4), "'cls_token' of shape"),
     ],
 )
-def test_what_is_no_plain_vit_is_refused_in_words(name, tensor, words):
+def test_models_other_than_plain_vits_are_refused(name, tensor, words):
     state = a_state()
     state.pop(name, None)
     if tensor is not None:
@@ -321,7 +321,7 @@ def test_a_folder_that_timm_saved_is_read_with_its_names_and_preprocessing(tmp_p
     assert load(folder / "model.safetensors", log=said.append).classes == model.classes
 
 
-def test_what_timm_was_told_is_heeded(tmp_path):
+def test_arguments_of_the_timm_model_are_respected(tmp_path):
     told = {"model_args": {"num_heads": 6, "act_layer": "gelu_tanh"}, "global_pool": "avg", "label_names": None}
     said: list[str] = []
     model = load(a_folder(tmp_path / "hub", **told), log=said.append)

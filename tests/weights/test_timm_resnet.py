@@ -52,7 +52,7 @@ def test_every_size_is_read_from_names_and_shapes(config):
         assert torch.equal(backbone.head.weight, state["head.fc.weight"][:, :, 0, 0])
 
 
-def test_what_no_tensor_shows_is_said_to_be_assumed(tmp_path):
+def test_assumptions_that_no_tensor_shows_are_reported(tmp_path):
     rules = "kernels standardised by the rule 'timm' (1e-08 added to the variance), group norm eps 1e-05, image size"
     placed = "32x32, a grid of 4x4 patches (--grid states another), mean [0.5, 0.5, 0.5]"
     for config, words in (
@@ -106,7 +106,7 @@ STRANGE = {
 
 
 @each_row("kind", STRANGE)
-def test_what_is_no_such_model_is_refused_in_words(kind, tmp_path):
+def test_other_resnets_are_refused(kind, tmp_path):
     config, changes, words = STRANGE[kind]
     changed = {name: None if shape is None else torch.zeros(shape) for name, shape in changes.items()}
     state = {name: each for name, each in {**a_state(config), **changed}.items() if each is not None}

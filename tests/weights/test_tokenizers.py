@@ -140,7 +140,7 @@ def test_a_description_that_cannot_be_meant_is_refused(tmp_path, edit, message):
         load_tokenizer(folder, silent)
 
 
-def test_numbers_that_are_none_are_told(tmp_path):
+def test_weights_that_are_not_finite_are_reported(tmp_path):
     broken = small()
     with torch.no_grad():
         broken.pixels.bias[0] = torch.nan

@@ -144,7 +144,7 @@ def test_maps_follow_the_pixels_that_they_describe(policy):
     assert distances.quantile(0.98) < 1.6  # a part of a pixel, and the 2 or 4 pixels that a smaller image averages
 
 
-def test_what_is_judged_says_which_part_of_the_picture_it_shows(tmp_path):
+def test_what_is_evaluated_says_which_part_of_the_picture_it_shows(tmp_path):
     preprocessing = Preprocessing(size=(48, 48), resize="short", resize_to=64)
     (batch,) = eval_batches(files(tmp_path), preprocessing, batch=12)
     top, left, bottom, right = preprocessing.visible_box(HEIGHT, WIDTH)

@@ -60,7 +60,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_meant_is_refused_by_name():
+def test_invalid_options_are_refused_by_name():
     for wrong in REFUSED:
         with pytest.raises(ConfigError, match=next(iter(wrong))) as error:
             Augment(**wrong)

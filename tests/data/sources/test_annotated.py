@@ -70,7 +70,7 @@ def test_the_same_objects_are_read_from_every_layout(layout, tmp_path):
     assert found == {name: sorted(objects) for name, objects in OBJECTS.items()}
 
 
-def test_a_split_of_coco_is_judged_by_the_names_of_a_model(tmp_path):
+def test_a_split_of_coco_is_evaluated_by_the_names_of_a_model(tmp_path):
     splits = open_data(write_coco(tmp_path), validation=0, classes=("bird", "dog", "cat"))
     assert splits.train is not None
     assert sorted(splits.train.targets.labels) == [1, 2, 2]
@@ -278,7 +278,7 @@ def test_values_without_a_name_and_images_without_a_mask_are_said(tmp_path):
     assert opened.notes == ("train: images without a mask, left out: 1 (images/train/a.png)",)
 
 
-def test_cityscapes_is_read_as_its_19_judged_classes(tmp_path):
+def test_cityscapes_is_read_as_its_19_evaluated_classes(tmp_path):
     for kind, value in (("leftImg8bit", None), ("gtFine", 26)):
         folder = tmp_path / kind / "train" / "ulm"
         folder.mkdir(parents=True)

@@ -27,7 +27,7 @@ def test_bad_images_are_recorded_once_each(tmp_path):
     assert [row[:2] for row in written(tmp_path / "bad.csv")] == rows
 
 
-def test_a_restarted_run_goes_on_with_the_same_list(tmp_path):
+def test_a_restarted_run_resumes_with_the_same_list(tmp_path):
     path = tmp_path / "bad.csv"
     BadImages("skip", 0.02, path, total=100)("a.jpg", "truncated")
     again = BadImages("skip", 0.02, path, total=100)

@@ -48,7 +48,7 @@ def test_low_layers_mix_where_they_have_a_local_and_a_global_head():
     assert "1 at least 0.75; minimum 0.20, maximum 0.75" in words
 
 
-def test_distances_are_judged_by_what_a_layer_can_reach():
+def test_distances_are_evaluated_by_what_a_layer_can_reach():
     grown = [*layers([10.0], [20.0], uniform=40.0), *layers([60.0], [80.0], uniform=100.0)]
     assert distance_grows(grown).holds
     shrunk = [*layers([10.0], [20.0], uniform=20.0), *layers([30.0], [40.0], uniform=100.0)]
@@ -78,7 +78,7 @@ def test_positions():
     assert positions_know_neighbours(replace(POSITIONS, neighbour_rate=math.nan)).holds is None
 
 
-def test_what_was_not_looked_at_is_not_said_to_be_too_little():
+def test_properties_that_were_not_measured_are_not_called_too_small():
     unasked = findings([], None)
     assert [each.holds for each in unasked] == [None] * 4
     assert [each.words for each in unasked[:2]] == ["Attention was not measured."] * 2

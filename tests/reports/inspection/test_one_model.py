@@ -112,7 +112,7 @@ def test_a_full_inspection_has_every_section_picture_and_drawing(tmp_path):
     ],
     ids=lambda each: "-".join(sorted(each)),
 )
-def test_what_was_not_found_has_no_section(tmp_path, without, gone):
+def test_findings_without_data_have_no_section(tmp_path, without, gone):
     page = written(tmp_path, found(**without))
     assert page.sections == [name for name in EVERY if name not in gone]
     assert "one image was bad" in page.said
@@ -132,7 +132,7 @@ def test_text_from_outside_is_never_markup(tmp_path):
     assert after.words.count(PAYLOAD) > 12
 
 
-def test_every_finding_has_its_verdict_in_words_and_those_asked_are_counted(tmp_path):
+def test_every_finding_has_a_verdict_and_the_tested_ones_are_counted(tmp_path):
     page = written(tmp_path, found())
     assert "1 of 2" in page.said
     for said in ("✓ true heads are local", "✗ false distance grows", "– not tested lines are alike"):
@@ -245,7 +245,7 @@ def test_attention_to_tokens_without_a_place_is_told_only_where_there_is_any(tmp
     ],
     ids=["blind to order", "knows places", "not asked"],
 )
-def test_what_positions_are_for_is_said(tmp_path, unplaced, said):
+def test_the_section_on_positions_explains_them(tmp_path, unplaced, said):
     page = written(tmp_path, found(biases=biases(unplaced)))
     assert said in page.said
     assert (

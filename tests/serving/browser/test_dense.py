@@ -174,7 +174,7 @@ def test_a_new_picture_leaves_nothing_of_the_one_before(visit, segmenter):
 
 @pytest.mark.parametrize(("kind", "schemes"), [("detector", ("dark", "light")), ("segmenter", ("light", "dark"))])
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
-def test_nothing_is_out_of_reach_or_out_of_the_screen(request, visit, kind, schemes, size):
+def test_every_control_is_reachable_and_on_the_screen(request, visit, kind, schemes, size):
     page = visit(request.getfixturevalue(kind), size=size, scheme=schemes[size is DESK])
     see(page, file())
     found = violations(page)

@@ -46,7 +46,7 @@ def test_a_picture_is_sent_as_it_is(visit, serve, monkeypatch):
     assert set(sent) == {photograph(900, 1200)}
 
 
-def test_what_is_no_picture_and_what_is_too_large_is_said_with_a_remedy(visit, serve, small):
+def test_files_that_are_not_pictures_or_too_large_get_an_error_with_a_remedy(visit, serve, small):
     page = visit(serve(lambda: small, body=60_000), expected=(422,))
     give(page, {"name": "words.png", "mimeType": "image/png", "buffer": b"no picture"})
     expect(page.locator(".alarm").first).to_contain_text("Invalid image")

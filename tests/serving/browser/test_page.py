@@ -53,7 +53,7 @@ def test_classes_without_names_are_told_in_a_sentence(visit, serve):
     assert told.locator("li").count() == 0
 
 
-def test_what_an_export_does_not_count_is_not_told_as_nothing(visit, address):
+def test_unknown_figures_of_an_export_are_not_shown_as_zero(visit, address):
     page = visit(address)
     expect(page.locator("#model-facts")).to_contain_text("Parameters")
     page.route("**/v1/model", lambda route: route.fulfill(json={**route.fetch().json(), "parameters": 0}))
@@ -126,7 +126,7 @@ def violations(page) -> list[str]:
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESK, "light")], ids=["phone", "desk"])
-def test_nothing_is_out_of_reach_or_out_of_the_screen(visit, address, size, scheme):
+def test_every_control_is_reachable_and_on_the_screen(visit, address, size, scheme):
     page = visit(address, size=size, scheme=scheme)
     page.locator("#invitation button").first.wait_for()
     found = violations(page)
