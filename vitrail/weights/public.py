@@ -8,168 +8,73 @@ from dataclasses import dataclass
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.known import KNOWN
 
+
+def _list(start: str, ends: str) -> tuple[str, ...]:
+    """Returns the names of repositories that begin alike, one for each word of ``ends``."""
+    return tuple(f"{start}{end}" for end in ends.split())
+
+
+# sizes and trainings that several models have
+AUGREG = "224.augreg_in21k_ft_in1k 384.augreg_in21k_ft_in1k 224.augreg_in21k"
+DEIT3 = "224.fb_in22k_ft_in1k 384.fb_in22k_ft_in1k 224.fb_in1k 384.fb_in1k"
+BEIT = "224.in22k_ft_in22k_in1k 384.in22k_ft_in22k_in1k 224.in22k_ft_in22k"
+BIT = "goog_in21k_ft_in1k goog_in21k"
 # repositories by model, the default first. Most are conversions by timm (https://github.com/huggingface/pytorch-image-models),
 # named ARCHITECTURE_SIZE.TRAINING: "ft" is fine-tuned, "in1k", "in21k" and "in22k" are sets of ImageNet
 PUBLIC: dict[str, tuple[str, ...]] = {
-    "vit-ti16": (
-        "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        "timm/vit_tiny_patch16_384.augreg_in21k_ft_in1k",
-        "timm/vit_tiny_patch16_224.augreg_in21k",
-    ),
-    "vit-s32": (
-        "timm/vit_small_patch32_224.augreg_in21k_ft_in1k",
-        "timm/vit_small_patch32_384.augreg_in21k_ft_in1k",
-        "timm/vit_small_patch32_224.augreg_in21k",
-    ),
-    "vit-s16": (
-        "timm/vit_small_patch16_224.augreg_in21k_ft_in1k",
-        "timm/vit_small_patch16_384.augreg_in21k_ft_in1k",
-        "timm/vit_small_patch16_224.augreg_in21k",
-        "timm/vit_small_patch16_224.augreg_in1k",
-        "timm/vit_small_patch16_384.augreg_in1k",
-        "timm/vit_small_patch16_224.dino",
-    ),
-    "vit-s14": ("facebook/dinov2-small", "facebook/dinov2-with-registers-small"),
+    "vit-ti16": _list("timm/vit_tiny_patch16_", AUGREG),
+    "vit-s32": _list("timm/vit_small_patch32_", AUGREG),
+    "vit-s16": _list("timm/vit_small_patch16_", f"{AUGREG} 224.augreg_in1k 384.augreg_in1k 224.dino"),
+    "vit-s14": _list("facebook/", "dinov2-small dinov2-with-registers-small"),
     "vit-s8": ("timm/vit_small_patch8_224.dino",),
-    "vit-b32": (
-        "timm/vit_base_patch32_224.augreg_in21k_ft_in1k",
-        "timm/vit_base_patch32_384.augreg_in21k_ft_in1k",
-        "timm/vit_base_patch32_224.augreg_in21k",
-        "timm/vit_base_patch32_224.augreg_in1k",
-        "timm/vit_base_patch32_384.augreg_in1k",
-        "timm/vit_base_patch32_224.sam_in1k",
-        "google/vit-base-patch32-384",
-        "google/vit-base-patch32-224-in21k",
+    "vit-b32": _list("timm/vit_base_patch32_", f"{AUGREG} 224.augreg_in1k 384.augreg_in1k 224.sam_in1k")
+    + _list("google/vit-base-", "patch32-384 patch32-224-in21k"),
+    "vit-b16": _list(
+        "timm/vit_base_patch16_",
+        "224.augreg_in21k_ft_in1k 384.augreg_in21k_ft_in1k 224.augreg2_in21k_ft_in1k 224.orig_in21k_ft_in1k "
+        "384.orig_in21k_ft_in1k 224.augreg_in21k 224.augreg_in1k 384.augreg_in1k 224.sam_in1k 224.dino 224.mae",
+    )
+    + _list("google/vit-base-", "patch16-224 patch16-384 patch16-224-in21k"),
+    "vit-b14": _list("facebook/", "dinov2-base dinov2-with-registers-base"),
+    "vit-b8": _list(
+        "timm/vit_base_patch8_", "224.augreg_in21k_ft_in1k 224.augreg2_in21k_ft_in1k 224.augreg_in21k 224.dino"
     ),
-    "vit-b16": (
-        "timm/vit_base_patch16_224.augreg_in21k_ft_in1k",
-        "timm/vit_base_patch16_384.augreg_in21k_ft_in1k",
-        "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k",
-        "timm/vit_base_patch16_224.orig_in21k_ft_in1k",
-        "timm/vit_base_patch16_384.orig_in21k_ft_in1k",
-        "timm/vit_base_patch16_224.augreg_in21k",
-        "timm/vit_base_patch16_224.augreg_in1k",
-        "timm/vit_base_patch16_384.augreg_in1k",
-        "timm/vit_base_patch16_224.sam_in1k",
-        "timm/vit_base_patch16_224.dino",
-        "timm/vit_base_patch16_224.mae",
-        "google/vit-base-patch16-224",
-        "google/vit-base-patch16-384",
-        "google/vit-base-patch16-224-in21k",
-    ),
-    "vit-b14": ("facebook/dinov2-base", "facebook/dinov2-with-registers-base"),
-    "vit-b8": (
-        "timm/vit_base_patch8_224.augreg_in21k_ft_in1k",
-        "timm/vit_base_patch8_224.augreg2_in21k_ft_in1k",
-        "timm/vit_base_patch8_224.augreg_in21k",
-        "timm/vit_base_patch8_224.dino",
-    ),
-    "vit-l32": (
-        "timm/vit_large_patch32_384.orig_in21k_ft_in1k",
-        "google/vit-large-patch32-384",
-        "google/vit-large-patch32-224-in21k",
-    ),
-    "vit-l16": (
-        "timm/vit_large_patch16_224.augreg_in21k_ft_in1k",
-        "timm/vit_large_patch16_384.augreg_in21k_ft_in1k",
-        "timm/vit_large_patch16_224.augreg_in21k",
-        "timm/vit_large_patch16_224.mae",
-        "google/vit-large-patch16-224",
-        "google/vit-large-patch16-384",
-        "google/vit-large-patch16-224-in21k",
-    ),
-    "vit-l14": ("facebook/dinov2-large", "facebook/dinov2-with-registers-large"),
+    "vit-l32": _list("timm/vit_large_patch32_", "384.orig_in21k_ft_in1k")
+    + _list("google/vit-large-", "patch32-384 patch32-224-in21k"),
+    "vit-l16": _list("timm/vit_large_patch16_", f"{AUGREG} 224.mae")
+    + _list("google/vit-large-", "patch16-224 patch16-384 patch16-224-in21k"),
+    "vit-l14": _list("facebook/", "dinov2-large dinov2-with-registers-large"),
     "vit-h14": ("google/vit-huge-patch14-224-in21k", "timm/vit_huge_patch14_224.mae"),
     "deit-ti16": ("timm/deit_tiny_patch16_224.fb_in1k",),
     "deit-s16": ("timm/deit_small_patch16_224.fb_in1k",),
-    "deit-b16": ("timm/deit_base_patch16_224.fb_in1k", "timm/deit_base_patch16_384.fb_in1k"),
+    "deit-b16": _list("timm/deit_base_patch16_", "224.fb_in1k 384.fb_in1k"),
     "deit-ti16-distilled": ("timm/deit_tiny_distilled_patch16_224.fb_in1k",),
     "deit-s16-distilled": ("timm/deit_small_distilled_patch16_224.fb_in1k",),
-    "deit-b16-distilled": (
-        "timm/deit_base_distilled_patch16_224.fb_in1k",
-        "timm/deit_base_distilled_patch16_384.fb_in1k",
-    ),
-    "deit3-s16": (
-        "timm/deit3_small_patch16_224.fb_in22k_ft_in1k",
-        "timm/deit3_small_patch16_384.fb_in22k_ft_in1k",
-        "timm/deit3_small_patch16_224.fb_in1k",
-        "timm/deit3_small_patch16_384.fb_in1k",
-    ),
-    "deit3-m16": ("timm/deit3_medium_patch16_224.fb_in22k_ft_in1k", "timm/deit3_medium_patch16_224.fb_in1k"),
-    "deit3-b16": (
-        "timm/deit3_base_patch16_224.fb_in22k_ft_in1k",
-        "timm/deit3_base_patch16_384.fb_in22k_ft_in1k",
-        "timm/deit3_base_patch16_224.fb_in1k",
-        "timm/deit3_base_patch16_384.fb_in1k",
-    ),
-    "deit3-l16": (
-        "timm/deit3_large_patch16_224.fb_in22k_ft_in1k",
-        "timm/deit3_large_patch16_384.fb_in22k_ft_in1k",
-        "timm/deit3_large_patch16_224.fb_in1k",
-        "timm/deit3_large_patch16_384.fb_in1k",
-    ),
-    "deit3-h14": ("timm/deit3_huge_patch14_224.fb_in22k_ft_in1k", "timm/deit3_huge_patch14_224.fb_in1k"),
-    "r-vit-ti16": (
-        "timm/vit_tiny_r_s16_p8_224.augreg_in21k_ft_in1k",
-        "timm/vit_tiny_r_s16_p8_384.augreg_in21k_ft_in1k",
-        "timm/vit_tiny_r_s16_p8_224.augreg_in21k",
-    ),
-    "r26-vit-s32": (
-        "timm/vit_small_r26_s32_224.augreg_in21k_ft_in1k",
-        "timm/vit_small_r26_s32_384.augreg_in21k_ft_in1k",
-        "timm/vit_small_r26_s32_224.augreg_in21k",
-    ),
-    "r50-vit-b16": ("timm/vit_base_r50_s16_384.orig_in21k_ft_in1k", "timm/vit_base_r50_s16_224.orig_in21k"),
-    "r50-vit-l32": (
-        "timm/vit_large_r50_s32_224.augreg_in21k_ft_in1k",
-        "timm/vit_large_r50_s32_384.augreg_in21k_ft_in1k",
-        "timm/vit_large_r50_s32_224.augreg_in21k",
-    ),
-    "cait-xxs24": ("timm/cait_xxs24_224.fb_dist_in1k", "timm/cait_xxs24_384.fb_dist_in1k"),
-    "cait-xxs36": ("timm/cait_xxs36_224.fb_dist_in1k", "timm/cait_xxs36_384.fb_dist_in1k"),
+    "deit-b16-distilled": _list("timm/deit_base_distilled_patch16_", "224.fb_in1k 384.fb_in1k"),
+    "deit3-s16": _list("timm/deit3_small_patch16_", DEIT3),
+    "deit3-m16": _list("timm/deit3_medium_patch16_", "224.fb_in22k_ft_in1k 224.fb_in1k"),
+    "deit3-b16": _list("timm/deit3_base_patch16_", DEIT3),
+    "deit3-l16": _list("timm/deit3_large_patch16_", DEIT3),
+    "deit3-h14": _list("timm/deit3_huge_patch14_", "224.fb_in22k_ft_in1k 224.fb_in1k"),
+    "r-vit-ti16": _list("timm/vit_tiny_r_s16_p8_", AUGREG),
+    "r26-vit-s32": _list("timm/vit_small_r26_s32_", AUGREG),
+    "r50-vit-b16": _list("timm/vit_base_r50_s16_", "384.orig_in21k_ft_in1k 224.orig_in21k"),
+    "r50-vit-l32": _list("timm/vit_large_r50_s32_", AUGREG),
+    "cait-xxs24": _list("timm/cait_xxs24_", "224.fb_dist_in1k 384.fb_dist_in1k"),
+    "cait-xxs36": _list("timm/cait_xxs36_", "224.fb_dist_in1k 384.fb_dist_in1k"),
     "cait-xs24": ("timm/cait_xs24_384.fb_dist_in1k",),
-    "cait-s24": ("timm/cait_s24_224.fb_dist_in1k", "timm/cait_s24_384.fb_dist_in1k"),
+    "cait-s24": _list("timm/cait_s24_", "224.fb_dist_in1k 384.fb_dist_in1k"),
     "cait-s36": ("timm/cait_s36_384.fb_dist_in1k",),
     "cait-m36": ("timm/cait_m36_384.fb_dist_in1k",),
     "cait-m48": ("timm/cait_m48_448.fb_dist_in1k",),
-    "beit-b16": (
-        "timm/beit_base_patch16_224.in22k_ft_in22k_in1k",
-        "timm/beit_base_patch16_384.in22k_ft_in22k_in1k",
-        "timm/beit_base_patch16_224.in22k_ft_in22k",
-    ),
-    "beit-l16": (
-        "timm/beit_large_patch16_224.in22k_ft_in22k_in1k",
-        "timm/beit_large_patch16_384.in22k_ft_in22k_in1k",
-        "timm/beit_large_patch16_224.in22k_ft_in22k",
-    ),
-    "swin-t": (
-        "timm/swin_tiny_patch4_window7_224.ms_in22k_ft_in1k",
-        "timm/swin_tiny_patch4_window7_224.ms_in1k",
-        "timm/swin_tiny_patch4_window7_224.ms_in22k",
-    ),
-    "swin-s": (
-        "timm/swin_small_patch4_window7_224.ms_in22k_ft_in1k",
-        "timm/swin_small_patch4_window7_224.ms_in1k",
-        "timm/swin_small_patch4_window7_224.ms_in22k",
-    ),
-    "swin-b": (
-        "timm/swin_base_patch4_window7_224.ms_in22k_ft_in1k",
-        "timm/swin_base_patch4_window7_224.ms_in1k",
-        "timm/swin_base_patch4_window7_224.ms_in22k",
-    ),
-    "swin-l": (
-        "timm/swin_large_patch4_window7_224.ms_in22k_ft_in1k",
-        "timm/swin_large_patch4_window7_224.ms_in22k",
-    ),
-    "swin-b-384": (
-        "timm/swin_base_patch4_window12_384.ms_in22k_ft_in1k",
-        "timm/swin_base_patch4_window12_384.ms_in1k",
-        "timm/swin_base_patch4_window12_384.ms_in22k",
-    ),
-    "swin-l-384": (
-        "timm/swin_large_patch4_window12_384.ms_in22k_ft_in1k",
-        "timm/swin_large_patch4_window12_384.ms_in22k",
-    ),
+    "beit-b16": _list("timm/beit_base_patch16_", BEIT),
+    "beit-l16": _list("timm/beit_large_patch16_", BEIT),
+    "swin-t": _list("timm/swin_tiny_patch4_window7_", "224.ms_in22k_ft_in1k 224.ms_in1k 224.ms_in22k"),
+    "swin-s": _list("timm/swin_small_patch4_window7_", "224.ms_in22k_ft_in1k 224.ms_in1k 224.ms_in22k"),
+    "swin-b": _list("timm/swin_base_patch4_window7_", "224.ms_in22k_ft_in1k 224.ms_in1k 224.ms_in22k"),
+    "swin-l": _list("timm/swin_large_patch4_window7_", "224.ms_in22k_ft_in1k 224.ms_in22k"),
+    "swin-b-384": _list("timm/swin_base_patch4_window12_", "384.ms_in22k_ft_in1k 384.ms_in1k 384.ms_in22k"),
+    "swin-l-384": _list("timm/swin_large_patch4_window12_", "384.ms_in22k_ft_in1k 384.ms_in22k"),
     "pvt-v2-b0": ("timm/pvt_v2_b0.in1k",),
     "pvt-v2-b1": ("timm/pvt_v2_b1.in1k",),
     "pvt-v2-b2": ("timm/pvt_v2_b2.in1k",),
@@ -177,12 +82,12 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "pvt-v2-b3": ("timm/pvt_v2_b3.in1k",),
     "pvt-v2-b4": ("timm/pvt_v2_b4.in1k",),
     "pvt-v2-b5": ("timm/pvt_v2_b5.in1k",),
-    "bit-r50x1": ("timm/resnetv2_50x1_bit.goog_in21k_ft_in1k", "timm/resnetv2_50x1_bit.goog_distilled_in1k"),
-    "bit-r50x3": ("timm/resnetv2_50x3_bit.goog_in21k_ft_in1k", "timm/resnetv2_50x3_bit.goog_in21k"),
-    "bit-r101x1": ("timm/resnetv2_101x1_bit.goog_in21k_ft_in1k", "timm/resnetv2_101x1_bit.goog_in21k"),
-    "bit-r101x3": ("timm/resnetv2_101x3_bit.goog_in21k_ft_in1k", "timm/resnetv2_101x3_bit.goog_in21k"),
-    "bit-r152x2": ("timm/resnetv2_152x2_bit.goog_in21k_ft_in1k", "timm/resnetv2_152x2_bit.goog_in21k"),
-    "bit-r152x4": ("timm/resnetv2_152x4_bit.goog_in21k_ft_in1k", "timm/resnetv2_152x4_bit.goog_in21k"),
+    "bit-r50x1": _list("timm/resnetv2_50x1_bit.", "goog_in21k_ft_in1k goog_distilled_in1k"),
+    "bit-r50x3": _list("timm/resnetv2_50x3_bit.", BIT),
+    "bit-r101x1": _list("timm/resnetv2_101x1_bit.", BIT),
+    "bit-r101x3": _list("timm/resnetv2_101x3_bit.", BIT),
+    "bit-r152x2": _list("timm/resnetv2_152x2_bit.", BIT),
+    "bit-r152x4": _list("timm/resnetv2_152x4_bit.", BIT),
 }
 SIZE = re.compile(r"[-_](\d{3})(?=[-_.]|$)")
 APACHE, MIT, NON_COMMERCIAL = "Apache-2.0", "MIT", "CC-BY-NC-4.0"
