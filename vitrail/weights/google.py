@@ -30,16 +30,11 @@ from vitrail.untrusted.archives import ObjectArrayError, check_expansion, read_a
 from vitrail.untrusted.limits import EXPANSION as MAX_EXPANSION
 from vitrail.weights.description import parse_config
 from vitrail.weights.layout import Weights, describe_numerics, refuse
-from vitrail.weights.names import QKV, Names, State, invert, join_parts, rename, rename_with, split_parts
+from vitrail.weights.names import QKV, Names, State, invert, join_parts, nest, rename, rename_with, split_parts
 from vitrail.weights.shapes import STEM, check_grid_allowed, describe_grid, resnet_fields, vit_fields
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, OTHER, printable, refusing_values, unreadable
 
 Arrays = dict[str, np.ndarray]
-
-
-def _inside(ours: str, theirs: str, modules: Names) -> dict[str, str]:
-    """Returns the table of ``modules`` inside of modules with these names."""
-    return {f"{ours}.{inner}": f"{theirs}/{name}" for inner, name in modules.items()}
 
 
 def _with_parameters(modules: Names, scale: str = "scale", shift: str = "bias") -> dict[str, str]:
@@ -68,25 +63,24 @@ BIT_BOTTLENECK = {
 
 def _name_vit(attention: str, norm: str, mlp: str, positions: str) -> dict[str, str]:
     """Returns the table of a ViT, plain or hybrid, by one generation's names of modules in its blocks."""
-    first_attention, first_mlp = "MAPHead_0/MultiHeadDotProductAttention_0", "MAPHead_0/MlpBlock_0"
     block = {
         "norm1": "LayerNorm_0",
-        **_inside("attn", attention, ATTENTION),
+        **nest("attn.", f"{attention}/", ATTENTION),
         "norm2": norm,
-        **_inside("mlp", mlp, MLP),
+        **nest("mlp.", f"{mlp}/", MLP),
     }
     modules = {
         f"{STEM}conv": "conv_root",  # without stages
         f"{STEM}norm": "gn_root",
         f"{STEM}stem.conv": "conv_root",
         f"{STEM}stem.norm": "gn_root",
-        **_inside(f"{STEM}stages.{{}}.blocks.{{}}", "block{1}/unit{1}", BOTTLENECK),
+        **nest(f"{STEM}stages.{{}}.blocks.{{}}.", "block{1}/unit{1}/", BOTTLENECK),
         "patch_embed.proj": "embedding",
-        **_inside("blocks.{}", "Transformer/encoderblock_{}", block),
+        **nest("blocks.{}.", "Transformer/encoderblock_{}/", block),
         "norm": "Transformer/encoder_norm",
-        **_inside("attn_pool", first_attention, ATTENTION),
+        **nest("attn_pool.", "MAPHead_0/MultiHeadDotProductAttention_0/", ATTENTION),
         "attn_pool.norm": "MAPHead_0/LayerNorm_0",
-        **_inside("attn_pool.mlp", first_mlp, MLP),
+        **nest("attn_pool.mlp.", "MAPHead_0/MlpBlock_0/", MLP),
         "head.pre_logits": "pre_logits",
         "head": "head",
     }
@@ -99,11 +93,11 @@ FIRST = _name_vit(
     "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3", "Transformer/posembed_input/pos_embedding"
 )
 LATER = _name_vit("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", "pos_embedding")
-UNIT = "stages.{}.blocks.{}", "block{1}/unit{01}"
+UNIT = "stages.{}.blocks.{}.", "block{1}/unit{01}/"
 BIT = _with_parameters(
     {
         "stem.conv": "root_block/standardized_conv2d",
-        **_inside(*UNIT, BIT_BOTTLENECK),
+        **nest(*UNIT, BIT_BOTTLENECK),
         "norm": "group_norm",
         "head": "head/conv2d",
     },
@@ -111,7 +105,7 @@ BIT = _with_parameters(
     "beta",
 )
 BIT_LATER = _with_parameters(
-    {"stem.conv": "root_block/conv_root", **_inside(*UNIT, BOTTLENECK), "norm": "norm-pre-head", "head": "head"}
+    {"stem.conv": "root_block/conv_root", **nest(*UNIT, BOTTLENECK), "norm": "norm-pre-head", "head": "head"}
 )
 # first layers, by which a network is found in a checkpoint -> its table for reading
 VIT_NAMES, BIT_NAMES = invert(FIRST) | invert(LATER), invert(BIT) | invert(BIT_LATER)

@@ -142,6 +142,11 @@ def describe_numerics(config: Any, *names: str) -> list[str]:
     return lines
 
 
+def is_cut(config: Config) -> bool:
+    """Whether images are not whole patches."""
+    return any(side % patch for side, patch in zip(config.image_size, config.patch_size))
+
+
 def refuse(whose: str, wrong: Mapping[str, bool]) -> None:
     """Raises `CheckpointError` for the first part of a model that has no counterpart in ``whose`` layout."""
     if part := next((part for part, there in wrong.items() if there), None):

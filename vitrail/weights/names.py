@@ -35,6 +35,11 @@ def rename_with(tensors: Mapping[str, T], new_name: Callable[[str], str]) -> dic
     return renamed
 
 
+def nest(ours: str, theirs: str, names: Names) -> dict[str, str]:
+    """Returns a table for what is inside of modules: all names of vitrail begin with ``ours``, the others with ``theirs``."""
+    return {f"{ours}{inner}": f"{theirs}{name}" for inner, name in names.items()}
+
+
 def invert(names: Names) -> dict[str, str]:
     """Returns the table of the other direction."""
     return {new: old for old, new in names.items()}

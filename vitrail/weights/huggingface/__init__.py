@@ -23,16 +23,14 @@ from vitrail.models import ARCHITECTURES, Config, ViTConfig
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.tasks.task import check_classes
 from vitrail.weights.description import KEY, check_version, describe
-from vitrail.weights.huggingface import beit, bit, pvt, swin, vit
+from vitrail.weights.huggingface import pyramids, vit
 from vitrail.weights.huggingface.family import Family
 from vitrail.weights.huggingface.processor import from_processor, to_processor
 from vitrail.weights.layout import Weights, leave_out, refuse
 from vitrail.weights.names import State
 from vitrail.weights.tensors import OTHER, printable
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (*vit.FAMILIES, swin.SWIN, beit.BEIT, pvt.PVT, pvt.PVT_V2, bit.BIT)
-}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (*vit.FAMILIES, vit.BEIT, *pyramids.FAMILIES)}
 # names of their first layers; `find_network` finds a network in a checkpoint by these
 FIRST_LAYERS = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.first_layers))
 PROCESSOR = "preprocessor_config.json"

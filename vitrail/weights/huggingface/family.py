@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
-from vitrail.weights.names import QKV, Names, Parts, State, invert, join_parts, pattern_of, rename, split_parts
+from vitrail.weights.names import QKV, Names, Parts, State, invert, join_parts, nest, pattern_of, rename, split_parts
 from vitrail.weights.shapes import count_outputs
 from vitrail.weights.tensors import printable
 
@@ -35,7 +35,7 @@ class Field(NamedTuple):
     theirs: str
     default: Any
     read: Callable[[Any], Any] = lambda value: value
-    write: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Family:
     model_type: str
     body: str
     names: Names
-    heads: Names
+    heads: Names = field(default_factory=lambda: {"head": "classifier"})
     also: Names = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     unused_heads: tuple[str, ...] = ()
@@ -146,14 +146,37 @@ def side_or_pair(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
 
 
-# fields that most of their configs have; those of dropout are off by default
-IMAGE_SIZE, CHANNELS = (
-    Field("image_size", "image_size", 224, write=side_or_pair),
-    Field("in_channels", "num_channels", 3),
-)
-ACTS = {ours: act for act, ours in reversed(GELUS.items())}
-GELU, QKV_BIAS = Field("gelu", "hidden_act", "gelu", gelu_of, ACTS.__getitem__), Field("qkv_bias", "qkv_bias", True)
+# fields that most of their configs have; dropout is off by default
+IMAGE_SIZE = Field("image_size", "image_size", 224, write=side_or_pair)
+PATCH_SIZE = Field("patch_size", "patch_size", 16, write=side_or_pair)
+CHANNELS = Field("in_channels", "num_channels", 3)
+GELU = Field("gelu", "hidden_act", "gelu", gelu_of, {ours: act for act, ours in reversed(GELUS.items())}.__getitem__)
 DROPOUTS = (
     Field("dropout", "hidden_dropout_prob", 0.0),
     Field("attention_dropout", "attention_probs_dropout_prob", 0.0),
 )
+COMMON = (CHANNELS, GELU, *DROPOUTS, Field("qkv_bias", "qkv_bias", True))
+
+
+def name_block(attention: str) -> dict[str, str]:
+    """Returns the table of a block as in ViT, Swin and BEiT, whose q, k and v are in the module ``attention``."""
+    return {
+        "norm1": "layernorm_before",
+        **nest("attn.", f"attention.{attention}.", {"q": "query", "k": "key", "v": "value"}),
+        "attn.proj": "attention.output.dense",
+        "norm2": "layernorm_after",
+        "mlp.fc1": "intermediate.dense",
+        "mlp.fc2": "output.dense",
+    }
+
+
+def note_sizes(config: Any, resizes: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Returns notes on what differs at other image sizes: the resize of tables, by vitrail and by transformers, and padding."""
+    notes = [
+        f"at other image sizes {what} are resized by {theirs!r} in transformers, by {ours!r} in vitrail"
+        for what, (ours, theirs) in resizes.items()
+        if ours != theirs
+    ]
+    if config.pad:
+        notes.append("partial patches at the border are cropped by transformers, and padded with zeros by vitrail")
+    return notes

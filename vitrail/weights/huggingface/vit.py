@@ -1,4 +1,4 @@
-"""ViT, DeiT, ViT-MAE and DINOv2 in transformers: names, config.json, and conversion to what transformers supports.
+"""ViT, DeiT, ViT-MAE, DINOv2 and BEiT in transformers: names, config.json, and conversion to what transformers supports.
 
 D width, N patches, P prefix tokens.
 """
@@ -15,18 +15,20 @@ import torch
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, positions
+from vitrail.models.beit import BEiTConfig
 from vitrail.weights.huggingface.family import (
     CHANNELS,
-    DROPOUTS,
+    COMMON,
     GELU,
     IMAGE_SIZE,
-    QKV_BIAS,
+    PATCH_SIZE,
     Family,
     Field,
-    side_or_pair,
+    name_block,
+    note_sizes,
 )
-from vitrail.weights.layout import refuse
-from vitrail.weights.names import State
+from vitrail.weights.layout import is_cut, refuse
+from vitrail.weights.names import State, nest
 
 AROUND = {
     "cls_token": "embeddings.cls_token",
@@ -34,49 +36,23 @@ AROUND = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
 }
-ATTENTION = {
-    "blocks.{}.attn.q": "encoder.layer.{}.attention.attention.query",
-    "blocks.{}.attn.k": "encoder.layer.{}.attention.attention.key",
-    "blocks.{}.attn.v": "encoder.layer.{}.attention.attention.value",
-    "blocks.{}.attn.proj": "encoder.layer.{}.attention.output.dense",
-}
-OF_VIT = {
-    **AROUND,
-    **ATTENTION,
-    "blocks.{}.norm1": "encoder.layer.{}.layernorm_before",
-    "blocks.{}.norm2": "encoder.layer.{}.layernorm_after",
-    "blocks.{}.mlp.fc1": "encoder.layer.{}.intermediate.dense",
-    "blocks.{}.mlp.fc2": "encoder.layer.{}.output.dense",
-}
+BLOCK = name_block("attention")
+OF_VIT = {**AROUND, **nest("blocks.{}.", "encoder.layer.{}.", BLOCK)}
 OF_DINOV2 = {
-    **AROUND,
-    **ATTENTION,
-    "blocks.{}.norm1": "encoder.layer.{}.norm1",
-    "blocks.{}.norm2": "encoder.layer.{}.norm2",
-    "blocks.{}.mlp.fc1": "encoder.layer.{}.mlp.fc1",
-    "blocks.{}.mlp.fc2": "encoder.layer.{}.mlp.fc2",
+    **OF_VIT,
+    **{f"blocks.{{}}.{name}": f"encoder.layer.{{}}.{name}" for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")},
     "blocks.{}.ls1.gamma": "encoder.layer.{}.layer_scale1.lambda1",
     "blocks.{}.ls2.gamma": "encoder.layer.{}.layer_scale2.lambda1",
 }
-PATCH_SIZE = Field("patch_size", "patch_size", 16, write=side_or_pair)
-FIELDS = (
+SIZES = (
     Field("width", "hidden_size", 768),
     Field("depth", "num_hidden_layers", 12),
     Field("heads", "num_attention_heads", 12),
-    GELU,
-    *DROPOUTS,
     IMAGE_SIZE,
-    CHANNELS,
-    QKV_BIAS,
-)
-FIELDS_OF_VIT = (
-    *FIELDS,
     PATCH_SIZE,
-    Field("mlp_width", "intermediate_size", 3072),
-    Field("norm_eps", "layer_norm_eps", 1e-12),
 )
-FIELDS_OF_DINOV2 = (
-    *FIELDS,
+MLP = (Field("mlp_width", "intermediate_size", 3072), Field("norm_eps", "layer_norm_eps", 1e-12))
+OF_DINO = (
     Field("norm_eps", "layer_norm_eps", 1e-6),
     Field("layer_scale", "layerscale_value", 1.0),
     Field("drop_path", "drop_path_rate", 0.0),
@@ -119,13 +95,15 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
         fields = {"mlp_ratio": config.mlp_width // config.width, "use_swiglu_ffn": False}
     if model_type == "deit" and config.classes and config.pool == "cls":
         fields = {"architectures": ["DeiTForImageClassificationWithTeacher"]}
-    return fields, _notes(model_type, config)
+    notes = note_sizes(config, {"positions": (config.position_resize, RULES.get(model_type, "bicubic"))})
+    if not config.classes and model_type in ("vit", "deit"):
+        notes.append("the pooler of the bare model has no weights: use last_hidden_state, not pooler_output")
+    return fields, notes
 
 
 def _check_writable(model_type: str, config: ViTConfig) -> None:
     of_dino = model_type.startswith("dinov2")
     pools = POOLS[model_type] if config.classes else ("cls", *POOLS[model_type])
-    remainder = any(length % patch for length, patch in zip(config.image_size, config.patch_size))
     wrong = {
         f"the prefix {config.prefix}": config.prefix != (("cls", "dist") if model_type == "deit" else ("cls",)),
         f"pool={config.pool!r}": config.pool not in pools,
@@ -140,23 +118,9 @@ def _check_writable(model_type: str, config: ViTConfig) -> None:
         "a hidden layer in the head": config.pre_logits,
         f"windows of {config.window} patches": config.window > 0,
         "blocks without skips": not config.skips,
-        "padding": remainder,
+        "padding": is_cut(config),
     }
     refuse(f"transformers' {model_type!r}", wrong)
-
-
-def _notes(model_type: str, config: ViTConfig) -> list[str]:
-    notes = []
-    rule = RULES.get(model_type, "bicubic")
-    if config.position_resize != rule:
-        notes.append(
-            f"at other image sizes positions are resized by {rule!r} in transformers, by {config.position_resize!r} in vitrail"
-        )
-    if config.pad:
-        notes.append("partial patches at the border are cropped by transformers, and padded with zeros by vitrail")
-    if not config.classes and model_type in ("vit", "deit"):
-        notes.append("the pooler of the bare model has no weights: use last_hidden_state, not pooler_output")
-    return notes
 
 
 def express_config(config: ViTConfig) -> tuple[ViTConfig, list[str]]:
@@ -190,72 +154,127 @@ def restore_state(config: ViTConfig, state: State) -> State:
     return {**others, "pos_embed": state["pos_embed"][:, len(config.prefix) - config.prefix_slots :]}
 
 
-def _family(model_type: str, body: str | None = None, **fields: Any) -> Family:
+def _family(model_type: str, *, body: str | None = None, fields: tuple[Field, ...] = MLP, **parts: Any) -> Family:
     return Family(
         model_type=model_type,
         body=body or model_type,
+        fields=(*SIZES, *COMMON, *fields),
         read=partial(read, model_type),
         write=partial(write, model_type),
         express=express_config,
         express_state=express_state,
         restore_state=restore_state,
-        **fields,
+        **parts,
     )
 
 
-OF_DINO: dict[str, Any] = {
-    "heads": {"head": "classifier"},
-    "unused": ("embeddings.mask_token",),
-    "processor": "Bit",
-    "others": {"mlp_ratio": 4, "use_swiglu_ffn": False},
-}
+def _dinov2(model_type: str, *, fields: tuple[Field, ...] = (), **parts: Any) -> Family:
+    others = {"mlp_ratio": 4, "use_swiglu_ffn": False}
+    unused = ("embeddings.mask_token",)
+    return _family(model_type, fields=(*OF_DINO, *fields), unused=unused, processor="Bit", others=others, **parts)
+
+
+UNUSED: dict[str, Any] = {"unused": ("embeddings.mask_token", "pooler."), "unused_heads": ("decoder.",)}
 FAMILIES = (
-    _family(
-        "vit",
-        names=OF_VIT,
-        heads={"head": "classifier"},
-        unused=("embeddings.mask_token", "pooler."),
-        unused_heads=("decoder.",),
-        model="ViT",
-        processor="ViT",
-        fields=FIELDS_OF_VIT,
-    ),
+    _family("vit", names=OF_VIT, model="ViT", processor="ViT", **UNUSED),
     _family(
         "deit",
         names={**OF_VIT, "dist_token": "embeddings.distillation_token"},
-        heads={
-            "head": "classifier",
-            "head.cls": "cls_classifier",
-            "head.dist": "distillation_classifier",
-        },
-        unused=("embeddings.mask_token", "pooler."),
-        unused_heads=("decoder.",),
+        heads={"head": "classifier", "head.cls": "cls_classifier", "head.dist": "distillation_classifier"},
         model="DeiT",
         processor="DeiT",
-        fields=FIELDS_OF_VIT,
+        **UNUSED,
     ),
-    _family(
-        "vit_mae",
-        body="vit",
-        names=OF_VIT,
-        heads={},
-        unused_heads=("decoder.",),
-        model="ViTMAE",
-        processor="ViT",
-        fields=FIELDS_OF_VIT,
-    ),
-    _family(
-        "dinov2",
-        names=OF_DINOV2,
-        model="Dinov2",
-        fields=(*FIELDS_OF_DINOV2, PATCH_SIZE._replace(default=14)),
-        **OF_DINO,
-    ),
-    _family(
+    _family("vit_mae", body="vit", names=OF_VIT, heads={}, unused_heads=("decoder.",), model="ViTMAE", processor="ViT"),
+    _dinov2("dinov2", names=OF_DINOV2, model="Dinov2", fields=(PATCH_SIZE._replace(default=14),)),
+    _dinov2(
         "dinov2_with_registers",
         names={**OF_DINOV2, "reg_token": "embeddings.register_tokens"},
         model="Dinov2WithRegisters",
-        fields=(*FIELDS_OF_DINOV2, PATCH_SIZE, Field("registers", "num_register_tokens", 4)),
-        **OF_DINO,
+        fields=(Field("registers", "num_register_tokens", 4),),
     ),
+)
+
+
+TABLE = "relative_position_bias.relative_position_bias_table"
+INDEX = "relative_position_bias.relative_position_index"
+# use_relative_position_bias, use_shared_relative_position_bias
+BIASES = {(True, False): "every", (False, True): "shared", (False, False): "none"}
+OF_BEIT = {
+    **BLOCK,
+    "attn.q_bias": "attention.attention.query.bias",
+    "attn.v_bias": "attention.attention.value.bias",
+    "attn.relative_position_bias_table": f"attention.attention.{TABLE}",
+    "gamma_1": "lambda_1",
+    "gamma_2": "lambda_2",
+}
+
+
+def read_beit(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> BEiTConfig:
+    """In a pretrained model, the head for visual tokens has a norm outside of the body. The class token is pooled after the
+    same norm. Tables of relative positions are right for square images only; for others, transformers swaps rows and columns.
+    """
+    bias = BIASES.get((fields["use_relative_position_bias"], fields["use_shared_relative_position_bias"]))
+    if bias is None:
+        raise CheckpointError("it has both shared and per-block relative positions", "only one of them is supported")
+    config = BEiTConfig(
+        **values,
+        pool="cls" if "norm.weight" in state else "gap",
+        relative_bias=bias,
+        bias_resize="bilinear",
+        position_resize="bicubic",
+    )
+    if bias != "none" and config.grid[0] != config.grid[1]:
+        what = f"it has relative positions of {config.grid[0]}x{config.grid[1]} patches, whose axes transformers swaps"
+        raise CheckpointError(what, "only square images are supported")
+    return config
+
+
+def write_beit(config: BEiTConfig) -> tuple[dict[str, Any], list[str]]:
+    rows, columns = config.grid
+    scale = config.layer_scale
+    wrong = {
+        f"relative positions of {rows}x{columns} patches": rows != columns and config.relative_bias != "none",
+        "a patch that is not square": config.patch_size[0] != config.patch_size[1],
+        f"LayerScale that starts at {scale}": scale is not None and scale <= 0,
+        "padding": is_cut(config),
+    }
+    refuse("transformers' 'beit'", wrong)
+    fields = {
+        "use_relative_position_bias": config.relative_bias == "every",
+        "use_shared_relative_position_bias": config.relative_bias == "shared",
+        "use_mean_pooling": config.pool == "gap",
+        "layer_scale_init_value": config.layer_scale or 0.0,
+    }
+    rules = {"relative positions": (config.bias_resize, "bilinear")} if config.relative_bias != "none" else {}
+    rules |= {"positions": (config.position_resize, "bicubic")} if config.positions else {}
+    return fields, note_sizes(config, rules)
+
+
+BEIT = Family(
+    model_type="beit",
+    body="beit",
+    names={
+        **AROUND,
+        "rel_pos_bias.relative_position_bias_table": f"encoder.{TABLE}",
+        **nest("blocks.{}.", "encoder.layer.{}.", OF_BEIT),
+        "fc_norm": "pooler.layernorm",
+    },
+    also={"layernorm": "norm"},
+    unused=("embeddings.mask_token", f"encoder.{INDEX}", f"encoder.layer.{{}}.attention.attention.{INDEX}"),
+    unused_heads=("lm_head.",),
+    model="Beit",
+    processor="Beit",
+    fields=(
+        *SIZES,
+        CHANNELS,
+        GELU,
+        *MLP,
+        Field("positions", "use_absolute_position_embeddings", False),
+        Field("layer_scale", "layer_scale_init_value", 0.1, lambda scale: scale if scale > 0 else None),
+        Field("drop_path", "drop_path_rate", 0.1),
+    ),
+    others={"use_relative_position_bias": False, "use_shared_relative_position_bias": False},
+    read=read_beit,
+    write=write_beit,
 )

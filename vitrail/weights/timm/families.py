@@ -17,9 +17,10 @@ from vitrail.models.cait import CaiTConfig
 from vitrail.models.config import grid_of
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.swin import SwinConfig
+from vitrail.weights.layout import is_cut
 from vitrail.weights.names import State
 from vitrail.weights.shapes import Grid, choose_grid, count_modules, count_outputs, factorise
-from vitrail.weights.timm.family import BLOCKS, IMAGES, Family, find_heads, get_ratio, is_cut
+from vitrail.weights.timm.family import BLOCKS, IMAGES, Family, find_heads, get_ratio
 
 TABLE = "relative_position_bias_table"
 

@@ -114,11 +114,6 @@ def get_ratio(config: Any) -> float:
     return ratio if int(config.width * ratio) == config.mlp_width else math.nextafter(ratio, math.inf)
 
 
-def is_cut(config: Config) -> bool:
-    """Whether images are not whole patches."""
-    return any(side % patch for side, patch in zip(config.image_size, config.patch_size))
-
-
 # arguments that most classes have
 IMAGES: Arguments = {"img_size": "image_size", "patch_size": "patch_size", "in_chans": "in_channels"}
 BLOCKS: Arguments = {"embed_dim": "width", "depth": "depth", "num_heads": "heads", "mlp_ratio": get_ratio}

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
+from vitrail.weights.layout import is_cut
 from vitrail.weights.names import State, invert, rename
 from vitrail.weights.shapes import vit_fields
 from vitrail.weights.tensors import printable
-from vitrail.weights.timm.family import BLOCKS, IMAGES, Family, find_heads, is_cut
+from vitrail.weights.timm.family import BLOCKS, IMAGES, Family, find_heads
 from vitrail.weights.timm.resnet import NUMERICS, is_timms_stem, name_hybrid
 
 # our name -> timm's, for models with a head for each of two tokens
