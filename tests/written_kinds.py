@@ -23,7 +23,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.exports.sidecar import sums_of, write_sums
 from vitrail.files import read_sealed
 from vitrail.images.decode import BadImage
-from vitrail.inference.features import FeatureCache, Found
+from vitrail.inference.features import FeatureCache, stack_features
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runs import checkpoint
 from vitrail.runs.cells import Cells
@@ -322,14 +322,14 @@ def fill_caches(place: Path, photos: Path) -> Iterator[Kind]:
     """The features and the decoded images that are kept: what is damaged is computed again."""
     cache = FeatureCache(place / "features", "0" * 64)
     images = [bytes([number]) * 16 for number in range(3)]
-    computed = Found(np.array([0, 2]), np.arange(6, dtype=np.float32).reshape(2, 3), {1: "broken"})
-    cache.keep(images, computed, ignore)
+    first, last = np.arange(6, dtype=np.float32).reshape(2, 3)
+    cache.keep(images, {0: first, 1: "broken", 2: last}, ignore)
 
     def read_features(say: Say) -> Any:
         found = cache.find(images)
-        if len(found.rows) + len(found.reasons) < len(images):
+        if len(found) < len(images):
             say("features are computed again")
-        return found.rows.tobytes(), found.values.tobytes(), found.reasons
+        return [part.tobytes() for part in stack_features(found)], found.get(1)
 
     yield Kind("cached features", list_files(place / "features"), read_features, place / "features")
     source = open_data(str(place / "good")).train

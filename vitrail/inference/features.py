@@ -4,7 +4,7 @@ A cache has a folder for each way of computing features (weights, preprocessing,
 each time that some were missing. The files that were not used for longest are removed beyond `limit`. So a subset of a data set,
 or one that has grown, finds what was computed before.
 
-N images of a file or a source, M of them good, D features.
+N images of a source, M of them good, D features.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -62,33 +62,20 @@ def limit() -> int:
     return int(gigabytes * 1e9)
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The features (M, D) of some images of a source: of the good ones, ``rows`` (M,) in rising order; and by row why the
-    others are bad.
-    """
+# by the number of an image in its source: its features (D,), or why it is bad
+Found = dict[int, np.ndarray | str]
 
-    rows: np.ndarray
-    values: np.ndarray
-    reasons: Mapping[int, str]
 
-    @classmethod
-    def nothing(cls) -> Found:
-        return cls(np.zeros(0, np.int64), np.zeros((0, 0), np.float32), {})
+def stack_features(found: Found) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers of the good images (M,) in rising order, and their features (M, D) float32."""
+    good = sorted((row, value) for row, value in found.items() if not isinstance(value, str))
+    rows = np.array([row for row, _ in good], np.int64)
+    return rows, np.stack([value for _, value in good]) if good else np.zeros((0, 0), np.float32)
 
-    def at(self, rows: np.ndarray) -> Found:
-        """Returns the same for a source in which the images have the numbers ``rows`` (N,)."""
-        return Found(rows[self.rows], self.values, {int(rows[row]): why for row, why in self.reasons.items()})
 
-    def join(self, other: Found) -> Found:
-        """Returns these and ``other``, which are of the same source."""
-        filled = [each for each in (self, other) if len(each.rows)]
-        reasons = dict(sorted({**self.reasons, **other.reasons}.items()))
-        if not filled:
-            return Found(self.rows, self.values, reasons)
-        rows = np.concatenate([each.rows for each in filled])
-        order = rows.argsort()
-        return Found(rows[order], np.concatenate([each.values for each in filled])[order], reasons)
+def list_reasons(found: Found) -> dict[int, str]:
+    """Returns why images are bad, by their numbers in rising order."""
+    return {row: value for row, value in sorted(found.items()) if isinstance(value, str)}
 
 
 @dataclass(frozen=True)
@@ -100,37 +87,35 @@ class FeatureCache:
 
     def find(self, images: list[bytes]) -> Found:
         """Returns what the cache holds of ``images``, as `identify_images` gives them. A damaged file is removed."""
-        found, missing = Found.nothing(), list(range(len(images)))
+        found: Found = {}
         for path in sorted((self.root / self.identity).glob("*.safetensors"), key=_last_use, reverse=True):
-            if not missing:
+            if len(found) == len(images):
                 break
             kept = _read(path)
             if kept is None:
                 path.unlink(missing_ok=True)
                 continue
-            selected = _select(*kept, images, missing)
-            if len(selected.rows) or selected.reasons:
+            missing = (row for row in range(len(images)) if row not in found)
+            selected = {row: kept[images[row]] for row in missing if images[row] in kept}
+            if selected:
                 os.utime(path)
-                found = found.join(selected)
-                missing = sorted(set(missing).difference(selected.rows.tolist(), selected.reasons))
+                found |= selected
         return found
 
     def keep(self, images: list[bytes], computed: Found, say: Say) -> None:
         """Writes what was computed for some of ``images``. A disk that is full costs time later, and no more."""
-        rows = sorted([*computed.rows.tolist(), *computed.reasons])
-        known = b"".join(images[row] for row in rows)
-        number = {row: position for position, row in enumerate(rows)}
+        known = b"".join(images[row] for row in sorted(computed))
+        numbered = {number: computed[row] for number, row in enumerate(sorted(computed))}
+        rows, values = stack_features(numbered)
         tensors = {
             "images": torch.frombuffer(bytearray(known), dtype=torch.uint8).view(-1, ID_BYTES),
-            "rows": torch.tensor([number[row] for row in computed.rows.tolist()], dtype=torch.int64),
-            "features": torch.from_numpy(computed.values),
+            "rows": torch.from_numpy(rows),
+            "features": torch.from_numpy(values),
         }
-        reasons = json.dumps({number[row]: why for row, why in computed.reasons.items()})
-        content = encode_tensors(tensors, {"bad": reasons})
+        content = encode_tensors(tensors, {"bad": json.dumps(list_reasons(numbered))})
         if len(content) > limit():
-            return say(
-                f"note     the features are not cached: {len(content) / 1e9:.1f} GB, more than VITRAIL_CACHE_GB allows"
-            )
+            size = f"{len(content) / 1e9:.1f} GB"
+            return say(f"note     the features are not cached: {size}, more than VITRAIL_CACHE_GB allows")
         target = self.root / self.identity / f"{hashlib.sha256(known).hexdigest()}.safetensors"
         try:
             with disk_errors(target):
@@ -207,26 +192,17 @@ def _stamps(root: str, names: Iterable[str]) -> Iterable[bytes]:
         yield f"{path}\0{age}\n".encode("utf-8", "surrogatepass")
 
 
-def _select(known: list[bytes], kept: Found, images: list[bytes], missing: list[int]) -> Found:
-    """Returns what a file holds, for its ``known`` images, of the ``missing`` ones of ``images``."""
-    number = {image: position for position, image in enumerate(known)}
-    position = {row: number[images[row]] for row in missing if images[row] in number}
-    good = {int(at): index for index, at in enumerate(kept.rows)}
-    rows = [row for row, at in position.items() if at in good]
-    reasons = {row: kept.reasons[at] for row, at in position.items() if at not in good}
-    return Found(np.array(rows, np.int64), kept.values[[good[position[row]] for row in rows]], reasons)
-
-
-def _read(path: Path) -> tuple[list[bytes], Found] | None:
-    """Returns the images of a file and what it holds for them; None where it is damaged."""
+def _read(path: Path) -> dict[bytes, np.ndarray | str] | None:
+    """Returns what a file holds for its images; None where it is damaged."""
     try:
         tensors, metadata = read_tensors(path)
         if metadata.keys() != {"bad"}:  # a damaged name of the checksum would stand there too, unverified
             return None
-        reasons = {int(row): reason for row, reason in parse_json(metadata["bad"]).items()}
         known = [image.tobytes() for image in tensors["images"].numpy()]
-        return known, Found(tensors["rows"].numpy(), tensors["features"].numpy(), reasons)
-    except (CheckpointError, KeyError, ValueError):
+        kept: dict[bytes, np.ndarray | str] = {known[int(row)]: why for row, why in parse_json(metadata["bad"]).items()}
+        good = zip(tensors["rows"].tolist(), tensors["features"].numpy(), strict=True)
+        return kept | {known[row]: value for row, value in good}
+    except (CheckpointError, KeyError, ValueError, IndexError):
         return None
 
 
@@ -289,30 +265,32 @@ def features_of(
     options = options.of_rank(ranks)
     bad = options.record_bad(source)
     images = None if cache is None else identify_images(source.contents)
-    found, keep = Found.nothing(), None
+    found: Found = {}
+    kept = None
     if cache is not None and images is not None:
         kept = FeatureCache(cache, _identify_computation(model, options))
-        found, keep = ranks.run_on_rank0(lambda: kept.find(images)), partial(kept.keep, images)
+        found = ranks.run_on_rank0(partial(kept.find, images))
     with ranks.share_errors():
-        bad.merge({source.keys[row]: reason for row, reason in found.reasons.items()})
-    missing = np.setdiff1d(np.arange(len(source)), [*found.rows, *found.reasons])
-    if len(missing):
-        uncached = source.subset(missing) if len(missing) < len(source) else source
+        bad.merge({source.keys[row]: why for row, why in list_reasons(found).items()})
+    missing = [row for row in range(len(source)) if row not in found]
+    if missing:
+        uncached = source.subset(np.array(missing)) if found else source
         options = tune_options(options, model, say, images=len(missing), ranks=ranks)
-        computed = _compute(model, uncached, options, bad, title, ranks).at(missing)
+        computed = {missing[row]: value for row, value in _compute(model, uncached, options, bad, title, ranks).items()}
         with ranks.share_errors():
-            if broken := int((~np.isfinite(computed.values).all(1)).sum()):
+            _, values = stack_features(computed)
+            if broken := int((~np.isfinite(values).all(1)).sum()):
                 what = f"the model's features of {broken:,} of {len(source):,} images are not finite"
-                raise CheckpointError(
-                    what, "look for NaN in the weights with `vitrail inspect`, or leave out --precision"
-                )
-        if keep is not None:
-            ranks.run_on_rank0(lambda: keep(computed, say))
-        found = found.join(computed)
-    if not len(found.rows):
+                remedy = "look for NaN in the weights with `vitrail inspect`, or leave out --precision"
+                raise CheckpointError(what, remedy)
+        if kept is not None and images is not None:
+            ranks.run_on_rank0(partial(kept.keep, images, computed, say))
+        found |= computed
+    rows, values = stack_features(found)
+    if not len(rows):
         what = "no image could be read: the split is empty or all of it is bad"
         raise ranks.collective_error(DataError(what, "see `vitrail data check`"))
-    return Features(source, found.rows, found.values)
+    return Features(source, rows, values)
 
 
 @torch.inference_mode()
@@ -321,23 +299,16 @@ def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadIma
     rows = rows_of_rank(len(source), options.batch, ranks)
     own = source if ranks.is_single else source.subset(rows)
     noted: dict[str, str] = {}
-    values: list[np.ndarray] = []
-    good: list[int] = []
+    found: Found = {}
     shown = {"processes": ranks.world, "quiet": options.quiet}
     with ranks.share_errors(), at_rest(model), ProgressBar(title, len(source), **shown) as progress:
         how = {"bad": bad if ranks.is_single else noted.__setitem__, "progress": progress}
         for batch, features in run_model(model, own, options, verb=model.features, **how):
-            values.append(features.cpu().numpy())
-            good.extend(rows[batch.ids[:, 1]].tolist())
+            found.update(zip(rows[batch.ids[:, 1]].tolist(), features.cpu().numpy()))
     share_bad_images(noted, source, bad, ranks)
-    by_rank = [
-        Found(np.array(rows, np.int64), np.concatenate(found), {})
-        for rows, found in ranks.gather((good, values))
-        if rows
-    ]
-    found = reduce(Found.join, by_rank, Found.nothing())
-    others = sorted(set(range(len(source))).difference(found.rows.tolist()))
-    return replace(found, reasons={row: bad.reasons[source.keys[row]] for row in others})
+    for good, values in ranks.gather(stack_features(found)):
+        found.update(zip(good.tolist(), values))
+    return found | {row: bad.reasons[source.keys[row]] for row in range(len(source)) if row not in found}
 
 
 def digest_of(model: Task) -> str:

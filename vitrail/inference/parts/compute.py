@@ -29,6 +29,7 @@ from vitrail.tables import open_table, save_array
 from vitrail.tasks.task import Task, choose_decode_options
 
 CONTINUE = "the parts that are done stay; the same command computes the others"
+OFTEN = 32  # images after which progress is told
 TYPES = {"text": str, "number": float, "numbers": np.ndarray}
 Pairs = Iterator[tuple[str, Any]]  # the key of every image with its result, None if it could not be read
 # from missing parts to the number of images that were computed; the function is told how many more are done
@@ -109,7 +110,7 @@ def compute_parts(
     # closed here after an error, and not by the garbage collector, which may run in a thread that is being joined
     with closing(_results_by_part(job, task, images.source, folder, numbers, failed)) as parts:
         for number, pairs in parts:
-            _write(images, folder, number, _watch(pairs, on_images), failed)
+            _write(images, folder, number, pairs, failed, on_images)
             done.append(number)
     return folder.count_images(done)
 
@@ -129,7 +130,14 @@ def _results_by_part(
                 claimed.append(number)
                 yield folder.plan.span(number)
 
-    with closing(_compute(job, task, source, spans(), failed)) as results:
+    how: dict[str, Any] = {"bad": failed.__setitem__, "spans": spans()}
+    options = replace(job.options, quiet=True)
+    if job.verb == "predict":
+        wanted, fast = job.decode_options(task), job.asked["fast"]
+        computed: Generator[tuple[int, Any]] = answer_images(task, source, options, wanted, fast=fast, **how)
+    else:
+        computed = embed_images(task, source, options, **how)
+    with closing(computed) as results:
         head = next(results, None)
 
         def pairs(number: int) -> Pairs:
@@ -145,34 +153,25 @@ def _results_by_part(
             yield number, pairs(number)
 
 
-def _compute(
-    job: Job, task: Task, source: Source, spans: Iterable[range], failed: dict[str, str]
-) -> Generator[tuple[int, Any]]:
-    """The place in the source and the result of every image of the spans that can be read; others are told to ``failed``."""
-    how: dict[str, Any] = {"bad": failed.__setitem__, "spans": spans}
-    options = replace(job.options, quiet=True)
-    if job.verb == "predict":
-        return answer_images(task, source, options, job.decode_options(task), fast=job.asked["fast"], **how)
-    return embed_images(task, source, options, **how)
-
-
-def _watch(pairs: Pairs, on_images: Callable[[int], None], often: int = 32) -> Pairs:
-    for place, pair in enumerate(pairs):
-        yield pair
-        if place % often == often - 1:
-            on_images(often)
-    on_images((place + 1) % often)
-
-
-def _write(images: ImageInputs, folder: PartFolder, number: int, pairs: Pairs, failed: Mapping[str, str]) -> None:
+def _write(
+    images: ImageInputs,
+    folder: PartFolder,
+    number: int,
+    pairs: Pairs,
+    failed: Mapping[str, str],
+    on_images: Callable[[int], None],
+) -> None:
     """Writes a part and its record."""
     began, unreadable = time.monotonic(), []
 
     def noted() -> Pairs:
-        for key, result in pairs:
+        for place, (key, result) in enumerate(pairs, 1):
             if result is None:
                 unreadable.append(key)
             yield key, result
+            if place % OFTEN == 0:
+                on_images(OFTEN)
+        on_images(place % OFTEN)
 
     rows = write_part(folder.path, folder.plan, number, noted(), failed)
     named = [key for key in unreadable if key in images.named]

@@ -27,6 +27,7 @@ FORMAT_VERSION = 1
 PLAN, DONE, RECORDS, CLAIMS = "_plan.json", "_done.json", "_records", "_claims"
 SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "npy": (".jsonl", ".npy")}  # the files of a part by format
 MOST_PARTS = 1_000_000
+COUNTS = ("images", "unreadable", "rows")  # of a record
 SHOWN = 20  # lines of each kind that `PartsCheck.to_text` shows
 POLL = 0.1  # seconds between two looks at what another process does
 
@@ -162,19 +163,16 @@ class PartFolder:
 
     def read_record(self, number: int) -> dict[str, Any] | None:
         """What `commit` wrote on a part of this plan; None if it is missing or damaged."""
-        record = read_sealed(self._record(number))
-        return record if record is not None and self._is_own(record, number) else None
-
-    def _is_own(self, record: Mapping[str, Any], number: int) -> bool:
-        """Whether a record is of this plan, and of the files of this part and no others: their names become paths."""
+        record = read_sealed(self._record(number)) or {}
         files = record.get("files")
-        return (
+        is_own = (
             record.get("plan") == self.digest
-            and all(type(record.get(name)) is int for name in ("images", "unreadable", "rows"))
+            and all(type(record.get(name)) is int for name in COUNTS)
             and isinstance(files, dict)
-            and files.keys() == set(self.plan.files(number))
+            and files.keys() == set(self.plan.files(number))  # these and no others: names become paths
             and all(isinstance(stated, dict) and {"bytes", "sha256"} <= stated.keys() for stated in files.values())
         )
+        return record if is_own else None
 
     def is_done(self, number: int) -> bool:
         """Whether a part has its record, and its files have the sizes that stand in it."""
@@ -193,14 +191,20 @@ class PartFolder:
 
     def finish(self) -> dict[str, Any] | None:
         """Writes ``_done.json`` and returns it, if all parts are done."""
-        if any(not self.is_done(number) for number in range(self.plan.count)):
+        if self.list_missing(range(self.plan.count)):
             (self.path / DONE).unlink(missing_ok=True)  # of a part that was deleted since
             return None
-        records = [record for number in range(self.plan.count) if (record := self.read_record(number))]
-        done = summarize(records, self.digest)
+        done = self.summarize()
         if read_sealed(self.path / DONE) != done:
             write_sealed(self.path / DONE, done)
         return done
+
+    def summarize(self) -> dict[str, Any]:
+        """The content of ``_done.json``: sums over all parts, and of each its numbers, sizes and hashes."""
+        records = filter(None, map(self.read_record, range(self.plan.count)))
+        parts = [{name: record[name] for name in ("part", *COUNTS, "files")} for record in records]
+        totals = {name: sum(part[name] for part in parts) for name in COUNTS}
+        return {"format_version": FORMAT_VERSION, "plan": self.digest, **totals, "parts": parts}
 
     def _record(self, number: int) -> Path:
         return self.path / RECORDS / f"{number:07d}.json"
@@ -212,14 +216,6 @@ def hash_names(names: Iterable[str]) -> str:
     for name in names:
         hashed.update(f"{name}\n".encode())
     return hashed.hexdigest()
-
-
-def summarize(records: Iterable[Mapping[str, Any]], digest: str) -> dict[str, Any]:
-    """The content of ``_done.json``: sums over all parts, and of each its numbers, sizes and hashes."""
-    kept = ("part", "images", "unreadable", "rows", "files")
-    parts = [{name: record[name] for name in kept} for record in records]
-    totals = {name: sum(part[name] for part in parts) for name in ("images", "unreadable", "rows")}
-    return {"format_version": FORMAT_VERSION, "plan": digest, **totals, "parts": parts}
 
 
 def _read_plan(path: Path) -> Plan:
@@ -354,7 +350,7 @@ def _check_part(folder: PartFolder, number: int) -> PartState:
         there = [name for name in names if (folder.path / name).is_file()]
         reason = f"{there[0]} is there, but no record of it" if there else "not computed"
         return PartState(name=names[-1], state="missing", reason=reason)
-    counts = {name: record[name] for name in ("images", "unreadable", "rows")}
+    counts = {name: record[name] for name in COUNTS}
     for name, stated in record["files"].items():
         if not (folder.path / name).is_file():
             return PartState(name=name, state="missing", reason="deleted since it was written")
@@ -369,8 +365,7 @@ def _check_part(folder: PartFolder, number: int) -> PartState:
 
 def _check_manifest(folder: PartFolder) -> str:
     """What is wrong with the manifest of a folder whose parts are all done."""
-    records = [record for number in range(folder.plan.count) if (record := folder.read_record(number))]
     found = read_sealed(folder.path / DONE)
     if found is None:
         return f"{DONE} is missing or damaged; the same command writes it"
-    return "" if found == summarize(records, folder.digest) else f"{DONE} is not that of these parts"
+    return "" if found == folder.summarize() else f"{DONE} is not that of these parts"

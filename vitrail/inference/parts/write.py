@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -90,52 +90,40 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, say: Say) -
                 if division.engine == "local":
                     options = tune_options(job.options, task, say, images=folder.count_images(missing))
                     job = replace(job, options=options)
-                with _open_engine(division, job, task, images, folder) as compute:
+                    engine = nullcontext(partial(compute_parts, job, task, images, folder))
+                else:
+                    from vitrail.inference.parts.ray_engine import open_actors
+
+                    engine = open_actors(job, images, folder)
+                with engine as compute:
                     _compute_missing(job, folder, numbers, missing, compute, say)
             _conclude(job, images, folder, numbers, say)
     return division.folder
-
-
-def _open_engine(
-    division: Division, job: Job, task: Task, images: ImageInputs, folder: PartFolder
-) -> AbstractContextManager[Compute]:
-    if division.engine == "ray":
-        from vitrail.inference.parts.ray_engine import open_actors
-
-        return open_actors(job, images, folder)
-    return nullcontext(partial(compute_parts, job, task, images, folder))
 
 
 def _compute_missing(
     job: Job, folder: PartFolder, numbers: Sequence[int], missing: Sequence[int], compute: Compute, say: Say
 ) -> None:
     """Computes the missing parts of ``numbers``, and waits for those that other processes are computing."""
-    with Tally(job, folder, numbers) as tally:
+    title = {"predict": "predicting", "embed": "embedding"}[job.verb]
+    with ProgressBar(title, folder.count_images(numbers), quiet=job.options.quiet) as progress:
+        done = 0
 
         def list_open() -> Sequence[int] | None:
-            nonlocal missing
+            nonlocal missing, done
             missing = folder.list_missing(missing)
-            tally.done = tally.total - folder.count_images(missing)
+            done = progress.total - folder.count_images(missing)
             return missing or None
+
+        def add(count: int) -> None:
+            nonlocal done
+            done += count
+            progress.update(done)
 
         def on_wait(parts: Sequence[int]) -> None:
             say(f"waiting  for {plural(len(parts), 'part')} that other processes compute")
 
-        work_through(list_open, lambda parts: compute(parts, tally.add), poll=WAIT, on_wait=on_wait)
-
-
-class Tally(ProgressBar):
-    """Progress in images of some parts, of which ``done`` are done."""
-
-    def __init__(self, job: Job, folder: PartFolder, numbers: Sequence[int]) -> None:
-        title = {"predict": "predicting", "embed": "embedding"}[job.verb]
-        super().__init__(title, folder.count_images(numbers), quiet=job.options.quiet)
-        self.done = 0
-
-    def add(self, count: int) -> None:
-        """``count`` more are done."""
-        self.done += count
-        self.update(self.done)
+        work_through(list_open, lambda parts: compute(parts, add), poll=WAIT, on_wait=on_wait)
 
 
 def _conclude(job: Job, images: ImageInputs, folder: PartFolder, numbers: Sequence[int], say: Say) -> None:
