@@ -90,8 +90,8 @@ def test_a_kill_ends_the_claim_at_once_and_counts_as_a_death(tmp_path: Path) -> 
     while not list(tmp_path.glob(f"0.{worker.pid}.busy")):
         time.sleep(0.01)
     claims = Claims(tmp_path / "claims")
-    assert claims.is_taken(0)
-    assert not claims.is_taken(1)
+    assert not claims.take(0)
+    assert claims.take(1)
     worker.kill()
     worker.wait()
     assert claims.take(0)

@@ -73,37 +73,8 @@ _HOMES = {
     "write_study": "vitrail.studies.design",
 }
 _ALIASES = {"export_model": "export"}
-__all__ = [
-    "MODELS",
-    "Classifier",
-    "check_data",
-    "check_export",
-    "check_parts",
-    "convert",
-    "create_model",
-    "doctor",
-    "embed",
-    "evaluate",
-    "explain",
-    "export",
-    "index_data",
-    "inspect",
-    "list_models",
-    "list_settings",
-    "load",
-    "predict",
-    "pretrain",
-    "probe",
-    "report_study",
-    "serve",
-    "shard_data",
-    "study",
-    "train",
-    "transfer",
-    "visualize_attention",
-    "work_study",
-    "write_study",
-]
+# constants, classes, functions
+__all__ = sorted(_HOMES, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
 
 def __getattr__(name: str) -> Any:

@@ -55,12 +55,10 @@ def is_intact(document: Mapping[str, Any]) -> bool:
 
 
 def seal_tensors(content: bytes) -> bytes:
-    """Puts the checksum into a safetensors file whose metadata has `UNSEALED` as its `FIELD`, and sorts the metadata by key:
-    the library writes them in an order that changes.
-    """
+    """Puts the checksum into a safetensors file whose metadata has `UNSEALED` as its `FIELD`, and sorts the metadata by key."""
     end = _header_end(content)
     header = json.loads(content[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))  # the library's order changes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors are aligned to 8 bytes
     head, tensors = len(text).to_bytes(8, "little") + text, memoryview(content)[end:]

@@ -37,13 +37,12 @@ def disk_errors(place: Path, *, needed: int = 0) -> Iterator[None]:
             raise DiskError(
                 f"the disk is full: {place} could not be written",
                 "free some space or choose another --out; what was saved before is intact and the same command resumes",
-                value=f"needed {_megabytes(needed)}, free {_megabytes(free_bytes(place))}" if needed else "",
+                value=f"needed {needed / 1e6:,.1f} MB, free {free_bytes(place) / 1e6:,.1f} MB" if needed else "",
             ) from error
         if error.errno in _FORBIDDEN:
             raise DiskError(f"{place} cannot be written: {error.strerror}", "choose a writable --out") from error
-        raise DiskError(
-            f"{place} could not be written: {error}", "check the disk, then run the command again"
-        ) from error
+        what = f"{place} could not be written: {error}"
+        raise DiskError(what, "check the disk, then run the command again") from error
 
 
 def cache_folder(name: str) -> Path:
@@ -59,10 +58,6 @@ def free_bytes(place: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
-
-
 def write_bytes(path: Path, content: bytes) -> None:
     """Write and sync ``path``. Not atomic by itself."""
     with open(path, "wb") as file:
@@ -72,17 +67,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside ``folder`` survive a loss of power, if the system can sync a folder."""
-    try:
+    """Makes renames inside ``folder`` survive a loss of power, if the system can sync a folder."""
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager
@@ -204,10 +195,8 @@ def is_gone(process: int) -> bool:
         return False
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
+    except (OSError, OverflowError) as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 

@@ -1,7 +1,6 @@
 """Finding out whether files or images have changed, without reading all of them.
 
-A file is known by its length and the time of its last change; where only the time differs, its content decides. A run keeps the
-stamps of its data and compares them when it is resumed.
+A file is known by its length and the time of its last change; where only the time differs, its content decides.
 
 Axes: n files or images of one split.
 """
@@ -89,15 +88,12 @@ class Stamped:
 
 @dataclass(frozen=True)
 class Changes:
-    """The differences between what was recorded and what is there: how many, and the names of files or images.
-
-    ``unknown`` have the same length, may have another content, and no content was recorded that theirs can be compared with.
-    """
+    """The differences between what was recorded and what is there: how many, and the names of files or images."""
 
     removed: int = 0
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # of the same length, and no content was recorded that theirs can be compared with
     reordered: bool = False
 
     def describe(self) -> str:
@@ -109,10 +105,11 @@ class Changes:
 
 
 def find_changes(before: Stamps, now: Stamped) -> Changes:
-    """Compares files or images with what was recorded of them.
+    """Compares files or images with what was recorded of them: only their lengths, if they moved from files to shards or back."""
 
-    Of images that were recorded as files and are read from shards now, or the other way round, only the lengths can be compared.
-    """
+    def pick(rows: NDArray[np.integer]) -> tuple[str, ...]:
+        return tuple(now.names[row] for row in rows.tolist())
+
     order = np.argsort(before.names, kind="stable")
     places = np.searchsorted(before.names, now.name_hashes, sorter=order)
     places = order[places.clip(max=len(order) - 1)] if len(order) else np.zeros(len(now.names), np.int64)
@@ -127,15 +124,11 @@ def find_changes(before: Stamps, now: Stamped) -> Changes:
     differs[compared] = now.hash_contents(rows[compared]) != before.hashes[places[compared]]
     return Changes(
         removed=len(np.setdiff1d(before.names, now.name_hashes)),
-        added=_pick_names(now, np.flatnonzero(~known)),
-        changed=_pick_names(now, rows[differs]),
-        unknown=_pick_names(now, rows[unknown]),
+        added=pick(np.flatnonzero(~known)),
+        changed=pick(rows[differs]),
+        unknown=pick(rows[unknown]),
         reordered=not np.array_equal(before.names, now.name_hashes),
     )
-
-
-def _pick_names(now: Stamped, rows: NDArray[np.integer]) -> tuple[str, ...]:
-    return tuple(now.names[row] for row in rows.tolist())
 
 
 def stat_file(path: str) -> tuple[int, int]:

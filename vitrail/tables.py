@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -16,15 +16,11 @@ from vitrail.errors import ConfigError, VitrailError
 from vitrail.files import disk_errors, move_files, settle, stage_file, stage_folder
 from vitrail.text import escape_formula
 
-
-class Table(Protocol):
-    """A table that rows are written to."""
-
-    def write(self, row: dict[str, Any]) -> None: ...
+Write = Callable[[dict[str, Any]], Any]  # writes a row
 
 
 @contextmanager
-def open_table(out: Path | None, kind: str | None = None, columns: Mapping[str, type] | None = None) -> Iterator[Table]:
+def open_table(out: Path | None, kind: str | None = None, columns: Mapping[str, type] | None = None) -> Iterator[Write]:
     """Opens a CSV, JSON lines or Parquet table, by ``kind`` or the file extension; writes to stdout without ``out``.
 
     The file is renamed to its final name when it is complete. Raises `ConfigError` for an unknown kind, and `DiskError`.
@@ -38,9 +34,14 @@ def open_table(out: Path | None, kind: str | None = None, columns: Mapping[str, 
     if out is None:
         if kind == "parquet":
             raise ConfigError("a Parquet table cannot be written to stdout", "give --out predictions.parquet")
-        with TABLES[kind](sys.stdout, columns) as table:
-            yield table
+        with TABLES[kind](sys.stdout, columns) as write:
+            yield write
         return
+
+    def write_guarded(row: dict[str, Any]) -> None:
+        with disk_errors(out):
+            write(row)
+
     settle(out)
     mode, encoding, newline = ("wb", None, None) if kind == "parquet" else ("w", "utf-8", "")
     broken: OSError | None = None
@@ -48,57 +49,37 @@ def open_table(out: Path | None, kind: str | None = None, columns: Mapping[str, 
         with (
             disk_errors(out),
             open(beside, mode, encoding=encoding, newline=newline) as file,
-            TABLES[kind](file, columns) as table,
+            TABLES[kind](file, columns) as write,
         ):
             try:
-                yield _Guarded(table, out)
+                yield write_guarded
             except OSError as error:  # raised by the producer of the rows, not by the table
                 broken = error
         if broken is not None:
             raise broken
 
 
-class _Guarded:
-    """Converts errors of writing to `DiskError`; errors of the producer of the rows are left unchanged."""
+@contextmanager
+def _csv(file: TextIO, columns: Mapping[str, type] | None) -> Iterator[Write]:
+    writer: csv.DictWriter | None = None
 
-    def __init__(self, table: Table, out: Path) -> None:
-        self.table, self.out = table, out
+    def write(row: dict[str, Any]) -> None:
+        nonlocal writer
+        if writer is None:
+            writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow({name: escape_formula(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
 
-    def write(self, row: dict[str, Any]) -> None:
-        with disk_errors(self.out):
-            self.table.write(row)
+    yield write
 
 
 @contextmanager
-def _csv(file: TextIO, columns: Mapping[str, type] | None) -> Iterator[Table]:
-    yield _CsvTable(file)
-
-
-class _CsvTable:
-    def __init__(self, file: TextIO) -> None:
-        self.file = file
-        self.writer: csv.DictWriter | None = None
-
-    def write(self, row: dict[str, Any]) -> None:
-        if self.writer is None:
-            self.writer = csv.DictWriter(self.file, fieldnames=list(row), lineterminator="\n")
-            self.writer.writeheader()
-        self.writer.writerow(
-            {name: escape_formula(value) if isinstance(value, str) else value for name, value in row.items()}
-        )
+def _json_lines(file: TextIO, columns: Mapping[str, type] | None) -> Iterator[Write]:
+    yield lambda row: file.write(json.dumps(row, ensure_ascii=False, default=round_numbers) + "\n")
 
 
 @contextmanager
-def _json_lines(file: TextIO, columns: Mapping[str, type] | None) -> Iterator[Table]:
-    class Lines:
-        def write(self, row: dict[str, Any]) -> None:
-            file.write(json.dumps(row, ensure_ascii=False, default=round_numbers) + "\n")
-
-    yield Lines()
-
-
-@contextmanager
-def _parquet(file: Any, columns: Mapping[str, type] | None, rows_a_group: int = 1024) -> Iterator[Table]:
+def _parquet(file: Any, columns: Mapping[str, type] | None, rows_a_group: int = 1024) -> Iterator[Write]:
     pyarrow = import_pyarrow()
     held: list[dict[str, Any]] = []
     writer: Any = None
@@ -106,35 +87,27 @@ def _parquet(file: Any, columns: Mapping[str, type] | None, rows_a_group: int = 
     def flush() -> None:
         nonlocal writer
         if writer is None:
-            schema = _infer_schema(held) if columns is None else _declare_schema(columns)
-            writer = pyarrow.parquet.ParquetWriter(file, schema)
+            if columns is None:
+                found = pyarrow.Table.from_pylist(held).schema
+                known = [each.with_type(pyarrow.string()) if each.type == pyarrow.null() else each for each in found]
+            else:
+                types = {str: pyarrow.string(), float: pyarrow.float64(), np.ndarray: pyarrow.list_(pyarrow.float32())}
+                known = [(name, types[kind]) for name, kind in columns.items()]
+            writer = pyarrow.parquet.ParquetWriter(file, pyarrow.schema(known))
         writer.write_table(pyarrow.Table.from_pylist(held, schema=writer.schema))
         held.clear()
 
-    class Groups:
-        def write(self, row: dict[str, Any]) -> None:
-            held.append(row)
-            # columns of unknown types get them from the first group, which must have a value in each
-            if len(held) >= rows_a_group and (columns or writer or None not in row.values()):
-                flush()
+    def write(row: dict[str, Any]) -> None:
+        held.append(row)
+        # columns of unknown types get them from the first group, which must have a value in each
+        if len(held) >= rows_a_group and (columns or writer or None not in row.values()):
+            flush()
 
-    yield Groups()
+    yield write
     if held or columns:
         flush()
     if writer is not None:
         writer.close()
-
-
-def _infer_schema(rows: list[dict[str, Any]]) -> Any:
-    pyarrow = import_pyarrow()
-    found = pyarrow.Table.from_pylist(rows).schema
-    return pyarrow.schema([each if each.type != pyarrow.null() else each.with_type(pyarrow.string()) for each in found])
-
-
-def _declare_schema(columns: Mapping[str, type]) -> Any:
-    pyarrow = import_pyarrow()
-    types = {str: pyarrow.string(), float: pyarrow.float64(), np.ndarray: pyarrow.list_(pyarrow.float32())}
-    return pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
 
 
 def import_pyarrow(fault: type[VitrailError] = ConfigError) -> Any:
@@ -167,22 +140,20 @@ def write_features(out: Path, features: Iterator[tuple[str, np.ndarray]]) -> str
     ``.npy`` holds an array (N, D), with the keys in ``<out>.txt``. Tables have a column ``path`` and one list or D columns.
     """
     if out.suffix.lower() == ".npy":
-        keys, rows = [], []
-        for key, row in features:
-            keys.append(key)
-            rows.append(row)
-        array = np.stack(rows) if rows else np.zeros((0, 0), np.float32)
+        pairs = list(features)
+        array = np.stack([row for _, row in pairs]) if pairs else np.zeros((0, 0), np.float32)
+        keys = "".join(f"{key}\n" for key, _ in pairs).encode()
         # both take their places or neither: features beside the paths of others would be taken for theirs
-        with stage_folder(out, {f"{out.name}.txt": "".join(f"{key}\n" for key in keys).encode()}) as aside:
+        with stage_folder(out, {f"{out.name}.txt": keys}) as aside:
             save_array(aside / out.name, array)
             move_files(out, aside)
         return f"{array.shape[0]} x {array.shape[1]} features in {out}, paths in {out}.txt"
     count = 0
     flat = out.suffix.lower() == ".csv"
-    with open_table(out) as table:
+    with open_table(out) as write:
         for key, row in features:
+            count += 1
             values = round_numbers(row)
             spread = {f"f{place}": value for place, value in enumerate(values)} if flat else {"features": values}
-            table.write({"path": key, **spread})
-            count += 1
+            write({"path": key, **spread})
     return f"features of {count} images in {out}"

@@ -6,10 +6,11 @@ hold both equal, in the lowest and in the newest version of torch that is suppor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -26,46 +27,33 @@ APPROXIMATIONS = {"tanh": "tanh", "exact": "none"}  # of GELU; torch's words and
 # Lists of tensors: one kernel for all of them on a GPU, where the obvious loop starts one for each.
 
 
-def _of_lists(name: str) -> Callable[..., Any] | None:
-    return getattr(torch, f"_foreach_{name}", None)
+def _apply_to_each(name: str, tensors: Tensors, *operands: Tensors | float) -> list[Tensor]:
+    """Calls the method ``name`` of each tensor with its element of each operand, or with a number."""
+    together = getattr(torch, f"_foreach_{name}", None)
+    if together is not None:
+        return list(together(tensors, *operands) or ())  # None in place
+    columns = [repeat(operand, len(tensors)) if isinstance(operand, int | float) else operand for operand in operands]
+    return [getattr(tensor, name)(*rest) for tensor, *rest in zip(tensors, *columns, strict=True)]
 
 
 def lerp(starts: Tensors, ends: Tensors, weight: float) -> list[Tensor]:
     """``start + weight (end - start)`` of each pair."""
-    together = _of_lists("lerp")
-    if together is not None:
-        return list(together(starts, ends, weight))
-    return [start.lerp(end, weight) for start, end in zip(starts, ends, strict=True)]
+    return _apply_to_each("lerp", starts, ends, weight)
 
 
 def lerp_(starts: Tensors, ends: Tensors, weight: float) -> None:
     """`lerp` in place of ``starts``."""
-    together = _of_lists("lerp_")
-    if together is not None:
-        together(starts, ends, weight)
-        return
-    for start, end in zip(starts, ends, strict=True):
-        start.lerp_(end, weight)
+    _apply_to_each("lerp_", starts, ends, weight)
 
 
 def multiply_(tensors: Tensors, factor: float) -> None:
     """Each tensor times ``factor``, in place."""
-    together = _of_lists("mul_")
-    if together is not None:
-        together(tensors, factor)
-        return
-    for tensor in tensors:
-        tensor.mul_(factor)
+    _apply_to_each("mul_", tensors, factor)
 
 
 def copy_(tensors: Tensors, sources: Tensors) -> None:
     """Each source copied into its tensor, whatever the type of either."""
-    together = _of_lists("copy_")
-    if together is not None:
-        together(tensors, sources)
-        return
-    for tensor, source in zip(tensors, sources, strict=True):
-        tensor.copy_(source)
+    _apply_to_each("copy_", tensors, sources)
 
 
 # Dense layers and convolutions on a CPU: oneDNN adds bias and GELU inside its product. No operation here has a gradient.
@@ -122,14 +110,10 @@ def takes_fused(dtype: torch.dtype) -> bool:
 def has_fused(dtype: torch.dtype) -> bool:
     """Whether `linear` and `convolution` are there for ``dtype`` on this processor, and compute what they should."""
     try:
-        return torch.backends.mkldnn.is_available() and _is_multiplied(dtype) and _is_right(dtype)
+        known = dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return torch.backends.mkldnn.is_available() and known and _is_right(dtype)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
-
-
-def _is_multiplied(dtype: torch.dtype) -> bool:
-    """Whether oneDNN takes numbers of this type here."""
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
 @torch.no_grad()

@@ -42,14 +42,11 @@ class Claims:
 
     def take(self, number: int) -> bool:
         """Takes a piece of work; False if another process has it."""
-        if fcntl is None:
-            return True
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError:  # a file system without locks
-            return True
+        if fcntl is not None:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+            except OSError as error:  # others are those of a file system without locks
+                return not isinstance(error, BlockingIOError | PermissionError)
         return True
 
     def take_open(self, number: int, is_done: Callable[[], bool]) -> bool:
@@ -61,20 +58,11 @@ class Claims:
             return False
         return True
 
-    def is_taken(self, number: int) -> bool:
-        """Returns whether another process has a piece of work; for a process that has none itself."""
-        if not self.take(number):
-            return True
-        self.release(number)
-        return False
-
     def release(self, number: int) -> None:
         """Ends a claim."""
         if fcntl is not None:
-            try:
+            with suppress(OSError):  # a file system without locks
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
-            except OSError:  # a file system without locks
-                return
 
     def close(self) -> None:
         """Ends all claims."""
@@ -95,9 +83,7 @@ class Tries:
 
 
 class Attempts:
-    """The attempts at each piece of work, in a file of its own in ``folder``. Only the process that has the claim on a piece of
-    work begins an attempt at it.
-    """
+    """The attempts at each piece of work, in a file of its own in ``folder``. Only the process with its claim begins one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,8 +105,7 @@ class Attempts:
             compute: computes and keeps the result, given the number of the attempt, from 1.
             give_up: keeps a failure as the result, given the last error and the number of attempts.
 
-        Raises `DiskError`, `Preempted`, `Interrupted` and `InUseError`, after which the attempt counts as not begun. Any other
-        error is noted.
+        Raises the errors in `STOPPED`, after which the attempt counts as not begun. Any other error is noted.
         """
         tries = self.read(name)
         if len(tries.failures) >= MOST_FAILURES:
@@ -147,8 +132,7 @@ def work_through(
     poll: float,
     on_wait: Callable[[Sequence[Piece]], None] = lambda pieces: None,
 ) -> int:
-    """Computes pieces of work until all have a result, waits for those that other processes compute, and returns the sum of what
-    ``compute`` returned.
+    """Computes pieces of work until all have a result, waits for other processes, and returns the sum of what it computed.
 
     Args:
         list_open: returns the pieces that have no result and may be computed now, or None if every piece has one.

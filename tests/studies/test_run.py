@@ -278,9 +278,12 @@ def start(out: Path) -> ForkServerProcess:
 def kill_at_work(worker: ForkServerProcess, out: Path, pause: float) -> None:
     """Kills a worker so many seconds after it or another one took a trial, unless it has ended because there is none left."""
     plan, _ = read_plan(out)
-    claims = Claims(out / "claims")
-    while worker.is_alive() and not any(claims.is_taken(number_of(trial)) for trial in plan.foreseen()):
+    claims, numbers = Claims(out / "claims"), [number_of(trial) for trial in plan.foreseen()]
+    while worker.is_alive() and all(map(claims.take, numbers)):
+        for number in numbers:
+            claims.release(number)
         time.sleep(0.02)
+    claims.close()
     time.sleep(pause)
     worker.kill()
     worker.join()

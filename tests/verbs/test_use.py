@@ -160,10 +160,10 @@ def test_predictions_are_those_of_the_model_in_every_table(trained: Result, phot
     assert ours.label == theirs.label
     assert ours.score == pytest.approx(theirs.score, abs=1e-5)
     for kind in ("csv", "jsonl", "parquet"):
-        with open_table(tmp_path / f"table.{kind}") as table:
+        with open_table(tmp_path / f"table.{kind}") as write:
             results = vitrail.predict(trained.folder, photos, **how)
             for row in list_rows(results.pairs(), results.failed):
-                table.write(row)
+                write(row)
     with open(tmp_path / "table.csv") as file:
         listed = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "table.jsonl").read_text().splitlines()]
@@ -192,8 +192,8 @@ def test_paths_on_standard_input(trained: Result, photos: Path, monkeypatch, cap
 
 def test_a_table_that_fails_halfway_leaves_nothing_under_its_name(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with open_table(tmp_path / "half.csv") as table:
-            table.write({"a": 1})
+        with open_table(tmp_path / "half.csv") as write:
+            write({"a": 1})
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -212,15 +212,15 @@ def write_transfer(out: Path, facts: Transfer) -> Path:
     """
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    with open_table(out / "transfer.csv") as table:
+    with open_table(out / "transfer.csv") as write:
         for name, cells in facts.rows.items():
             ends = {
                 protocol: {**cell.figures, "accuracy_std": deviation(cell.runs)} for protocol, cell in cells.items()
             }
-            table.write({"data": name, **_flatten({protocol: ends[protocol] for protocol in facts.protocols})})
+            write({"data": name, **_flatten({protocol: ends[protocol] for protocol in facts.protocols})})
         for name, means in facts.means().items():
             ends = {each: {"accuracy": mean.accuracy, "accuracy_std": mean.std} for each, mean in means.items()}
-            table.write({"data": name, **_flatten(ends)})
+            write({"data": name, **_flatten(ends)})
     replace_file(out / "transfer.md", markdown(facts))
     write_sealed(out / "transfer.json", facts.to_dict())
     replace_file(out / "report.html", page(facts))

@@ -94,9 +94,9 @@ def report_study(folder: str | Path) -> StudyReport:
     }
     replace_file(folder / "numbers.json", dump_json(numbers))
     replace_file(folder / "costs.json", dump_json(costs))
-    with open_table(folder / "trials.csv") as table:
+    with open_table(folder / "trials.csv") as write:
         for row in rows:
-            table.write(row)
+            write(row)
     return StudyReport(folder, write_study_page(folder, numbers, costs), numbers)
 
 

@@ -177,11 +177,11 @@ def write_answers(results: Results[Answer], out: Path | None = None, kind: str |
     if is_folder:
         _check_apart(names, out, chosen.each)
     files = chosen(out, task.classes)
-    with open_table(out / INDEX) if is_folder else nullcontext() as index:
+    with open_table(out / INDEX) if is_folder else nullcontext() as write:
         for row in list_rows(_write_each(results, files, names), results.failed):
-            if index is not None:
+            if write is not None:
                 file = "" if row["error"] else names[row["path"]] + chosen.each
-                index.write({"path": row["path"], "file": file, **row})
+                write({"path": row["path"], "file": file, **row})
     files.close()
     results.say(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
     results.check()
@@ -228,9 +228,9 @@ def write_rows(results: Results[Any], out: Path | None = None, kind: str | None 
     from vitrail.tables import open_table
     from vitrail.text import plural
 
-    with open_table(out, kind) as table:
+    with open_table(out, kind) as write:
         for row in list_rows(results.pairs(), results.failed):
-            table.write(row)
+            write(row)
     if out is not None:
         results.say(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
     results.check()

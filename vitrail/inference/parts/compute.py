@@ -207,9 +207,9 @@ def write_part(
     columns = {name: TYPES[kind] for name, kind in plan.columns.items()}
     values = [name for name in columns if name not in ("path", "error")]
     count = 0
-    with open_table(places[0], plan.format, columns) as table:
+    with open_table(places[0], plan.format, columns) as write:
         for row in list_rows(pairs, failed, values):
-            table.write(row)
+            write(row)
             count += 1
     return count
 
@@ -219,10 +219,10 @@ def _write_array(
 ) -> int:
     """An array (n, D) float32 with a row for every image, NaN where it could not be read, and a line of JSON for each row."""
     rows = np.full((len(plan.span(number)), plan.width), np.nan, np.float32)
-    with open_table(keys, "jsonl") as table:
+    with open_table(keys, "jsonl") as write:
         for place, (key, result) in enumerate(pairs):
             if result is not None:
                 rows[place] = result.features
-            table.write({"path": key, "error": failed[key] if result is None else ""})
+            write({"path": key, "error": failed[key] if result is None else ""})
     save_array(values, rows)
     return len(rows)

@@ -66,9 +66,9 @@ def check_data(
     result = check(data, task=TASK_VERBS[task] if task else None, model=loaded, max_pixels=max_pixels or PIXELS)
     if fix_list is not None:
         rows = result.list_removals()
-        with open_table(Path(fix_list), columns={"path": str, "reason": str}) as table:
+        with open_table(Path(fix_list), columns={"path": str, "reason": str}) as write:
             for row in rows:
-                table.write(row)
+                write(row)
         log(f"written  {fix_list}: {len(rows):,} images to remove")
     return result
 

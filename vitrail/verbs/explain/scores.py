@@ -227,9 +227,9 @@ def measure_localisation(
         raise DataError(what, "see `vitrail data check`, and the sizes of the objects")
     result = _summarise_shares(rows)
     if out is not None:
-        with open_table(out / "masks.csv") as table:
+        with open_table(out / "masks.csv") as write:
             for row in rows:
-                table.write({name: value if isinstance(value, str) else round(value, 6) for name, value in row.items()})
+                write({name: value if isinstance(value, str) else round(value, 6) for name, value in row.items()})
         replace_file(out / "masks.json", dump_json(result.figures()))
     return result
 

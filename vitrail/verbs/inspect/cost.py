@@ -69,9 +69,9 @@ def compare_costs(
     rows = [cost.to_row() for cost in comparison.costs]
     figures = {"precision": options.precision, "device": device.type, "notes": comparison.notes, "costs": rows}
     replace_file(out / "numbers.json", dump_json(figures))
-    with open_table(out / "cost.csv") as table:
+    with open_table(out / "cost.csv") as write:
         for row in rows:
-            table.write(row)
+            write(row)
     return write_comparison(out, comparison), figures
 
 
