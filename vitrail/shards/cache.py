@@ -51,13 +51,10 @@ def cache_limit() -> int | None:
     given = os.environ.get("VITRAIL_SHARDS_GB")
     if not given:
         return None
-    try:
-        gigabytes = float(given)
-    except ValueError:
-        gigabytes = -1.0
-    if not 0 < gigabytes < float("inf"):
-        raise ConfigError(f"VITRAIL_SHARDS_GB is {given!r}", "give a size in gigabytes, such as 200")
-    return int(gigabytes * 1e9)
+    with suppress(ValueError, OverflowError):
+        if float(given) > 0:
+            return int(float(given) * 1e9)
+    raise ConfigError(f"VITRAIL_SHARDS_GB is {given!r}", "give a size in gigabytes, such as 200")
 
 
 def is_remote(place: str) -> bool:
@@ -73,9 +70,7 @@ def is_cached(sha256: str) -> bool:
 def fetch_shard(url: str, sha256: str, size: int) -> str:
     """The path of a shard in the cache, after it was fetched if it is not there.
 
-    Raises:
-        Unavailable: it could not be fetched three times, or has another SHA-256; with the URL.
-        DiskError: the disk is full or cannot be written.
+    Raises `Unavailable` if it could not be fetched three times, or has another SHA-256, and `DiskError`.
     """
     place = _place(sha256)
     if not _is_there(place):
@@ -84,7 +79,7 @@ def fetch_shard(url: str, sha256: str, size: int) -> str:
 
 
 def fetch_to(place: Path, url: str, sha256: str, size: int) -> None:
-    """Fetch a file to a place, unless another process does it first. Raises as `fetch_shard` does."""
+    """Fetches a file to a place, unless another process does it first. Raises as `fetch_shard` does."""
     with disk_errors(place, needed=size):
         place.parent.mkdir(parents=True, exist_ok=True)
         with _lock(place):
@@ -94,22 +89,18 @@ def fetch_to(place: Path, url: str, sha256: str, size: int) -> None:
 
 
 def fetch_file(url: str) -> bytes | None:
-    """The content of a small file; None where there is none.
-
-    Raises:
-        DataError: it cannot be read, or the package for such URLs is missing.
-    """
+    """The content of a small file; None where there is none. Raises `DataError`, also without the package for such URLs."""
     for attempt in range(TRIES):
-        try:
-            system, path = _open_system(url)
-            return _call(system, "cat_file", path)
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # every store has types of its own
-            if attempt == TRIES - 1:
-                what = f"{url} cannot be read: {_describe(error)}"
-                raise DataError(what, "check the address, the network and the permissions") from error
-            time.sleep(BACK_OFF * 2**attempt)
+        with _store_errors(url):
+            try:
+                system, path = _open_system(url)
+                return _call(system, "cat_file", path)
+            except FileNotFoundError:
+                return None
+            except Exception:  # every store has types of its own
+                if attempt == TRIES - 1:
+                    raise
+        time.sleep(BACK_OFF * 2**attempt)
     raise AssertionError
 
 
@@ -166,7 +157,7 @@ def _lock(place: Path) -> Iterator[None]:
 
 
 def _make_room(folder: Path, size: int) -> None:
-    """Remove the shards that were not used for the longest time, until one of ``size`` bytes has room."""
+    """Removes the shards that were not used for the longest time, until one of ``size`` bytes has room."""
     found = []
     for path in folder.glob("*.tar"):
         with suppress(FileNotFoundError):  # another process removed it

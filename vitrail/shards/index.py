@@ -46,12 +46,9 @@ def remember_root(url: str) -> None:
 
 
 def check_root(root: str, index: str, place: str) -> None:
-    """Raises `DataError` for the root of an index at a URL that the user did not name.
+    """Raises `DataError` for an ``index`` whose archives are at a URL, ``root``, not below ``place``, which the user named.
 
-    Args:
-        root: of the archives; a folder of this machine passes where the index is in one as well.
-        index: where the index is, for the message.
-        place: what the user named.
+    A folder of this machine passes where the index is in one as well.
     """
     if not is_remote(root) and not is_remote(place):
         return
@@ -60,9 +57,8 @@ def check_root(root: str, index: str, place: str) -> None:
         return
     if not _place(root).is_file():
         what = f"the index {index} is of archives at {root}, and only what you name is fetched"
-        raise DataError(
-            what, f"if you trust that place, set {NAMED}={root}, or index it: vitrail data index {root} NEW_FOLDER"
-        )
+        remedy = f"if you trust that place, set {NAMED}={root}, or index it: vitrail data index {root} NEW_FOLDER"
+        raise DataError(what, remedy)
 
 
 def _place(url: str) -> Path:
@@ -72,15 +68,7 @@ def _place(url: str) -> Path:
 SHA256 = re.compile("[0-9a-f]{64}")
 MOST = 2**50  # bytes of a shard or a table, and images of a set
 # the type of each table, and its axes; those of targets are (n,) int64 or (n, K) uint8
-KINDS = {
-    "starts": "i8",
-    "lengths": "i4",
-    "checksums": "u4",
-    "names": "u1",
-    "name_ends": "i8",
-    "stored": "i4",
-    "targets": "",
-}
+KINDS = dict(starts="i8", lengths="i4", checksums="u4", names="u1", name_ends="i8", stored="i4", targets="")
 NEEDED = ("starts", "lengths", "checksums", "names", "name_ends")
 BLOCK = 2**13  # rows that are checked at a time
 
@@ -109,12 +97,7 @@ def check_catalogue(described: Mapping[str, Any]) -> None:
 
 
 def check_tables(tables: Mapping[str, np.ndarray], *, images: int, end: int, classes: int) -> None:
-    """Raises `ValueError` for tables of other shapes than those of ``images``, or that point beyond what there is.
-
-    Args:
-        end: bytes of all shards.
-        classes: K.
-    """
+    """Raises `ValueError` for tables of other shapes than those of ``images``, or that point beyond the ``end`` of all shards."""
     for name, table in tables.items():
         shape = (len(table),) if name == "names" else (images, classes) if table.ndim == 2 else (images,)
         kinds = [KINDS[name]] if KINDS[name] else ["u1" if table.ndim == 2 else "i8"]
@@ -189,22 +172,14 @@ class Tables:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardIndex:
-    """The index of a set of shards. It is small to pickle: its tables are mapped where they are first used.
+    """The index of a set of shards. It is small to pickle: its tables are mapped where they are first used."""
 
-    Args:
-        folder: of the index.
-        root: the folder of the shards, or a URL.
-        classes: names of the classes, in the order of their numbers.
-        images: n.
-        tables: SHA-256 of the file of each table that exists, by name.
-    """
-
-    folder: str
-    root: str
+    folder: str  # of the index
+    root: str  # the folder of the shards, or a URL
     shards: tuple[Shard, ...]
-    classes: tuple[str, ...]
-    images: int
-    tables: dict[str, str]
+    classes: tuple[str, ...]  # names, in the order of their numbers
+    images: int  # n
+    tables: dict[str, str]  # SHA-256 of the file of each table that exists, by name
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -238,10 +213,8 @@ class ShardIndex:
     def read(self, row: int) -> bytes:
         """The content of an image.
 
-        Raises:
-            ValueError: the shard is cut off, has other bytes there than when it was indexed, or cannot be fetched.
-            OSError: the shard cannot be read.
-            DiskError: it has to be fetched, and the disk is full or cannot be written.
+        Raises `ValueError` for a shard that is cut off, was changed since it was indexed, or cannot be fetched; `OSError`, and
+        `DiskError` where it has to be fetched.
         """
         tables, number = self.mapped, int(self.find_shards(row))
         shard, length = self.shards[number], int(tables.lengths[row])
@@ -263,8 +236,6 @@ class ShardIndex:
     def fetch(self, numbers: np.ndarray) -> None:
         """Fetch those of these shards that are not in the cache, some at a time; what cannot be fetched is left out."""
         missing = [number for number in numbers.tolist() if not is_cached(self.shards[number].sha256)]
-        if not missing:
-            return
         with ThreadPoolExecutor(FETCHERS) as pool:
             for fetched in [pool.submit(self.find_file, number) for number in missing]:
                 with suppress(Unavailable):
@@ -272,9 +243,17 @@ class ShardIndex:
 
     def find_faults(self, numbers: Iterable[int]) -> list[str]:
         """A sentence for each of these shards that here is missing or has another length; no content is read."""
-        if is_remote(self.root):
-            return []
-        return [fault for number in numbers if (fault := _find_fault(self.root, self.shards[number]))]
+        faults = []
+        for shard in [] if is_remote(self.root) else [self.shards[number] for number in numbers]:
+            try:
+                found = os.stat(os.path.join(self.root, shard.name)).st_size
+            except OSError as error:
+                faults.append(f"{shard.name} cannot be read ({error.strerror}): {shard.images:,} images")
+                continue
+            if found != shard.bytes:
+                what = f"{shard.name} has {found:,} of {shard.bytes:,} bytes"
+                faults.append(f"{what}: some of its {shard.images:,} images cannot be read")
+        return faults
 
 
 class _File:
@@ -297,18 +276,6 @@ class _File:
 _open_file = lru_cache(maxsize=OPEN_FILES)(_File)
 
 
-def _find_fault(root: str, shard: Shard) -> str:
-    try:
-        found = os.stat(os.path.join(root, shard.name)).st_size
-    except OSError as error:
-        return f"{shard.name} cannot be read ({error.strerror}): {shard.images:,} images"
-    if found != shard.bytes:
-        return (
-            f"{shard.name} has {found:,} of {shard.bytes:,} bytes: some of its {shard.images:,} images cannot be read"
-        )
-    return ""
-
-
 def _map(path: str) -> np.ndarray:
     # a plain array over the mapping, since indexing the subclass memmap is several times slower, and copied where it is
     # written to, since torch warns of arrays that cannot be; an empty file cannot be mapped
@@ -316,20 +283,19 @@ def _map(path: str) -> np.ndarray:
 
 
 def write_index(folder: Path, *, root: str, shards: Sequence[Shard], classes: Sequence[str], tables: Tables) -> None:
-    """Write an index to an existing folder.
+    """Writes an index to an existing folder. Raises `OSError`.
 
     Args:
         root: the folder of the shards, absolute, or a URL; `BESIDE` for the folder that the index is in.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
     """
     digests = {}
-    for field in fields(tables):
-        if (table := getattr(tables, field.name)) is not None:
-            path = folder / f"{field.name}.npy"
+    for name, table in vars(tables).items():
+        if table is not None:
+            path = folder / f"{name}.npy"
             np.save(path, table, allow_pickle=False)
-            digests[field.name] = {"bytes": path.stat().st_size, "sha256": _hash_and_sync(path)}
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+            digests[name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
     described = {
         "format": FORMAT,
         "root": root,
@@ -345,10 +311,7 @@ def write_index(folder: Path, *, root: str, shards: Sequence[Shard], classes: Se
 def find_index(place: str) -> ShardIndex | None:
     """The index of the shards in a folder, or at a URL, from which it is fetched into the cache; None if there is none.
 
-    Its files are compared with their checksums.
-
-    Raises:
-        DataError: a file of the index is missing or damaged, or cannot be fetched, or a newer version wrote it.
+    Raises `DataError` if a file of it is missing, damaged or cannot be fetched, or a newer version wrote it.
     """
     if not is_remote(place):
         folder = Path(place, FOLDER)
@@ -400,9 +363,3 @@ def _open(folder: Path, place: str) -> ShardIndex:
 def _damaged(index: str, place: str, error: Exception) -> DataError:
     again = f"copy it again, or remove it and write it again with `vitrail data index {place}`"
     return DataError(f"the index {index} is damaged: {error}", again)
-
-
-def _hash_and_sync(path: Path) -> str:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-    return hash_file(path)

@@ -69,16 +69,10 @@ def pad(size: int) -> bytes:
 
 
 def read_members(file: Stream, archive: str) -> Iterator[tuple[Member, bytes]]:
-    """Each regular file of an archive with its content, in order; the file is read once, from its start to its end.
+    """Each regular file of an ``archive`` with its content, in order; the file is read once, from its start to its end.
 
     An archive that is cut off ends with the last member that begins in it, whose content may be shorter than its ``size``.
-
-    Args:
-        archive: its name, for messages.
-
-    Raises:
-        DataError: with the archive and the member: something other than regular files and folders, a damaged header, data
-            behind the end, or a compressed archive.
+    Raises `DataError` for anything but regular files and folders, a damaged header, data behind the end, and compression.
     """
     offset, name, size = 0, "", None
     while len(header := file.read(BLOCK)) == BLOCK or (header and not offset):
@@ -101,9 +95,8 @@ def read_members(file: Stream, archive: str) -> Iterator[tuple[Member, bytes]]:
             what = REFUSED.get(kind, f"of type {kind!r}")
             raise DataError(f"the member {member.name!r} of {archive} is {what}, and only files are read", AGAIN)
         if member.size > MOST_BYTES:
-            what = (
-                f"the member {member.name!r} of {archive} has {member.size:,} bytes, over the limit of {MOST_BYTES:,}"
-            )
+            size_and_limit = f"{member.size:,} bytes, over the limit of {MOST_BYTES:,}"
+            what = f"the member {member.name!r} of {archive} has {size_and_limit}"
             raise DataError(what, "leave it out of the archive")
         content = file.read(member.size)
         file.read(len(pad(member.size)))
@@ -135,9 +128,8 @@ def _check_end(file: Stream, archive: str) -> None:
 def _read_size(field: bytes, archive: str, offset: int) -> int:
     if field[0] == 0x80:  # base 256, of GNU tar
         return int.from_bytes(field[1:])
-    digits = field.strip(b"\0 ")
     try:
-        return int(digits, 8) if digits else 0
+        return int(field.strip(b"\0 ") or b"0", 8)
     except ValueError:
         raise DataError(f"{archive} is damaged: the header at byte {offset - BLOCK:,} has no size", AGAIN) from None
 
@@ -160,9 +152,8 @@ def _read_extra(file: Stream, size: int, archive: str, offset: int) -> bytes:
     extra = file.read(size) if size <= MOST_EXTRA else b""
     file.read(len(pad(size)))
     if len(extra) < size or not size:
-        raise DataError(
-            f"{archive} is damaged: the extended header at byte {offset - BLOCK:,} has {size:,} bytes", AGAIN
-        )
+        what = f"the extended header at byte {offset - BLOCK:,} has {size:,} bytes"
+        raise DataError(f"{archive} is damaged: {what}", AGAIN)
     return extra
 
 
@@ -193,13 +184,9 @@ def _read_pax(
 
 
 def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> tuple[list[Member], int, str]:
-    """Write an archive, and sync it.
+    """Writes an archive of names, at most 100 characters of ASCII, and contents, and syncs it.
 
-    Args:
-        members: names, at most 100 characters of ASCII, and contents.
-
-    Returns:
-        The members, and the bytes and the SHA-256 of the archive.
+    Returns the members, and the bytes and the SHA-256 of the archive.
     """
     written, offset, digest = [], 0, hashlib.sha256()
     with open(path, "xb") as file:
