@@ -41,33 +41,23 @@ if TYPE_CHECKING:
     from vitrail.weights import create_model as create_model
     from vitrail.weights import load as load
 
-_HOMES = {
+_VERBS = (
+    "convert", "doctor", "embed", "evaluate", "explain", "export", "inspect", "predict", "pretrain", "probe", "serve", "study",
+    "train", "transfer",
+)  # fmt: skip
+_HOMES = {name: f"vitrail.verbs.{name}" for name in _VERBS} | {
     "Classifier": "vitrail.tasks.classification.classifier",
     "MODELS": "vitrail.models",
     "check_data": "vitrail.verbs.data",
     "check_export": "vitrail.verbs.check",
     "check_parts": "vitrail.verbs.check",
-    "convert": "vitrail.verbs.convert",
     "create_model": "vitrail.weights",
-    "doctor": "vitrail.verbs.doctor",
-    "embed": "vitrail.verbs.embed",
-    "evaluate": "vitrail.verbs.evaluate",
-    "explain": "vitrail.verbs.explain",
-    "export": "vitrail.verbs.export",
     "index_data": "vitrail.verbs.data",
-    "inspect": "vitrail.verbs.inspect",
     "list_models": "vitrail.verbs.models",
     "list_settings": "vitrail.verbs.settings",
     "load": "vitrail.weights",
-    "predict": "vitrail.verbs.predict",
-    "pretrain": "vitrail.verbs.pretrain",
-    "probe": "vitrail.verbs.probe",
     "report_study": "vitrail.studies.report",
-    "serve": "vitrail.verbs.serve",
     "shard_data": "vitrail.verbs.data",
-    "study": "vitrail.verbs.study",
-    "train": "vitrail.verbs.train",
-    "transfer": "vitrail.verbs.transfer",
     "visualize_attention": "vitrail.analysis.visualize",
     "work_study": "vitrail.studies.worker",
     "write_study": "vitrail.studies.design",

@@ -1,7 +1,6 @@
-"""Errors that a user can fix: one class per exit code, each message in three parts.
+"""Errors that a user can fix: one class per exit code. A message says *what* is wrong, shows the *value*, and gives the *remedy*.
 
-A message says *what* is wrong, shows the *value*, and gives the *remedy*. The command line prints it
-without a traceback and exits with the ``code`` of the class; Python code catches the class.
+The command line prints it without a traceback and exits with the ``code`` of the class; Python code catches the class.
 """
 
 from __future__ import annotations
@@ -105,13 +104,9 @@ def find_fault(name: str) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, torch on a CPU or torch on a GPU could not allocate memory."""
-    message = str(error).lower()
     names = {kind.__name__ for kind in type(error).__mro__}  # torch is not imported here
-    return (
-        bool(names & {"MemoryError", "OutOfMemoryError"})
-        or "out of memory" in message
-        or "can't allocate memory" in message
-    )
+    told = any(words in str(error).lower() for words in ("out of memory", "can't allocate memory"))
+    return told or bool(names & {"MemoryError", "OutOfMemoryError"})
 
 
 def explain_system(error: BaseException) -> tuple[str, str] | None:
@@ -131,10 +126,7 @@ LISTED, BEGINNING = 100, 12  # longest list of names that is shown in full; name
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
-    """The known names closest to ``name``, as a remedy: ``"did you mean 'size'?"``.
-
-    Falls back to the whole list if no name is close, or to its beginning if the list is long.
-    """
+    """The known names closest to ``name``, as a remedy: ``"did you mean 'size'?"``; all or the first of them if none is close."""
     known = [str(option) for option in known]
     lowered = {option.lower(): option for option in known}
     close = [lowered[match] for match in get_close_matches(name.lower(), lowered, n=most, cutoff=0.5)]

@@ -40,13 +40,9 @@ class Stamps:
 
 @dataclass(frozen=True, eq=False)
 class Stamped:
-    """Files or images as they are now, whose content is read where that is asked for.
+    """Files or images as they are now, whose content is read where that is asked for; sizes and versions as in `Stamps`.
 
-    Args:
-        names: of the files or images.
-        sizes: (n,) int64 bytes; -1 for a file that cannot be found.
-        versions: (n,) int64, see `Stamps`.
-        root: the folder that the names of files are relative to; None where the versions are hashes of the content.
+    Names of files are relative to the folder ``root``, which is None where the versions are hashes of the content.
     """
 
     names: Sequence[str]
@@ -141,10 +137,7 @@ def stat_file(path: str) -> tuple[int, int]:
 
 
 def read_ends(path: str, length: int) -> bytes:
-    """The first and the last `ENDS` bytes of a file of this length, which is the whole of a small one.
-
-    Of a file that cannot be read its path, so that it equals no other.
-    """
+    """The first and the last `ENDS` bytes of a file of this length; of one that cannot be read its path, to equal no other."""
     try:
         with open(path, "rb") as file:
             head = file.read(ENDS)

@@ -200,8 +200,8 @@ def _repeat_views(ids: np.ndarray, views: int) -> np.ndarray:
 
 
 def _check_channels(source: Source, channels: int) -> None:
-    if source.images.shape[3] != channels:
-        fact = f"the images have {source.images.shape[3]} channels, but the model requires {channels}"
+    if (found := source.images.shape[3]) != channels:
+        fact = f"the images have {found} channels, but the model requires {channels}"
         raise DataError(fact, f"give images with {channels} channels, or a model for these images")
 
 

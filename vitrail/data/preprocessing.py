@@ -97,13 +97,10 @@ class Preprocessing:
         mean: tuple[float, ...] = (0.5, 0.5, 0.5),
         std: tuple[float, ...] = (0.5, 0.5, 0.5),
     ) -> Preprocessing:
-        """timm's evaluation transform (timm/data/transforms_factory.py): for 224, shorter side 248, centre crop 224.
-
-        For a ``size`` that is not square timm resizes with another function, which rounds.
-        """
+        """timm's evaluation transform (timm/data/transforms_factory.py): for 224, shorter side 248, centre crop 224."""
         size = (size, size) if isinstance(size, int) else size
         to = math.floor(min(size) / crop_fraction)
-        rounding = "floor" if size[0] == size[1] else "round"
+        rounding = "floor" if size[0] == size[1] else "round"  # timm resizes with another function, which rounds
         return cls(
             size=size, resize="short", resize_to=to, rounding=rounding, interpolation=interpolation, mean=mean, std=std
         )
@@ -210,10 +207,7 @@ class Preprocessing:
         return cover_height, rounded(cover_height * width / height)
 
     def visible_box(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """(top, left, bottom, right) of the part of an image of that size that the model sees, in pixels of the image.
-
-        If the image gets a border, the box extends beyond the image.
-        """
+        """(top, left, bottom, right) of what the model sees of an image of that size, in its pixels, or beyond it with a border."""
         tall, wide, top, left = self._crop_geometry(height, width)
         down, across = height / tall, width / wide
         return top * down, left * across, (top + self.size[0]) * down, (left + self.size[1]) * across

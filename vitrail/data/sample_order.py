@@ -29,21 +29,15 @@ MOST_SORTED = 50_000_000  # samples whose permutation is computed as a whole: 0.
 class TrainStream:
     """The order of the samples of a run.
 
-    Args:
-        images: n; an epoch has n positions for any ``repeats``.
-        batch: B, of one step.
-        seed: of the order.
-        repeats: repeated augmentation (Hoffer et al. 2020; DeiT, section 6): an epoch has n / repeats of the samples,
-            each in ``repeats`` views that follow one another, so they are in the same batch. With 1 an epoch has every
-            sample once.
-        units: the units in which the samples are stored, if they are.
+    With ``repeats`` for repeated augmentation (Hoffer et al. 2020; DeiT, section 6), an epoch has n / repeats of the samples,
+    each in ``repeats`` views that follow one another, so they are in the same batch.
     """
 
-    images: int
-    batch: int
+    images: int  # n; an epoch has n positions for any ``repeats``
+    batch: int  # B, of one step
     seed: int
     repeats: int = 1
-    units: Units | StoredUnits | None = None
+    units: Units | StoredUnits | None = None  # in which the samples are stored, if they are
 
     def __post_init__(self) -> None:
         assert min(self.images, self.batch, self.repeats) >= 1, self

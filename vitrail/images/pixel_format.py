@@ -1,7 +1,4 @@
-"""How a value for every pixel of a picture is stored and resampled. No torch.
-
-H and W of the upright picture, h and w of the result.
-"""
+"""How a value for every pixel of a picture is stored and resampled, from H and W to h and w. No torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Readers of files and values from strangers, within one table of limits (limits.py).
 
-A few hundred bytes of JSON, YAML, XML or an archive can stand for values that fill the memory, or are nested too deeply for any
-code that walks through them. Whatever is read from outside goes through these readers. They raise `ValueError`, which callers
-turn into an error with the path and a remedy.
+A few hundred bytes of JSON, YAML, XML or an archive can stand for values that fill the memory or are nested too deeply. Whatever
+is read from outside goes through these readers. They raise `ValueError`, which callers turn into an error with path and remedy.
 """

@@ -26,17 +26,13 @@ class ImageNet:
 @cache
 def find_imagenet(outputs: int) -> ImageNet | None:
     """The classes of ImageNet that models with this number of outputs usually have; None for other numbers."""
-    match outputs:
-        case 1_000:
-            name, rows = "ImageNet-1k", _read("1k.txt")
-        case 21_841 | 21_843:
-            name, rows = "ImageNet-21k", _read("21k.txt")
-            if outputs == 21_841:
-                rows = [row for row in rows if row[0] not in NOT_IN_FALL_2011]
-        case _:
-            return None
-    ids, names = zip(*rows)
-    return ImageNet(name, ids, names)
+    if outputs not in (1_000, 21_841, 21_843):
+        return None
+    name = "1k" if outputs == 1_000 else "21k"
+    text = files("vitrail.data.imagenet").joinpath(f"{name}.txt").read_text(encoding="utf-8")
+    rows = [line.split(" ", 1) for line in text.splitlines()]
+    ids, names = zip(*(row for row in rows if outputs != 21_841 or row[0] not in NOT_IN_FALL_2011))
+    return ImageNet(f"ImageNet-{name}", ids, names)
 
 
 def index_classes(classes: Sequence[str]) -> dict[str, int]:
@@ -52,9 +48,3 @@ def index_classes(classes: Sequence[str]) -> dict[str, int]:
 def _first_words(names: Sequence[str]) -> list[str]:
     """ "crane" for "crane (wading bird)", "crane (134)" and "crane, Grus grus"."""
     return [name.partition(",")[0].partition(" (")[0] for name in names]
-
-
-def _read(file: str) -> list[list[str]]:
-    """Pairs of id and name."""
-    text = files("vitrail.data.imagenet").joinpath(file).read_text(encoding="utf-8")
-    return [line.split(" ", 1) for line in text.splitlines()]
