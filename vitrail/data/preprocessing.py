@@ -207,7 +207,7 @@ class Preprocessing:
         return cover_height, rounded(cover_height * width / height)
 
     def visible_box(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """(top, left, bottom, right) of what the model sees of an image of that size, in its pixels, or beyond it with a border."""
+        """(top, left, bottom, right) of what the model sees of an image of that size, in pixels, or beyond it with a border."""
         tall, wide, top, left = self._crop_geometry(height, width)
         down, across = height / tall, width / wide
         return top * down, left * across, (top + self.size[0]) * down, (left + self.size[1]) * across
