@@ -22,14 +22,12 @@ PartDevices = Annotated[
 ]
 
 
-def must_launch(devices: str | None) -> bool:
-    """Returns whether this process is to start others, and is not one of those that were started."""
-    return devices is not None and not is_launched()
+def launch_again(devices: str | None) -> int | None:
+    """Runs the command of this process on several devices, and returns its exit code.
 
-
-def launch_again(devices: str, *, restarts: int = 0) -> int:
-    """Runs the command of this process on several devices, and returns its exit code."""
-    return launch(devices, sys.argv[1:], restarts=restarts)
+    Returns None, for this process to go on, without ``devices`` and in one of those that were started.
+    """
+    return None if devices is None or is_launched() else launch(devices, sys.argv[1:])
 
 
 def join_ranks(device: str | None) -> AbstractContextManager[Ranks]:
@@ -41,11 +39,11 @@ def join_ranks(device: str | None) -> AbstractContextManager[Ranks]:
     return join(device)
 
 
-def launch_parts(devices: str, options: Mapping[str, Any], inputs: Sequence[str]) -> int:
-    """Starts a command that writes parts on several devices, and returns its exit code. Raises `ConfigError`."""
-    if options.get("parts") is None:
+def launch_parts(devices: str | None, options: Mapping[str, Any], inputs: Sequence[str]) -> int | None:
+    """Starts a command that writes parts as `launch_again` does. Raises `ConfigError` for what cannot be divided."""
+    if devices is not None and options.get("parts") is None:
         raise ConfigError("--devices divides parts, and there is no --parts", "give --parts DIR")
-    if not inputs or "-" in inputs:
+    if devices is not None and (not inputs or "-" in inputs):
         raise ConfigError("--devices is given, and paths on standard input, which one process reads", "name the images")
     return launch_again(devices)
 

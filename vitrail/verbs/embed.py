@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import to_stderr
 from vitrail.verbs import options
-from vitrail.verbs.devices import PartDevices, launch_parts, must_launch, write_parts_on_ranks
+from vitrail.verbs.devices import PartDevices, launch_parts, write_parts_on_ranks
 from vitrail.verbs.predict import choose_division
 from vitrail.verbs.verb import verb
 
@@ -70,8 +70,8 @@ def embed(
 
 
 def run(model: str, /, *inputs: str, devices: PartDevices = None, **given: Any) -> int:
-    if devices is not None and must_launch(devices):
-        return launch_parts(devices, given, inputs)
+    if (code := launch_parts(devices, given, inputs)) is not None:
+        return code
     write = partial(embed, model, inputs or ("-",))
     if given.get("out") is None and given.get("parts") is None:
         raise ConfigError("no output was named", "give --out FILE, or --parts DIR for many images")

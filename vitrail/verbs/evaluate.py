@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say, say_nothing, to_stderr
 from vitrail.verbs import options
-from vitrail.verbs.devices import Devices, join_ranks, launch_again, must_launch
+from vitrail.verbs.devices import Devices, join_ranks, launch_again
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -102,10 +102,9 @@ def evaluate(
         mapping = {"class_map": options.to_path(class_map), "max_bad": reading.max_bad}
         name, source = open_split(task, data, split, log, **mapping)
         if calibrate and source.multi_label != task.multi_label:
-            what = "the images have several labels each" if source.multi_label else "the images have one label each"
-            raise ConfigError(
-                f"{what}, unlike those of the model's training", "calibrate on data like those of the training"
-            )
+            what = f"the images have {'several labels' if source.multi_label else 'one label'} each"
+            remedy = "calibrate on data like those of the training"
+            raise ConfigError(f"{what}, unlike those of the model's training", remedy)
         among = _find_present(task, source, calibrate, log) if restrict else None
         bad = reading.record_bad(source, options.to_path(bad_list) if ranks.first else None)
         if task.preprocessing.pixel_range is None:
@@ -139,12 +138,8 @@ def evaluate(
         result = replace(result, further=_measure_corruptions(evaluate_corrupted, quiet=reading.quiet))
     if folder is not None:
         title = sentence(task.config.about) if isinstance(model, Task) else Path(str(model)).name
-        facts: dict[str, Any] = {
-            "title": title,
-            "command": command,
-            "data": str(data) if isinstance(data, str | Path) else "",
-            "notes": [f"{sentence(note)}." for note in notes],
-        }
+        named = str(data) if isinstance(data, str | Path) else ""
+        facts = {"title": title, "command": command, "data": named, "notes": [f"{sentence(note)}." for note in notes]}
         ranks.run_on_rank0(lambda: _write_report(folder, task, source, result, facts))
     return result
 
@@ -161,8 +156,8 @@ def run(
 ) -> int:
     from vitrail.verbs.printing import columns, command_line, one_line
 
-    if devices is not None and must_launch(devices):
-        return launch_again(devices)
+    if (code := launch_again(devices)) is not None:
+        return code
     with join_ranks(given.get("device")) as ranks:
         result = evaluate(model, data, command=command_line(), ranks=ranks, **given)
     if not ranks.first:
@@ -256,5 +251,5 @@ def _write_report(out: Path, task: Task, source: Source, result: EvaluationResul
         "date": date.today().isoformat(),
     }
     replace_file(out / "figures.json", dump_json(result.to_dict()))
-    splits = {result.split: source}
-    write_report(out, JudgedRun(facts=facts, model=task, splits=splits, source=source, judgement=result))
+    run = JudgedRun(facts=facts, model=task, splits={result.split: source}, source=source, judgement=result)
+    write_report(out, run)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from vitrail.errors import ConfigError, nearest
 from vitrail.runtime.progress import to_stderr
 from vitrail.verbs import options
-from vitrail.verbs.devices import PartDevices, launch_parts, must_launch, write_parts_on_ranks
+from vitrail.verbs.devices import PartDevices, launch_parts, write_parts_on_ranks
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -85,9 +85,8 @@ def predict(
     images = find_inputs(options.list_inputs(inputs))
     reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))
-    draw = None
-    if overlay is not None:
-        draw = prepare_drawing(images.source, Path(overlay), task.preprocessing, reading.max_pixels)
+    pixels = reading.max_pixels
+    draw = None if overlay is None else prepare_drawing(images.source, Path(overlay), task.preprocessing, pixels)
     answers = answer_images(task, images.source, reading, wanted, bad=bad, fast=fast, draw=draw)
     results = Results(answers, images, bad, done="predicted", say=log, task=task)
     if out is None:
@@ -104,8 +103,8 @@ def run(
     json: Annotated[bool, "JSON lines on stdout."] = False,
     **given: Any,
 ) -> int:
-    if devices is not None and must_launch(devices):
-        return launch_parts(devices, given, inputs)
+    if (code := launch_parts(devices, given, inputs)) is not None:
+        return code
     answer = partial(predict, model, inputs or ("-",))
     kind = "jsonl" if json else given.pop("format", None)
     if given.get("parts") is not None:
@@ -147,17 +146,10 @@ def choose_division(
 
 
 def write_answers(results: Results[Answer], out: Path | None = None, kind: str | None = None) -> None:
-    """Writes the answers for all images in a format of the model's task, or else as `write_rows` does.
+    """Writes the answers in the format ``kind``, by default that of the ending of ``out``; in none of the task's a table.
 
-    A folder also gets ``index.csv``: the rows of every image, with the name of its file.
-
-    Args:
-        out: the file or the folder; None for a table on stdout.
-        kind: the format; by default that of the ending of ``out``, and for a folder that of the task.
-
-    Raises:
-        ConfigError: a format that the task does not have; a folder in which answers would replace images that were given.
-        DataError: as `write_rows`.
+    A folder also gets ``index.csv``: the rows of every image, with the name of its file. Raises `ConfigError` for a format that
+    the task does not have and a folder in which answers would replace images that were given, and as `write_rows`.
     """
     from vitrail.inference.inputs import name_files
     from vitrail.inference.results import list_rows
@@ -174,11 +166,19 @@ def write_answers(results: Results[Answer], out: Path | None = None, kind: str |
         raise ConfigError(f"the format {kind} cannot be written to stdout", "give --out")
     names = name_files(list(map(str, results.images.source.keys)))
     is_folder = not chosen.suffix
-    if is_folder:
-        _check_apart(names, out, chosen.each)
+    written = {(out / f"{name}{chosen.each}").resolve() for name in names.values()} if is_folder else set()
+    if replaced := sorted(written & {Path(key).resolve() for key in names}):
+        what = f"{out} has images that the answers would replace, such as {replaced[0].name}"
+        raise ConfigError(what, "give another folder")
     files = chosen(out, task.classes)
+
+    def write_each() -> Iterator[tuple[str, Answer | None]]:
+        for key, answer in results.pairs():
+            files.write(names[key], key, answer)
+            yield key, answer
+
     with open_table(out / INDEX) if is_folder else nullcontext() as write:
-        for row in list_rows(_write_each(results, files, names), results.failed):
+        for row in list_rows(write_each(), results.failed):
             if write is not None:
                 file = "" if row["error"] else names[row["path"]] + chosen.each
                 write({"path": row["path"], "file": file, **row})
@@ -194,29 +194,12 @@ def _choose_format(task: Task, out: Path | None, kind: str | None) -> type[Answe
     if kind is not None:
         if kind in task.formats or kind in TABLES:
             return task.formats.get(kind)
-        raise ConfigError(
-            f"there is no format {kind!r} for the task {task.name}", nearest(kind, [*task.formats, *TABLES])
-        )
+        what = f"there is no format {kind!r} for the task {task.name}"
+        raise ConfigError(what, nearest(kind, [*task.formats, *TABLES]))
     if out is None:
         return None
     suffix = "" if out.is_dir() else out.suffix.lower()
     return next((each for each in task.formats.values() if each.suffix == suffix), None)
-
-
-def _check_apart(names: Mapping[str, str], out: Path, suffix: str) -> None:
-    """Raises `ConfigError` if a file of an answer would replace an image."""
-    given = {Path(key).resolve() for key in names}
-    if replaced := sorted(given & {(out / f"{name}{suffix}").resolve() for name in names.values()}):
-        what = f"{out} has images that the answers would replace, such as {replaced[0].name}"
-        raise ConfigError(what, "give another folder")
-
-
-def _write_each(
-    results: Results[Answer], files: AnswerFiles, names: Mapping[str, str]
-) -> Iterator[tuple[str, Answer | None]]:
-    for key, answer in results.pairs():
-        files.write(names[key], key, answer)
-        yield key, answer
 
 
 def write_rows(results: Results[Any], out: Path | None = None, kind: str | None = None) -> None:

@@ -30,10 +30,7 @@ SIDE, QUALITY = 1280, 90  # pixels of the longer side of a picture that is writt
 def draw_data(data: Any, out: Path, samples: int, say: Say) -> None:
     """Writes ``out/SPLIT/NAME.jpg``: ``samples`` pictures of each split, spread evenly over it, with their annotation.
 
-    Raises:
-        ConfigError: ``samples`` is below 1.
-        DataError: the data cannot be opened, or have no boxes and no masks.
-        DiskError: ``out`` cannot be written.
+    Raises `ConfigError` for ``samples`` below 1, and `DataError` for data without boxes and masks.
     """
     if samples < 1:
         raise ConfigError(f"samples is {samples}", "ask for at least one picture of each split")
@@ -56,10 +53,10 @@ def draw_split(source: Source, folder: Path, samples: int) -> int:
         try:
             item = source.read(row)
             content = item.content
-            is_array = isinstance(content, np.ndarray)
-            picture = (
-                Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(content)))) if is_array else open_image(content)
-            )
+            if isinstance(content, np.ndarray):
+                picture = Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(content))))
+            else:
+                picture = open_image(content)
             assert isinstance(source.targets, Annotations)
             source.targets.read_map(row, (picture.height, picture.width))  # raises for a size that does not fit
         except BadImage:

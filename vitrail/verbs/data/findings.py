@@ -1,5 +1,4 @@
-"""Checks a data set: counts, sizes, bad files, duplicates, leaks and near copies between splits: resized, recompressed or
-slightly edited images.
+"""Checks a data set: counts, sizes, bad files, duplicates, leaks and edited copies between splits.
 
 m images, of which thumbnails of 16 x 16 grey pixels are compared.
 """
@@ -7,13 +6,15 @@ m images, of which thumbnails of 16 x 16 grey pixels are compared.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, combinations
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from vitrail.errors import DataError
 from vitrail.images.decode import BadImage, decode, size_of
 from vitrail.rows import Rows
 from vitrail.untrusted.limits import PIXELS
+from vitrail.verbs.printing import columns
 
 if TYPE_CHECKING:
     from vitrail.tasks.task import Task
@@ -111,37 +113,36 @@ class CheckResult(Rows):
         """Returns the result as lines of text. Long lists are shortened; `to_dict` has them in full."""
         splits = list(self.counts)
         lines = [f"layout   {self.layout}", f"images   {self.images:,}", f"classes  {len(self.classes)}"]
-        rows: list[tuple[str, ...]] = [("" if self.counted == "images" else self.counted, *splits)]
-        rows += [
+        rows = [
             (name or "unlabelled", *(f"{self.counts[split].get(name, 0):,}" for split in splits))
             for name in dict.fromkeys(name for split in splits for name in self.counts[split])
         ]
-        lines += _format_table(rows[: 10 * ROWS_SHOWN])
+        head = ("" if self.counted == "images" else self.counted, *splits)
+        lines.append(indent(columns(rows[: 10 * ROWS_SHOWN - 1], head), "  "))
         if self.smallest and self.largest:
             across = [f"{width} x {height}" for height, width in (self.smallest, self.largest)]
             lines.append(f"sizes    from {across[0]} to {across[1]} (width x height)")
         if self.widths and self.heights:
             sides = "widths {:,} to {:,}, heights {:,} to {:,}".format(*self.widths, *self.heights)
             lines.append(f"         {sides}; by the shorter side:")
-            lines += _format_table([(name, f"{count:,}") for name, count in self.sizes.items()])
-        lines += _format_list("bad images", [f"{key}: {reason}" for key, reason in self.bad])
-        lines += _format_list("duplicates within a split", [" = ".join(group) for group in self.duplicates])
-        lines += _format_list("images in more than one split", [" = ".join(group) for group in self.leaks])
-        lines += _format_list("images that look like one of another split", [" ~ ".join(pair) for pair in self.near])
-        lines += _format_list("equal images with different labels", [" = ".join(group) for group in self.conflicts])
-        lines += _format_list(f"classes with fewer than {FEW} training images", list(self.few))
-        lines += _format_list("warnings", list(self.warnings))
+            lines.append(indent(columns((name, f"{count:,}") for name, count in self.sizes.items()), "  "))
+        for title, entries in (
+            ("bad images", list(map(": ".join, self.bad))),
+            ("duplicates within a split", list(map(" = ".join, self.duplicates))),
+            ("images in more than one split", list(map(" = ".join, self.leaks))),
+            ("images that look like one of another split", list(map(" ~ ".join, self.near))),
+            ("equal images with different labels", list(map(" = ".join, self.conflicts))),
+            (f"classes with fewer than {FEW} training images", self.few),
+            ("warnings", self.warnings),
+        ):
+            lines += [f"{title}: {len(entries):,}"] if entries else []
+            lines += [f"  {entry}" for entry in entries[:ROWS_SHOWN]]
+            lines += [f"  ... and {len(entries) - ROWS_SHOWN:,} more"] if len(entries) > ROWS_SHOWN else []
         lines += [f"refused by `vitrail train`: {self.refused}"] if self.refused else []
         return "\n".join([*lines, "no problems found" if self.sound else "problems found, see above"])
 
 
-def check(
-    data: Any,
-    *,
-    task: str | None = None,
-    model: Task | None = None,
-    max_pixels: int = PIXELS,
-) -> CheckResult:
+def check(data: Any, *, task: str | None = None, model: Task | None = None, max_pixels: int = PIXELS) -> CheckResult:
     """Reads and decodes every image of ``data`` and returns what was found. Changes nothing."""
     splits, refused = _open(data, task, max_pixels)
     sources = {name: part for name in SPLIT_ORDER if (part := getattr(splits, name)) is not None}
@@ -172,14 +173,19 @@ def check(
 
     groups = _find_duplicates(digests)
     across = [group for group in groups if len({images[number][0] for number in group}) > 1]
-    within = [group for group in groups if len({images[number][0] for number in group}) == 1]
+    within = [group for group in groups if group not in across]
     unlike = [group for group in groups if len({label(number) for number in group} - {None}) > 1]
-    counts = {split: _count_images(source) for split, source in sources.items()}
+    counts = {
+        split: dict(zip(source.classes, source.counts().tolist())) if source.labelled else {"": len(source)}
+        for split, source in sources.items()
+    }
     of_split = np.array([SPLIT_ORDER.index(split) for split, _ in images])
-    similar = set(find_near_copies(thumbnails, of_split)).union(
-        [] if model is None else _compare_features(model, sources)
-    )
+    similar = {
+        *find_near_copies(thumbnails, of_split),
+        *(_compare_features(model, sources) if model is not None else ()),
+    }
     near = [pair for pair in sorted(similar) if digests[pair[0]] != digests[pair[1]]]
+    heights, widths = ((min(sides), max(sides)) for sides in zip(*sizes)) if sizes else (None, None)
     return CheckResult(
         layout=splits.layout,
         classes=splits.classes,
@@ -196,14 +202,14 @@ def check(
         counted=next((source.counted for source in sources.values()), "images"),
         images=len(images),
         warnings=tuple(find_layout_warnings(splits, data)),
-        widths=_find_range(width for _, width in sizes),
-        heights=_find_range(height for height, _ in sizes),
+        widths=widths,
+        heights=heights,
         refused=refused,
     )
 
 
 def _open(data: Any, task: str | None, max_pixels: int) -> tuple[Splits, str]:
-    """The data as a training opens them, and "", or as far as they can be opened, and why `vitrail train` refuses them."""
+    """Returns the data as a training opens them, or as far as they can be opened, and why `vitrail train` refuses them."""
     found = find_data(data)
     wanted = task or found.task
     try:
@@ -239,18 +245,12 @@ def _check_annotation(sources: dict[str, Source], image: tuple[str, int], size: 
     """Returns why the annotation of an image of this (height, width) cannot be used; empty if it can."""
     split, index = image
     targets = sources[split].targets
-    if not isinstance(targets, Annotations):
-        return ""
     try:
-        targets.read_map(index, size)
+        if isinstance(targets, Annotations):
+            targets.read_map(index, size)
     except BadImage as error:
         return error.reason
     return ""
-
-
-def _find_range(sides: Iterable[int]) -> tuple[int, int] | None:
-    ordered = sorted(sides)
-    return (ordered[0], ordered[-1]) if ordered else None
 
 
 def _examine_all(
@@ -295,36 +295,13 @@ def _find_duplicates(digests: np.ndarray) -> list[list[int]]:
     return sorted(group.tolist() for group in groups if len(group) > 1 and digests[group[0]])
 
 
-def _count_images(source: Source) -> dict[str, int]:
-    if not source.labelled:
-        return {"": len(source)}
-    return dict(zip(source.classes, source.counts().tolist()))
-
-
 def _bin_sizes(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
-    """Number of images by shorter side, in the steps of `SIZE_STEPS`."""
-    edges = (1, *SIZE_STEPS)
-    steps = np.searchsorted(SIZE_STEPS, [min(size) for size in sizes], side="right")
-    totals = Counter[int]()
-    for step, count in zip(steps.tolist(), sizes.values()):
-        totals[step] += count
-    names = [*(f"{low}-{high - 1}" for low, high in zip(edges, SIZE_STEPS)), f"{SIZE_STEPS[-1]}-"]
-    return {names[step]: totals[step] for step in sorted(totals)}
-
-
-def _format_table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  " + "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-        for row in rows
-    ]
-
-
-def _format_list(title: str, entries: list[str]) -> list[str]:
-    if not entries:
-        return []
-    more = [f"  ... and {len(entries) - ROWS_SHOWN:,} more"] if len(entries) > ROWS_SHOWN else []
-    return [f"{title}: {len(entries):,}", *(f"  {entry}" for entry in entries[:ROWS_SHOWN]), *more]
+    """Returns the number of images by shorter side, in the steps of `SIZE_STEPS`."""
+    names = [*(f"{low}-{high - 1}" for low, high in zip((1, *SIZE_STEPS), SIZE_STEPS)), f"{SIZE_STEPS[-1]}-"]
+    totals = dict.fromkeys(names, 0)
+    for size, count in sizes.items():
+        totals[names[bisect_right(SIZE_STEPS, min(size))]] += count
+    return {name: total for name, total in totals.items() if total}
 
 
 def make_thumbnail(picture: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8] | None:
@@ -338,14 +315,10 @@ def make_thumbnail(picture: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8
 def find_near_copies(
     thumbnails: Sequence[NDArray[np.uint8] | None], groups: NDArray[np.integer]
 ) -> list[tuple[int, int]]:
-    """Finds the pairs of images of different groups whose thumbnails are alike, each with the smaller index first.
+    """Finds the pairs of images of different ``groups`` (n,) whose thumbnails are alike, each with the smaller index first.
 
     A difference hash (the sign of the change between neighbouring pixels) chooses candidates, and the correlation of the
     thumbnails decides, so brightness and contrast do not matter.
-
-    Args:
-        thumbnails: of n images, as `make_thumbnail` gives them.
-        groups: (n,) the split of each image.
     """
     rows = np.array([row for row, levels in enumerate(thumbnails) if levels is not None], np.int64)
     if not len(rows) or len(np.unique(groups[rows])) < 2:
@@ -382,7 +355,7 @@ def _hash(levels: NDArray[np.float32]) -> NDArray[np.uint64]:
 def _list_candidates(
     hashes: NDArray[np.uint64], groups: NDArray[np.integer]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Arrays of pairs, the smaller index first, of different groups whose hashes differ in fewer bits than `BANDS`."""
+    """Yields arrays of pairs, the smaller index first, of different groups whose hashes differ in fewer bits than `BANDS`."""
     for band in range(BANDS):
         values = (hashes >> np.uint64(band * BITS)) & np.uint64(2**BITS - 1)
         order = np.argsort(values, kind="stable")

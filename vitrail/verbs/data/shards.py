@@ -61,6 +61,11 @@ class Shards:
     bytes: int
     classes: int
 
+    @classmethod
+    def of(cls, split: str, path: Path, shards: Sequence[Shard], classes: Sequence[str]) -> Shards:
+        images, size = (sum(getattr(shard, name) for shard in shards) for name in ("images", "bytes"))
+        return cls(split=split, path=path, shards=len(shards), images=images, bytes=size, classes=len(classes))
+
     def row(self) -> dict[str, Any]:
         return asdict(self) | {"path": str(self.path)}
 
@@ -83,17 +88,9 @@ def write_shards(data: Any, out: Path, *, images: int, seed: int, split: str | N
         for name, source in chosen.items():
             inside = name if len(chosen) > 1 else ""
             (aside / inside).mkdir(exist_ok=True)
-            shards = _write_split(
-                source, aside / inside, images, seed, bar, sum(each.images for each in written.values())
-            )
-            written[name] = Shards(
-                split=name,
-                path=out / inside,
-                shards=len(shards),
-                images=len(source),
-                bytes=sum(shard.bytes for shard in shards),
-                classes=len(source.classes),
-            )
+            done = sum(each.images for each in written.values())
+            shards = _write_split(source, aside / inside, images, seed, bar, done)
+            written[name] = Shards.of(name, out / inside, shards, source.classes)
         replace_folder(out, aside)
     return written
 
@@ -107,9 +104,8 @@ def _refuse_others(source: Source, images: int) -> None:
     if not len(source):
         raise DataError("the data have no images", "run `vitrail data check` to see what was found")
     if len(source) > images * MOST_SHARDS:
-        raise ConfigError(
-            f"{len(source):,} images are more than {MOST_SHARDS:,} shards of {images:,}", "--images 100000"
-        )
+        what = f"{len(source):,} images are more than {MOST_SHARDS:,} shards of {images:,}"
+        raise ConfigError(what, "--images 100000")
 
 
 def _write_split(source: Source, folder: Path, images: int, seed: int, bar: ProgressBar, done: int) -> list[Shard]:
@@ -126,7 +122,7 @@ def _write_split(source: Source, folder: Path, images: int, seed: int, bar: Prog
         shards.append(Shard(name=path.name, bytes=size, sha256=digest, images=len(rows)))
         position += size
         bar.update(done + first + len(rows))
-    keys = Strings.join([source.keys])
+    keys, targets = Strings.join([source.keys]), source.labels if source.labelled else None
     tables = Tables(
         starts=starts,
         lengths=lengths,
@@ -134,19 +130,15 @@ def _write_split(source: Source, folder: Path, images: int, seed: int, bar: Prog
         names=np.frombuffer(keys.blob, np.uint8),
         name_ends=keys.ends,
         stored=order.astype(np.int32),
-        targets=_pack_targets(source.labels, source.multi_label) if source.labelled else None,
+        targets=targets.astype(np.uint8) if targets is not None and source.multi_label else targets,
     )
     (folder / FOLDER).mkdir()
     write_index(folder / FOLDER, root=BESIDE, shards=shards, classes=source.classes, tables=tables)
     return shards
 
 
-def _pack_targets(labels: np.ndarray, multi_label: bool) -> np.ndarray:
-    return labels.astype(np.uint8) if multi_label else labels
-
-
 def _list_members(source: Source, rows: np.ndarray, checksums: np.ndarray) -> Iterator[tuple[str, bytes]]:
-    """Each image as ``NUMBER.jpg``, followed by its label: ``NUMBER.cls``, or ``NUMBER.json`` where it may have several."""
+    """Yields each image as ``NUMBER.jpg``, then its label: ``NUMBER.cls``, or ``NUMBER.json`` where it may have several."""
     for row in rows.tolist():
         try:
             item = source.read(row)
@@ -156,10 +148,8 @@ def _list_members(source: Source, rows: np.ndarray, checksums: np.ndarray) -> It
         if not isinstance(item.content, bytes):
             raise DataError("the images of a Dataset have no files that could be copied", "train on the Dataset")
         if len(item.content) > MOST_BYTES:
-            raise DataError(
-                f"the image {item.key} has {len(item.content):,} bytes; the limit is {MOST_BYTES:,}",
-                "resize or re-encode it, or leave it out",
-            )
+            what = f"the image {item.key} has {len(item.content):,} bytes; the limit is {MOST_BYTES:,}"
+            raise DataError(what, "resize or re-encode it, or leave it out")
         checksums[row] = zlib.crc32(item.content)
         yield f"{row:08d}.{_extension(item.key, item.content)}", item.content
         if source.multi_label:
@@ -232,10 +222,8 @@ def index_shards(
         raise ConfigError(f"an index cannot be written to {folder}", "give a folder for it, after the URL")
     folder = folder.rstrip("/") if is_remote(folder) else os.path.abspath(os.path.expanduser(folder))
     archives = _find_archives(folder)
-    places = {
-        split: Path(out or folder, inside.removeprefix(folder).lstrip("/")) for split, (inside, _) in archives.items()
-    }
-    for place in places.values():
+    places = [Path(out or folder, inside.removeprefix(folder).lstrip("/")) for inside, _ in archives.values()]
+    for place in places:
         if (place / FOLDER).exists():
             remedy = "remove that folder first; an index of `vitrail data shard` has names that archives lack"
             raise ConfigError(f"there is an index already: {place / FOLDER}", remedy)
@@ -243,28 +231,20 @@ def index_shards(
     written: Records[Shards] = Records()
     with ProgressBar("archives (MB)", total // 10**6, quiet=quiet) as bar:
         done = 0
-        for split, (inside, names) in archives.items():
+        for place, (split, (inside, names)) in zip(places, archives.items()):
             found, shards = Found(), []
             for name in names:
                 shards.append(_read_archive(inside, name, found, sum(shard.bytes for shard in shards), say))
                 done += shards[-1].bytes
                 bar.update(done // 10**6)
             if not found.starts:
-                raise DataError(
-                    f"the archives in {inside} have no images", "give archives with images of JPEG, PNG, ..."
-                )
+                what = f"the archives in {inside} have no images"
+                raise DataError(what, "give archives with images of JPEG, PNG, ...")
             labels = _read_labels(found.labels, classes, inside)
-            _write_found(places[split], inside, shards, found, labels)
+            _write_found(place, inside, shards, found, labels)
             if found.without:
                 say(f"warning: {plural(found.without, 'sample')} in {inside} without an image, not used")
-            written[split or "train"] = Shards(
-                split=split or "train",
-                path=places[split],
-                shards=len(shards),
-                images=len(found.starts),
-                bytes=sum(shard.bytes for shard in shards),
-                classes=len(labels.names) if labels else 0,
-            )
+            written[split] = Shards.of(split, place, shards, labels.names if labels else ())
     return written
 
 
@@ -273,7 +253,7 @@ def _find_archives(folder: str) -> dict[str, tuple[str, dict[str, int]]]:
     if not is_remote(folder) and not os.path.isdir(folder):
         raise DataError(f"{folder} is not a folder", "give a folder with .tar archives")
     if names := list_archives(folder):
-        return {"": (folder, names)}
+        return {"train": (folder, names)}
     inside = SPLIT_ORDER if is_remote(folder) else [name for name in os.listdir(folder) if name.lower() in SPLITS]
     found = {SPLITS[name.lower()]: (f"{folder}/{name}", list_archives(f"{folder}/{name}")) for name in inside}
     if not any(names for _, names in found.values()):
@@ -285,7 +265,7 @@ def _write_found(place: Path, folder: str, shards: list[Shard], found: Found, la
     targets = None
     if labels is not None:
         assert isinstance(labels.values, np.ndarray)
-        targets = _pack_targets(labels.values, labels.multi)
+        targets = labels.values.astype(np.uint8) if labels.multi else labels.values
     root = BESIDE if str(place) == folder else folder
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -298,7 +278,7 @@ def _write_found(place: Path, folder: str, shards: list[Shard], found: Found, la
 
 
 def _read_archive(folder: str, name: str, found: Found, position: int, say: Say) -> Shard:
-    """Add the samples of an archive that starts at ``position``."""
+    """Adds the samples of an archive that starts at ``position``."""
     before, end = len(found.starts), 0
     with open_archive(f"{folder}/{name}") as file:
         hashed = Hashed(file)
@@ -378,19 +358,18 @@ def _read_labels(by_kind: dict[str, list[str]], classes: Sequence[str] | None, w
             what = f"{missing:,} of {len(texts):,} samples in {where} have no label (.{kind})"
             raise DataError(what, "give every image a label, or none")
         if all(text.isascii() and text.isdecimal() for text in texts):
-            return from_numbers(_read_numbers(texts, where), classes, where=f"the archives in {where}")
+            try:
+                numbers = np.array([to_whole(text, "the number of a class") for text in texts])
+            except ValueError as error:
+                raise DataError(
+                    f"the labels in {where} cannot be read: {error}", "number the classes from 0"
+                ) from error
+            return from_numbers(numbers, classes, where=f"the archives in {where}")
         if classes is not None:
             what = f"the labels in {where} are names, such as {texts[0]!r}, and names of classes are given"
             raise ConfigError(what, "leave --classes out")
         return from_texts(texts)
     return None
-
-
-def _read_numbers(texts: list[str], where: str) -> np.ndarray:
-    try:
-        return np.array([to_whole(text, "the number of a class") for text in texts])
-    except ValueError as error:
-        raise DataError(f"the labels in {where} cannot be read: {error}", "number the classes from 0") from error
 
 
 def _are_captions(texts: list[str]) -> bool:

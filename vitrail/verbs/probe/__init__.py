@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from vitrail.config.units import whole_numbers
 from vitrail.runtime.progress import say_nothing, to_stderr
 from vitrail.verbs import options
-from vitrail.verbs.devices import Devices, join_ranks, launch_again, must_launch
+from vitrail.verbs.devices import Devices, join_ranks, launch_again
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def probe(
 def run(model: str, data: str, /, *, devices: Devices = None, json: options.AsJson = False, **given: Any) -> int:
     from vitrail.verbs.printing import columns, one_line
 
-    if devices is not None and must_launch(devices):
-        return launch_again(devices)
+    if (code := launch_again(devices)) is not None:
+        return code
     with join_ranks(given.get("device")) as ranks:
         result = probe(model, data, ranks=ranks, **given)
     if not ranks.first:

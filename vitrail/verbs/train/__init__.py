@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from vitrail.config.schema import Precision, Run, TaskVerb
 from vitrail.errors import ConfigError
+from vitrail.runtime.launch import is_launched, launch
 from vitrail.runtime.progress import Say, say_nothing, to_stderr
 from vitrail.verbs import options
-from vitrail.verbs.devices import launch_again, must_launch
 from vitrail.verbs.verb import Python, Sets, options_of, verb
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ def make_run(verb: Callable[..., Any], *, labels: bool) -> Callable[..., int]:
         **given: Any,
     ) -> int:
         import os
+        import sys
         from json import dumps
 
         from vitrail.verbs.printing import command_line, one_line
@@ -214,9 +215,9 @@ def make_run(verb: Callable[..., Any], *, labels: bool) -> Callable[..., int]:
             if json:
                 print(dumps({"plan": rows}))
             return 0
-        if devices is not None and must_launch(devices):
+        if devices is not None and not is_launched():
             compose(verb, {**given, "data": data}, labels=labels)  # mistakes are reported here, once
-            return launch_again(devices, restarts=restarts)
+            return launch(devices, sys.argv[1:], restarts=restarts)
         result = verb(data, command=command_line(), say=print_line, **given)
         if isinstance(result, str) or os.environ.get("RANK", "0") != "0":  # of several ranks the first one prints
             return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from vitrail.config.units import split_commas, whole_numbers
 from vitrail.runtime.progress import say_nothing, to_stderr
 from vitrail.verbs import options
-from vitrail.verbs.devices import Devices, join_ranks, launch_again, must_launch
+from vitrail.verbs.devices import Devices, join_ranks, launch_again
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -64,8 +64,10 @@ def transfer(
     from dataclasses import replace
     from datetime import date
 
+    from vitrail.config.parse import plain
     from vitrail.evaluation.vtab import TASKS
     from vitrail.files import make_folder
+    from vitrail.inference.features import digest_of
     from vitrail.reports.transfer import Transfer, write_transfer
     from vitrail.runs.cells import Cells
     from vitrail.runtime.distributed import SINGLE
@@ -77,10 +79,8 @@ def transfer(
         DataSet,
         Tuning,
         check_protocols,
-        collect_settings,
         describe_settings,
         find_tasks,
-        get_root,
         name_data,
     )
     from vitrail.weights.resolve import resolve_model
@@ -92,7 +92,7 @@ def transfer(
     with ranks.share_errors():
         check_protocols(asked)
         probes = {name: ProbeProtocol(protocol=name, k=k, shots=counts) for name in asked if name != FINETUNE}
-        names = find_tasks(get_root(data)) if vtab else name_data(data)
+        names = find_tasks(data) if vtab else name_data(data)
         if vtab:
             log(f"vtab     {len(names)} of {len(TASKS)} tasks")
             tuning = replace(tuning, recipe=VTAB_RECIPE)
@@ -103,10 +103,12 @@ def transfer(
             tuning.run(init, next(iter(names.values())), reading, seed=0)
         task = reading.load(init, log)
     cells = Cells(folder, "transfer")
+    # all that decides the figures but the data sets and protocols, which may grow
+    decided = {"weights": digest_of(task), "k": k, "shots": counts, FINETUNE: tuning, "precision": reading.precision}
 
     def begin() -> None:
         make_folder(folder)
-        cells.begin(collect_settings(task, k, counts, tuning, reading))
+        cells.begin(plain(decided))
 
     ranks.run_on_rank0(begin)
     rows = {}
@@ -134,8 +136,8 @@ def transfer(
 def run(model: str, /, *data: str, devices: Devices = None, json: options.AsJson = False, **given: Any) -> int:
     from vitrail.verbs.printing import columns, command_line, one_line
 
-    if devices is not None and must_launch(devices):
-        return launch_again(devices)
+    if (code := launch_again(devices)) is not None:
+        return code
     with join_ranks(given.get("device")) as ranks:
         result = transfer(model, data, command=command_line(), ranks=ranks, **given)
     if not ranks.first:

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitrail.config.compose import compose_run
-from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.data.rng import permutation
 from vitrail.data.sources.arrays import BUILT_IN
@@ -25,7 +23,7 @@ from vitrail.data.sources.source import Source, Splits, join_sources
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
 from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.evaluation.vtab import TASKS, TRAIN, VALIDATION, VtabTask
-from vitrail.inference.features import Features, digest_of
+from vitrail.inference.features import Features
 from vitrail.inference.options import InferenceOptions
 from vitrail.reports.transfer import RUN, Cell
 from vitrail.runs.cells import Cells
@@ -76,15 +74,13 @@ class Tuning:
 
         ``of_data`` are settings of the data set, which ``settings`` may change.
         """
+        precision = None if options.precision == "fp32" else options.precision
         flags = {
             "seed": seed,
             "model": {"init": str(init), "size": options.size, "preprocessing": dict(options.preprocessing)},
             "data": {"source": data, "workers": options.workers or None, "max_bad": options.max_bad},
             "schedule": {"epochs": self.epochs, "steps": self.steps},
-            "compute": {
-                "device": options.device,
-                "precision": None if options.precision == "fp32" else options.precision,
-            },
+            "compute": {"device": options.device, "precision": precision},
         }
         return compose_run(recipe=self.recipe, flags=flags, settings=(*of_data, *self.settings))[0]
 
@@ -108,22 +104,6 @@ def name_data(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
     short = {source: Path(source).name or source for source in sources}
     count = Counter(short.values())
     return {short[source] if count[short[source]] == 1 else source: source for source in sources}
-
-
-def get_root(data: str | Path | Sequence[str | Path]) -> Path:
-    """Returns the folder of the tasks of VTAB-1k. Raises `ConfigError` for several."""
-    roots = [data] if isinstance(data, str | Path) else list(data)
-    if len(roots) != 1:
-        raise ConfigError(f"--vtab takes one folder, and {len(roots)} were named", "vitrail transfer MODEL ROOT --vtab")
-    return Path(roots[0]).expanduser()
-
-
-def collect_settings(
-    model: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
-) -> dict[str, Any]:
-    """Returns all that decides the figures but the data sets and protocols, which may grow."""
-    weights = digest_of(model)
-    return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": options.precision})
 
 
 def describe_settings(probes: Mapping[str, ProbeProtocol], tuning: Tuning | None, *, vtab: bool) -> dict[str, str]:
@@ -157,7 +137,7 @@ class DataSet:
 
     @cached_property
     def slug(self) -> str:
-        """Returns the name of its files."""
+        """The name of its files."""
         whole = self.data if self.data in BUILT_IN else str(Path(self.data).expanduser().resolve())
         return f"{Path(self.data).stem or 'data'}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
@@ -169,33 +149,33 @@ class DataSet:
 
     @cached_property
     def images(self) -> tuple[Source, str, Source]:
-        """Returns the training images, the name of the evaluated split, and its images."""
+        """The training images, the name of the evaluated split, and its images."""
         with self.ranks.share_errors():
             return choose_images(self.splits)
 
     @cached_property
     def departures(self) -> list[str]:
-        """Returns what makes the figures differ from those of VTAB-1k."""
-        return find_departures(self.task, self.images[0]) if self.task is not None else []
+        """What makes the figures differ from published ones of VTAB-1k: one line, or none."""
+        if self.task is None:
+            return []
+        count, limit, classes = len(self.images[0]), TRAIN + VALIDATION, len(self.images[0].classes)
+        images = f"{count:,} training images (VTAB-1k has {limit:,})" if count < limit else ""
+        other = f"{classes} classes (VTAB-1k has {self.task.classes})" if classes != self.task.classes else ""
+        words = ", ".join(filter(None, (images, other)))
+        return [f"{self.task.name}: {words}"] if words else []
 
     @cached_property
     def features(self) -> list[Features]:
-        """Returns the features of the training images and of the evaluated split."""
+        """The features of the training images and of the evaluated split."""
         learnt, split, evaluated = self.images
         both = {"train": learnt, split: evaluated}
         how = {"options": self.options, "cache": self.cache, "say": self.say, "ranks": self.ranks}
         return compute_features(self.model, both, **how)
 
     def compute(self, probes: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
-        """The figures by protocol, None for fine-tuning: those that are kept, and new ones, which are kept then; or what went
-        wrong.
-        """
+        """Returns the figures by protocol, None for fine-tuning: those that are kept, and new ones; or what went wrong."""
         stored = self.ranks.run_on_rank0(lambda: {name: self.kept.read(f"{self.slug}.{name}") for name in probes})
-        kept = {
-            name: Cell(content["figures"], notes=tuple(content["notes"]))
-            for name, content in stored.items()
-            if content is not None
-        }
+        kept = {name: Cell(cell["figures"], notes=tuple(cell["notes"])) for name, cell in stored.items() if cell}
         if len(kept) == len(probes):
             return kept
         try:
@@ -243,10 +223,9 @@ class DataSet:
             samples = evaluate_model(tuned, evaluated, options, split=split, bad=bad, ranks=self.ranks).metric.samples()
             assert samples is not None, "a classifier is evaluated by each image"
             right.append(samples)
-        by_seed = (
-            {f"{RUN}{seed}": float(samples.mean()) for seed, samples in enumerate(right)} if len(right) > 1 else {}
-        )
-        figures = {**compute_figures(np.stack(right)), **by_seed}
+        figures = compute_figures(np.stack(right))
+        if len(right) > 1:
+            figures |= {f"{RUN}{seed}": float(samples.mean()) for seed, samples in enumerate(right)}
         return {**figures, "images": len(right[0]), "train_images": len(learnt)}
 
 
@@ -256,11 +235,15 @@ def report_failure(error: VitrailError, say: Say, protocol: str = "") -> Cell:
     return Cell(error=str(error), code=error.code)
 
 
-def find_tasks(root: Path) -> dict[str, str]:
-    """Returns the path of each task that ``root`` has a folder of, in the order of the benchmark; files in ``root`` are ignored.
+def find_tasks(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
+    """Returns the path of each task that the one folder in ``data`` has a folder of, in the order of the benchmark.
 
-    Raises `ConfigError` if ``root`` is no folder, has a folder that names no task, or has none at all.
+    Raises `ConfigError` for several, one that is no folder, has a folder that names no task, or has none at all.
     """
+    roots = [data] if isinstance(data, str | Path) else data
+    if len(roots) != 1:
+        raise ConfigError(f"--vtab takes one folder, and {len(roots)} were named", "vitrail transfer MODEL ROOT --vtab")
+    root = Path(roots[0]).expanduser()
     if not root.is_dir():
         raise ConfigError(f"{root} is not a folder", "give the folder that has one folder for each task of VTAB-1k")
     found = {path.name: str(path) for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")}
@@ -290,26 +273,16 @@ def open_task(data: str, *, channels: int) -> Splits:
 
 def draw_training(train: Source, val: Source | None) -> Source:
     """Returns the images that a task is trained on, the same for the same data."""
+
+    def draw(source: Source, count: int) -> Source:
+        if len(source) <= count:
+            return source
+        return source.subset(sorted(permutation(SAMPLE_SEED, 0, len(source))[:count]))
+
     available = 0 if val is None else len(val)
     from_val = min(available, max(VALIDATION, TRAIN + VALIDATION - len(train)))
     drawn = draw(train, TRAIN + VALIDATION - from_val)
     return drawn if val is None or not from_val else join_sources(drawn, draw(val, from_val))
-
-
-def draw(source: Source, count: int) -> Source:
-    """Returns up to ``count`` images at random, in the order of the source."""
-    if len(source) <= count:
-        return source
-    return source.subset(sorted(permutation(SAMPLE_SEED, 0, len(source))[:count]))
-
-
-def find_departures(task: VtabTask, train: Source) -> list[str]:
-    """Returns what differs from VTAB-1k, so that the figures cannot be compared with published ones: one line, or none."""
-    limit, classes = TRAIN + VALIDATION, len(train.classes)
-    images = f"{len(train):,} training images (VTAB-1k has {limit:,})" if len(train) < limit else ""
-    other = f"{classes} classes (VTAB-1k has {task.classes})" if classes != task.classes else ""
-    words = ", ".join(filter(None, (images, other)))
-    return [f"{task.name}: {words}"] if words else []
 
 
 def choose_settings(task: VtabTask) -> tuple[str, ...]:
