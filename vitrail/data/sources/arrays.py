@@ -1,7 +1,4 @@
-"""Images as arrays: in memory, in .npy and .npz files, the built-in digits, and user-defined Datasets.
-
-Axes: n images, H, W, C, K classes.
-"""
+"""Images as arrays (n, H, W, C): in memory, in .npy and .npz files, the built-in digits, and user-defined Datasets."""
 
 from __future__ import annotations
 

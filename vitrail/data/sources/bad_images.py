@@ -78,10 +78,7 @@ class BadImages:
 
 
 def read_bad_images(path: Path) -> dict[str, str]:
-    """The images and reasons in the whole rows of a file that `BadImages` wrote; none where there is no file.
-
-    Raises `DiskError`.
-    """
+    """The images and reasons in the whole rows of a file that `BadImages` wrote, if there is one. Raises `DiskError`."""
     return {key.removeprefix("'"): reason.removeprefix("'") for key, reason in filter(None, _read_rows(path))}
 
 

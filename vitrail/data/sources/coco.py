@@ -35,10 +35,7 @@ KNOWN_OF_FILE = frozenset({*KEYS, "info", "licenses", "type", "contributor", "ve
 
 
 def find_coco(place: Path) -> Read | None:
-    """Finds a COCO file, or those of a folder by split: beside its images, in ``annotations/`` or in folders named after splits.
-
-    Raises `DataError` for several files of objects for one split.
-    """
+    """Finds a COCO file, or those of a folder by split. Raises `DataError` for several files of objects for one split."""
     if not place.is_dir():
         root = place.parent.parent if place.parent.name.lower() == "annotations" else place.parent
         files = [path for path in list_files_at(place, ".json") if has_keys(path, KEYS)]
@@ -183,10 +180,7 @@ def _read_box(entry: Mapping[str, Any], name: str, size: Size) -> Box:
 
 
 def _normalise(segmentation: Any) -> Any:
-    """Polygons as flat lists, also where one polygon stands alone or has pairs of numbers; run lengths as they are.
-
-    Raises `ValueError` for anything else than lists or run lengths.
-    """
+    """Polygons as flat lists, also of one that stands alone or has pairs of numbers, or run lengths. Raises `ValueError`."""
     if not segmentation or isinstance(segmentation, dict):
         return segmentation
     if not isinstance(segmentation, list):

@@ -181,10 +181,7 @@ def choose_evenly(count: int, most: int) -> np.ndarray:
 
 
 def normalise_path(path: str) -> str:
-    """A relative path in normal form, with forward slashes; an absolute path unchanged.
-
-    Raises `ValueError` for a path that leads out of the folder that it is relative to.
-    """
+    """A relative path in normal form, or an absolute path unchanged. Raises `ValueError` for one that leads out of its folder."""
     if os.path.isabs(path):
         return path
     plain = os.path.normpath(path).replace(os.sep, "/")
@@ -218,10 +215,7 @@ def read_upright_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 
 def read_lines(path: str | os.PathLike[str], remedy: str) -> list[str]:
-    """Reads the lines of a list, such as names of classes or of images, without spaces around them and without blank lines.
-
-    Raises `DataError` with the ``remedy``.
-    """
+    """The lines of a list, such as names of classes or images, stripped and without blank ones. Raises `DataError`."""
     try:
         return [line for text in read_text(path).splitlines() if (line := text.strip())]
     except (OSError, ValueError) as error:

@@ -1,7 +1,4 @@
-"""Files of images of more than 8 bits, or of more than four bands, as arrays of floats; see `vitrail.images.deep_images`.
-
-n items, H, W and C of an image.
-"""
+"""Files of images of more than 8 bits, or of more than four bands, as floats (H, W, C); see `vitrail.images.deep_images`."""
 
 from __future__ import annotations
 

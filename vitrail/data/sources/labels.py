@@ -316,10 +316,7 @@ def _parse_list(text: str) -> str:
 
 
 def join_columns(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], str] | None:
-    """Returns the labels of columns of zeros and ones, several of an image separated by ``;``, and a description of the columns.
-
-    None unless all values of two columns or more are 0 or 1.
-    """
+    """The labels of two or more columns of zeros and ones, joined by ``;``, and a description; None for other columns."""
     distinct = {text.lower() for column in columns.values() for text in set(column)}
     meaning = next((each for each in (ZEROS_AND_ONES, SIGNS) if distinct <= each.keys()), None)
     if len(columns) < 2 or meaning is None:

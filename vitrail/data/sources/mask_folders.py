@@ -100,10 +100,7 @@ def find_masks(root: Path) -> list[MaskFolder]:
 
 
 def split_of_folder(name: str) -> str | None:
-    """Returns the split that a folder is named after, such as ``val2017``; None for other names.
-
-    Exports without splits have a folder ``default``, which is for training.
-    """
+    """The split that a folder is named after, such as ``val2017``, or ``default`` for training; None for other names."""
     word = re.sub(r"[_-]?(19|20)\d\d$", "", name.lower())
     return "train" if word == "default" else SPLITS.get(word)
 
@@ -327,10 +324,7 @@ class PaintedMaps(Contents):
 
 
 def paint_splits(splits: Mapping[str, RawSplit]) -> dict[str, RawSplit]:
-    """The splits with maps of classes in place of their objects; the first class is the background.
-
-    Raises `DataError` if no object has an outline, or there are too many classes.
-    """
+    """The splits with maps of classes, of which the first is the background. Raises `DataError` if no object has an outline."""
     if {outline for split in splits.values() for outline in _objects(split).outlines or ()} <= {b"", DRAWN_BOX}:
         what = "the data have boxes without outlines, and segmentation needs a class for every pixel"
         notes = "\n".join(note for split in splits.values() for note in split.notes)

@@ -1,7 +1,4 @@
-"""The values of masks, and the class of each. Masks whose values are ambiguous or were interpolated are refused.
-
-H and W of a mask, V values.
-"""
+"""The values of masks (H, W), and the class of each. Masks whose values are ambiguous or were interpolated are refused."""
 
 from __future__ import annotations
 

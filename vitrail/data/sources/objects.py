@@ -76,10 +76,7 @@ class Box:
     def of_ellipse(
         cls, name: str, centre: Point, radii: Point, degrees: float = 0.0, outlined: Size | None = None
     ) -> Box:
-        """The object of an ellipse, turned clockwise: the pixels whose middle lies in it.
-
-        Raises `ValueError` for one that reaches farther than `FARTHEST` from the origin.
-        """
+        """The pixels whose middle lies in an ellipse, turned clockwise. Raises `ValueError` for one beyond `FARTHEST`."""
         (x, y), (across, down) = centre, map(abs, radii)
         cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
         wide, tall = math.hypot(across * cosine, down * sine), math.hypot(across * sine, down * cosine)
@@ -97,10 +94,7 @@ class Box:
 
     @classmethod
     def of_patch(cls, name: str, patch: NDArray[Any], corner: tuple[int, int], outlined: Size | None = None) -> Box:
-        """The object of a mask (h, w) whose upper left pixel is ``corner``, (x, y); its box encloses the pixels that are set.
-
-        Raises `ValueError` for a mask without pixels.
-        """
+        """The set pixels of a mask (h, w) whose upper left one is ``corner``, (x, y). Raises `ValueError` if there are none."""
         rows, columns = np.flatnonzero(patch.any(1)).tolist(), np.flatnonzero(patch.any(0)).tolist()
         if not rows:
             raise ValueError("a mask without pixels")
@@ -136,10 +130,7 @@ class Convention:
     could_be_fractions: bool = True
 
     def add(self, given: Corners, box: Corners, size: Size) -> None:
-        """Adds a box of an image of ``size``, which is not counted if that is (0, 0).
-
-        ``given`` are its numbers as they stand in the file, ``box`` is what the format makes of them.
-        """
+        """Adds a box, ``given`` as it stands in the file, of an image of ``size``; it is not counted if that is (0, 0)."""
         height, width = size
         if not height or not width:
             return
@@ -241,9 +232,7 @@ class ObjectList:
         return self.confirm_size(key, size) if self.outlines else None
 
     def confirm_size(self, key: str, size: Size) -> Size | None:
-        """Returns the ``size`` that an annotation states if it is that of the picture, otherwise None: outlines are not traced,
-        since a few bytes can state any size.
-        """
+        """Returns a stated ``size`` if it is the picture's: a few bytes can state any, and outlines of it are not traced then."""
         if not all(size):
             return None
         if read_upright_size(os.path.join(self.root, key)) not in (None, size):
@@ -262,10 +251,7 @@ class ObjectList:
 
     @contextmanager
     def rejecting(self, where: str, *, kept: bool = False) -> Iterator[None]:
-        """Rejects the object that is read inside if it raises `ValueError`, or `KeyError` for a field that it lacks.
-
-        ``kept``: the object is used, without what is read inside.
-        """
+        """Rejects what is read inside if that raises `ValueError` or `KeyError`; if ``kept``, its object is used without it."""
         try:
             yield
         except (KeyError, ValueError) as error:

@@ -87,10 +87,7 @@ class FoundData:
 
     @property
     def task(self) -> str | None:
-        """The task that data are annotated for, ``detection`` or ``segmentation``; None for classes of images, or for no path.
-
-        Of both objects and masks it is that of objects.
-        """
+        """``detection`` (also of masks beside objects) or ``segmentation``; None for classes of images or without annotations."""
         data = self.data
         if isinstance(data, Splits):
             data = next(iter(list_splits(data).values()), None)
@@ -99,10 +96,7 @@ class FoundData:
         return "detection" if self.objects else "segmentation" if self.root else None
 
     def read(self, *, masks_first: bool = False) -> RawData:
-        """Returns a description of the layout, and the splits.
-
-        ``masks_first``: masks are read where there are both; of objects alone, the outlines are read then.
-        """
+        """The layout and the splits: of objects, or masks if ``masks_first``; then outlines are read of objects without masks."""
         assert self.root is not None, "data without annotations"
         if self.objects is not None and not (masks_first and self.masks):
             return self.objects(outlines=masks_first)

@@ -30,10 +30,7 @@ HASHED_BYTES = 2**30  # larger data sets are not read to find duplicates
 
 @dataclass(frozen=True, eq=False)
 class ParquetImages(Contents):
-    """Rows whose image column contains the bytes of a file, or a struct of bytes and a path.
-
-    Row groups are read whole and cached, up to `CACHED_BYTES`; see `units`.
-    """
+    """Rows with the bytes of a file, or a struct of bytes and a path. Row groups are cached up to `CACHED_BYTES`; see `units`."""
 
     root: str
     files: tuple[str, ...]

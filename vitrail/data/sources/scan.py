@@ -38,10 +38,7 @@ class Scan:
     entered: set[tuple[int, int]] = field(default_factory=set)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
-        """Lists the names of the subfolders and of the images directly in a folder, each sorted. Raises `DataError`.
-
-        Images are known by their extensions, and without one by their first bytes.
-        """
+        """Lists the subfolders of a folder and its images, known by extension or first bytes, sorted. Raises `DataError`."""
         folders, images = [], []
         for entry in _scan_folder(folder):
             extension = entry.name.rpartition(".")[2].lower() if "." in entry.name else ""

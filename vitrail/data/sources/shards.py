@@ -179,10 +179,7 @@ def fetch_ahead(contents: Contents, steps: Iterator[np.ndarray]) -> Iterator[np.
 
 
 def find_shards(place: str) -> dict[str, ShardIndex] | None:
-    """The indexes of shards in a folder or at a URL, by split, or that of all shards under ""; None if there are none.
-
-    Raises `DataError` for a damaged index.
-    """
+    """The indexes of shards in a folder or at a URL, by split, or of all under "", if any. Raises `DataError` for damage."""
     if index := find_index(place):
         return {"": index}
     folders = {split: f"{place}/{split}" for split in SPLIT_ORDER}
@@ -194,10 +191,7 @@ def find_shards(place: str) -> dict[str, ShardIndex] | None:
 
 
 def read_shards(indexes: dict[str, ShardIndex]) -> RawData:
-    """A description of the layout, and the splits, of what `find_shards` found.
-
-    Raises `DataError` if only some shards of a folder are named after a split.
-    """
+    """Reads what `find_shards` found. Raises `DataError` if only some shards of a folder are named after a split."""
     if "" in indexes:
         return _read_folder(indexes[""], "*")
     splits = {split: _read_split(ShardImages(index)) for split, index in indexes.items()}

@@ -213,10 +213,7 @@ class Joined(Contents):
 
 
 def join_sources(first: Source, second: Source) -> Source:
-    """The items of two sources with the same classes, the first ones first.
-
-    Raises `DataError` for images in memory that differ in size or type.
-    """
+    """The items of two sources with the same classes. Raises `DataError` for images in memory of different sizes or types."""
     assert (first.classes, first.multi_label) == (second.classes, second.multi_label), "the classes differ"
     targets = np.concatenate([first.labels, second.labels])
     return replace(first, contents=_join_contents(first.contents, second.contents), targets=targets)

@@ -51,9 +51,7 @@ class YoloLayout:
 
 
 def find_labels(image: Path) -> Path:
-    """Returns the path of the text file of an image: in the folder ``labels`` beside ``images``, in any letter case, or beside
-    the image.
-    """
+    """Returns the path of the text file of an image: in ``labels`` beside ``images``, in any letter case, or beside the image."""
     parts = list(image.parts)
     for place in range(len(parts) - 2, -1, -1):
         if parts[place].lower() in IMAGES:
@@ -83,10 +81,7 @@ def _is_yolo(path: Path) -> bool:
 
 
 def describe_yaml(path: Path) -> YoloLayout:
-    """Reads a YAML file. Its paths are relative to its folder or to its ``path``; of others an end exists below the folder.
-
-    Raises `DataError` for a path without images, or invalid names or paths.
-    """
+    """Reads a YAML file, whose paths are relative to its folder or its ``path``, or have an end that exists below the folder."""
     plain = _parse(path)
     names = _read_names(plain, path)
     base = _find_base(plain, path)
