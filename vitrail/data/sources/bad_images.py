@@ -23,15 +23,10 @@ class BadImages:
 
     Each image is recorded once, also when the run is resumed, as a row of a CSV file: its path, the reason, and a CRC-32.
 
-    Args:
-        policy: `skip` continues until the fraction ``most`` of the ``total`` of images is bad; `stop` ends at the first.
-        path: of the CSV file, created for the first bad image; None writes no file. An existing file is continued, without its
-            damaged rows: such an image is recorded again when it is met again.
-        keys: of the images; entries of an existing file for other images are not counted.
-
-    Raises:
-        ConfigError: an unknown policy.
-        DiskError: the file cannot be read, or not be written.
+    The policy `skip` continues until the fraction ``most`` of the ``total`` of images is bad; `stop` ends at the first. The file
+    is created for the first bad image; an existing one is continued without its damaged rows, whose images are recorded again
+    when they are met. Of those in it only the images with these ``keys`` count. Raises `ConfigError` for an unknown policy, and
+    `DiskError` for a file that cannot be read or written.
     """
 
     def __init__(

@@ -59,8 +59,13 @@ def read_tables_beside(root: Path, layout: str, images: dict[str, RawSplit]) -> 
         if by_split and not split:
             faults.append(f"{path.relative_to(root)}: not named after a split")
             continue
+        labelled = split in ("", "train")
         try:
-            note, splits = _read_table(path, labelled=split in ("", "train"))
+            if path.suffix.lower() == ".parquet":
+                note, splits = "", read_parquet([path], path.parent, labelled=labelled)
+            else:
+                how, splits = read_manifest(path, labelled=labelled)
+                note = how.partition("; ")[2]
         except DataError as error:
             faults.append(f"{path.relative_to(root)}: {error.what}")
             continue
@@ -74,22 +79,11 @@ def read_tables_beside(root: Path, layout: str, images: dict[str, RawSplit]) -> 
     if not any(part.labels for part in parts.values()):
         return layout + (f"; tables not used: {'; '.join(faults)}" if faults else ""), images
     names = ", ".join(str(path.relative_to(root)) for path, *_ in found.values())
-    how = dict.fromkeys(note for _, note, _ in found.values() if note)
-    unused = [f"tables not used: {', '.join(faults)}"] if faults else []
-    return "; ".join([f"images with a table of labels ({names})", *how, *unused, *_note_rest(root, parts)]), parts
-
-
-def _read_table(path: Path, *, labelled: bool) -> RawData:
-    """How a table was read, which may be empty, and its splits."""
-    if path.suffix.lower() == ".parquet":
-        return "", read_parquet([path], path.parent, labelled=labelled)
-    layout, splits = read_manifest(path, labelled=labelled)
-    return layout.partition("; ")[2], splits
-
-
-def _note_rest(root: Path, parts: dict[str, RawSplit]) -> list[str]:
-    """How many images below ``root`` no table names."""
+    notes = list(dict.fromkeys(note for _, note, _ in found.values() if note))
+    if faults:
+        notes.append(f"tables not used: {', '.join(faults)}")
     files = [part.contents for part in parts.values() if isinstance(part.contents, Files)]
     named = {os.path.join(contents.root, key) for contents in files for key in contents.keys}
-    rest = [path for path in list_images_below(root) if os.path.join(root, path) not in named]
-    return [f"{len(rest):,} images that no table names are not used ({rest[0]})"] if rest else []
+    if rest := [path for path in list_images_below(root) if os.path.join(root, path) not in named]:
+        notes.append(f"{len(rest):,} images that no table names are not used ({rest[0]})")
+    return "; ".join([f"images with a table of labels ({names})", *notes]), parts

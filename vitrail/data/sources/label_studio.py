@@ -103,7 +103,7 @@ def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectLis
         return objects.note("images without an annotation, left out", key)
     size: Size = (0, 0)
     traced: Size | None = None
-    wanted = objects.outlines or any("rle" in region["value"] for region in regions)
+    masked = any("rle" in region["value"] for region in regions)
     found: list[Box] = []
     labelled = {str(region.get("id")) for region in regions if _find_label(region)}
     for number, region in enumerate(regions, 1):
@@ -121,7 +121,7 @@ def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectLis
                 here, there = (f"{width} x {height}" for height, width in (stated, size))
                 raise ValueError(f"its picture has {here} pixels, and {there} in other regions")
             if stated != size:
-                size, traced = stated, objects.confirm_size(key, stated) if wanted else None
+                size, traced = stated, objects.find_outlined(key, stated, masked=masked)
             packed = "rle" in region["value"]
             if packed and traced is None:  # a few bytes can say any size
                 raise ValueError(

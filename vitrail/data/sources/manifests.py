@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
@@ -148,7 +148,10 @@ def _read_rows(path: Path) -> Columns:
             chosen = choose_columns(columns.names, source=str(path), labelled=False)
             columns.label_column = chosen["label"] or ""
             kinds = {name: kind for kind, name in chosen.items() if name}
-            cells = {name: [] for name in columns.names if name in kinds or _may_be_needed(name, chosen)}
+            plain = {name: name.strip().lower() for name in columns.names}
+            others = [name for name in plain if chosen["label"] is None and plain[name] not in NO_LABELS]
+            others += [name for name in plain if chosen["split"] is None and plain[name] in LIKE_SPLIT]
+            cells = {name: [] for name in columns.names if name in kinds or name in others}
         columns.lines.append(line)
         for name, values in cells.items():
             value = row.get(name)
@@ -159,13 +162,6 @@ def _read_rows(path: Path) -> Columns:
     columns.paths, columns.labels, columns.splits = found.get("path", []), found.get("label"), found.get("split")
     columns.others = cells
     return columns
-
-
-def _may_be_needed(name: str, chosen: Mapping[str, str | None]) -> bool:
-    """Whether a column that was not chosen may hold splits, or labels in a table without a column for them."""
-    plain = name.strip().lower()
-    like_split = chosen["split"] is None and plain in LIKE_SPLIT
-    return plain not in NO_LABELS and (chosen["label"] is None or like_split)
 
 
 def _use_other_columns(columns: Columns) -> None:

@@ -227,13 +227,9 @@ class ObjectList:
         else:
             self.images[key] = AnnotatedImage(size, stated and all(size), boxes)
 
-    def find_outlined(self, key: str, size: Size) -> Size | None:
-        """Returns the size of a picture as `confirm_size` does if outlines are read, otherwise None."""
-        return self.confirm_size(key, size) if self.outlines else None
-
-    def confirm_size(self, key: str, size: Size) -> Size | None:
-        """Returns a stated ``size`` if it is the picture's: a few bytes can state any, and outlines of it are not traced then."""
-        if not all(size):
+    def find_outlined(self, key: str, size: Size, *, masked: bool = False) -> Size | None:
+        """Returns a stated size if outlines are read, or masks, and it is the picture's: a few bytes can state any."""
+        if not all(size) or not (self.outlines or masked):
             return None
         if read_upright_size(os.path.join(self.root, key)) not in (None, size):
             return self.note("outlines for another size than that of the picture, left out", key)

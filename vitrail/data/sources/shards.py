@@ -232,10 +232,12 @@ def _read_folder(index: ShardIndex, pattern: str) -> RawData:
         raise DataError(what, f"the first is {index.shards[0].name!r}" if index.shards else "the index is empty")
     by_split: dict[str, list[int]] = {}
     for number in chosen:
-        by_split.setdefault(_split_of(index.shards[number].name), []).append(number)
+        words = re.split(r"[-_.]", Path(index.shards[number].name).stem.lower())
+        named = {SPLITS[word] for word in words if word in SPLITS}
+        by_split.setdefault(named.pop() if len(named) == 1 else "", []).append(number)
     if "" in by_split and len(by_split) > 1:
-        unnamed, named = (index.shards[by_split[split][0]].name for split in ("", max(by_split)))
-        what = f"{named!r} in {index.root} names a split, and {unnamed!r} does not"
+        without, with_split = (index.shards[by_split[split][0]].name for split in ("", max(by_split)))
+        what = f"{with_split!r} in {index.root} names a split, and {without!r} does not"
         raise DataError(what, "rename or move one of them")
     layout = plural(len(chosen), "tar shard")
     if len(chosen) == len(index.shards) and len(by_split) == 1:
@@ -246,12 +248,6 @@ def _read_folder(index: ShardIndex, pattern: str) -> RawData:
         for split in sorted(by_split, key=("", *SPLIT_ORDER).index)
     }
     return layout + (f" for {', '.join(splits)}" if "" not in by_split else ""), splits
-
-
-def _split_of(name: str) -> str:
-    """The split that a word in the name of an archive stands for; empty if none does, or several do."""
-    found = {SPLITS[word] for word in re.split(r"[-_.]", Path(name).stem.lower()) if word in SPLITS}
-    return found.pop() if len(found) == 1 else ""
 
 
 def _read_split(images: ShardImages, shards: list[int] | None = None) -> RawSplit:

@@ -215,24 +215,20 @@ class Joined(Contents):
 def join_sources(first: Source, second: Source) -> Source:
     """The items of two sources with the same classes. Raises `DataError` for images in memory of different sizes or types."""
     assert (first.classes, first.multi_label) == (second.classes, second.multi_label), "the classes differ"
-    targets = np.concatenate([first.labels, second.labels])
-    return replace(first, contents=_join_contents(first.contents, second.contents), targets=targets)
-
-
-def _join_contents(first: Contents, second: Contents) -> Contents:
     keys = Strings.join([first.keys, second.keys])
-    match first, second:
+    match first.contents, second.contents:
         case Files(root=root), Files(root=other) if root == other:
-            return Files(root, keys)
+            contents = Files(root, keys)
         case Arrays(images=images), Arrays(images=others):
             if (images.shape[1:], images.dtype) != (others.shape[1:], others.dtype):
                 what = f"images of {images.shape[1:]} {images.dtype} and of {others.shape[1:]} {others.dtype}"
                 raise DataError(f"the splits have {what}", "give all splits the same size and type")
-            return Arrays(np.concatenate([images, others]), keys)
-        case _:
-            lengths = len(first.keys), len(second.keys)
+            contents = Arrays(np.concatenate([images, others]), keys)
+        case both:
+            lengths = len(first), len(second)
             rows = np.concatenate([np.arange(length) for length in lengths])
-            return Joined((first, second), np.repeat([0, 1], lengths), rows, keys)
+            contents = Joined(both, np.repeat([0, 1], lengths), rows, keys)
+    return replace(first, contents=contents, targets=np.concatenate([first.labels, second.labels]))
 
 
 COMPARED = 100_000  # items; larger data sets are not searched for duplicates

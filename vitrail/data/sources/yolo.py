@@ -84,7 +84,11 @@ def describe_yaml(path: Path) -> YoloLayout:
     """Reads a YAML file, whose paths are relative to its folder or its ``path``, or have an end that exists below the folder."""
     plain = _parse(path)
     names = _read_names(plain, path)
-    base = _find_base(plain, path)
+    places = _read_places(plain.get("path") or ".", path) or ["."]
+    if len(places) > 1:
+        raise DataError(f"{path} has several folders under 'path'", "give one")
+    inside = path.parent / places[0]
+    base = (inside if os.path.isdir(inside) else path.parent).resolve()
     images = {
         split: [image for place in places for image in _list_images(place, path, base)]
         for split, places in _find_places(plain, path, base).items()
@@ -99,15 +103,6 @@ def describe_yaml(path: Path) -> YoloLayout:
     return YoloLayout(
         path=path, base=base, images=images, names=names, keypoints=_read_keypoints(plain, path), notes=tuple(notes)
     )
-
-
-def _find_base(plain: Mapping[str, Any], path: Path) -> Path:
-    """The folder that paths are relative to: ``path``, where it exists, or that of the file."""
-    places = _read_places(plain.get("path") or ".", path) or ["."]
-    if len(places) > 1:
-        raise DataError(f"{path} has several folders under 'path'", "give one")
-    inside = path.parent / places[0]
-    return (inside if os.path.isdir(inside) else path.parent).resolve()
 
 
 def _find_places(plain: Mapping[str, Any], path: Path, base: Path) -> dict[str, list[Path]]:
