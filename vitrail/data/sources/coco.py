@@ -17,7 +17,7 @@ from vitrail.data.sources.contents import choose_evenly, normalise_path
 from vitrail.data.sources.fields import has_keys, read_json, read_numbers, read_size
 from vitrail.data.sources.labels import RawData, format_label
 from vitrail.data.sources.objects import LARGEST, Box, ObjectList, ObjectSplits, Read, Size
-from vitrail.data.sources.scan import NamedFiles, list_files, list_files_at, list_folders
+from vitrail.data.sources.scan import NamedFiles, list_files, list_folders
 from vitrail.data.sources.splits import SPLITS, find_split
 from vitrail.errors import DataError, nearest
 from vitrail.images.rle import Rle
@@ -38,8 +38,8 @@ def find_coco(place: Path) -> Read | None:
     """Finds a COCO file, or those of a folder by split. Raises `DataError` for several files of objects for one split."""
     if not place.is_dir():
         root = place.parent.parent if place.parent.name.lower() == "annotations" else place.parent
-        files = [path for path in list_files_at(place, ".json") if has_keys(path, KEYS)]
-        return partial(read_coco, root, {split_of(place, place.parent): place}) if files else None
+        is_coco = place.suffix.lower() == ".json" and has_keys(place, KEYS)
+        return partial(read_coco, root, {split_of(place, place.parent): place}) if is_coco else None
     folders = [place, *(path for path in list_folders(place) if path.name.lower() in ("annotations", *SPLITS))]
     every = [path for folder in folders for path in list_files(folder, ".json")]
     by_split: dict[str, list[Path]] = {}
@@ -113,7 +113,7 @@ def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
 
 
 def _read_id(value: Any) -> str:
-    """An id as text, alike for 3, 3.0 and "3"; empty for anything else than a number or text."""
+    """An id as text, alike for 3, 3.0 and "3"; empty for anything else."""
     return "" if isinstance(value, bool | dict | list) else format_label(value)
 
 

@@ -28,29 +28,24 @@ def read_folder(root: Path, *, labelled: bool) -> RawData | None:
     folders, _ = scan.list_folder(str(root))
     named = [name for name in folders if name.lower() in SPLITS]
     others = [name for name in folders if name not in named and named and _has_image(root / name)]
-    split_above = [name for name in named if any(_has_image(path) for path in list_folders(root / name))]
-    if named and not others:
-        return _read_splits(root, named, scan, labelled)
-    if split_above:
-        fact = f"{root} contains split folders ({', '.join(split_above)}) and other folders: {', '.join(map(repr, others))}"
-        raise DataError(fact, f"move {others[0]!r} elsewhere, or into the split folders as a class")
-    scan.others.clear()
-    part, note = _read_classes(root, "", scan, labelled)
-    if part is None:
-        return None
-    layout = "class folders" if part.labels else "an unlabelled folder of images"
-    return f"{layout}{note}{scan.describe_others()}", {"train": part}
-
-
-def _read_splits(root: Path, named: list[str], scan: Scan, labelled: bool) -> RawData | None:
-    splits: dict[str, RawSplit] = {}
-    notes = ""
+    flat = bool(others) or not named
+    if flat:
+        if above := [name for name in named if any(_has_image(path) for path in list_folders(root / name))]:
+            fact = (
+                f"{root} contains split folders ({', '.join(above)}) and other folders: {', '.join(map(repr, others))}"
+            )
+            raise DataError(fact, f"move {others[0]!r} elsewhere, or into the split folders as a class")
+        scan.others.clear()
+        named = [""]
     for name in named:
         scan.enter(str(root / name))
-    for name in sorted(named, key=lambda name: (SPLIT_ORDER.index(SPLITS[name.lower()]), name)):
-        split = SPLITS[name.lower()]
+    split_of = {name: SPLITS.get(name.lower(), "train") for name in named}
+    splits: dict[str, RawSplit] = {}
+    notes = ""
+    for name in sorted(named, key=lambda name: (SPLIT_ORDER.index(split_of[name]), name)):
+        split = split_of[name]
         if split in splits:
-            twice = [folder for folder in named if SPLITS[folder.lower()] == split]
+            twice = [folder for folder in named if split_of[folder] == split]
             raise DataError(f"{root} has more than one {split} folder: {', '.join(twice)}", "keep one of them")
         part, note = _read_classes(root, name, scan, labelled)
         notes += note
@@ -58,11 +53,13 @@ def _read_splits(root: Path, named: list[str], scan: Scan, labelled: bool) -> Ra
             splits[split] = part
     if not splits:
         return None
-    if "train" not in splits and any(SPLITS[name.lower()] == "train" for name in named):
+    if "train" in split_of.values() and "train" not in splits:
         what = f"the training folder of {root} contains no images"
         raise DataError(what, "run `vitrail data check` to see what was found")
-    kind = "class folders" if any(part.labels for part in splits.values()) else "unlabelled folders"
-    return f"{kind} in {', '.join(splits)}{notes}{scan.describe_others()}", splits
+    unlabelled = "an unlabelled folder of images" if flat else "unlabelled folders"
+    layout = "class folders" if any(part.labels for part in splits.values()) else unlabelled
+    layout += "" if flat else f" in {', '.join(splits)}"
+    return f"{layout}{notes}{scan.describe_others()}", splits
 
 
 def _read_classes(root: Path, inside: str, scan: Scan, labelled: bool) -> tuple[RawSplit | None, str]:

@@ -124,9 +124,7 @@ def _read_task(task: Mapping[str, Any], key: str, where: str, objects: ObjectLis
                 size, traced = stated, objects.find_outlined(key, stated, masked=masked)
             packed = "rle" in region["value"]
             if packed and traced is None:  # a few bytes can say any size
-                raise ValueError(
-                    f"the brush mask is for {stated[1]} x {stated[0]} pixels, the image has {size[1]} x {size[0]}"
-                )
+                raise ValueError(f"the brush mask is for {size[1]} x {size[0]} pixels, and the image has another size")
             found.append(_read_region(region, size, traced if objects.outlines or packed else None))
     objects.add(key, size, found)
 

@@ -92,16 +92,10 @@ def list_files(folder: Path, *suffixes: str) -> list[Path]:
     return _list_entries(folder, lambda entry: entry.name.lower().endswith(suffixes) and not _is_folder(entry))
 
 
-def list_files_at(place: Path, *suffixes: str) -> list[Path]:
-    """Lists the files of a folder as `list_files` does; of a file only itself, if it has one of these suffixes."""
-    if place.is_dir():
-        return list_files(place, *suffixes)
-    return [place] if place.is_file() and place.name.lower().endswith(suffixes) else []
-
-
 def find_only_file(place: Path, is_wanted: Callable[[Path], bool], what: str, *suffixes: str) -> Path | None:
-    """Finds the file that is wanted among those of `list_files_at`; None without. Raises `DataError` for several ``what``."""
-    files = [path for path in list_files_at(place, *suffixes) if is_wanted(path)]
+    """Finds the file that is wanted in a folder, or at a path; None without. Raises `DataError` for several ``what``."""
+    paths = list_files(place, *suffixes) if place.is_dir() else [place]
+    files = [path for path in paths if path.name.lower().endswith(suffixes) and is_wanted(path)]
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
         raise DataError(f"{place} has several {what}: {names}", "give the file that is meant")
