@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vitrail.data.sources.contents import read_head
 from vitrail.data.sources.fields import has_keys, read_json, read_name, read_points, read_size
 from vitrail.data.sources.labels import RawData
-from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size, turn
+from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size
 from vitrail.data.sources.scan import find_only_file, list_images_below
 from vitrail.data.sources.splits import find_folder_split
 from vitrail.errors import DataError
@@ -174,12 +174,8 @@ def _read_region(region: Mapping[str, Any], size: Size, outlined: Size | None) -
     x, y = read("x", width), read("y", height)
     if "radiusX" in value:
         return Box.of_ellipse(name, (x, y), (read("radiusX", width), read("radiusY", height)), degrees, outlined)
-    right, bottom = x + read("width", width), y + read("height", height)
-    if not degrees:
-        return Box.of_rectangle(name, (x, y, right, bottom))
-    # a rectangle is turned about its upper left corner
-    corners = [turn(corner, (x, y), degrees) for corner in ((x, y), (right, y), (right, bottom), (x, bottom))]
-    return Box.of_polygon(name, corners, outlined)
+    box = x, y, x + read("width", width), y + read("height", height)
+    return Box.of_rectangle(name, box, degrees, outlined, about=(x, y))  # the upper left corner
 
 
 def _read_brush(values: Any, size: Size) -> NDArray[np.bool_]:

@@ -17,16 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.contents import Files, Strings, choose_evenly, normalise_path, read_head
-from vitrail.data.sources.labels import (
-    BETWEEN,
-    Labels,
-    RawData,
-    RawSplit,
-    format_label,
-    from_texts,
-    join_columns,
-    unify_labels,
-)
+from vitrail.data.sources.labels import Labels, RawData, RawSplit, format_label, from_texts, join_columns, unify_labels
 from vitrail.data.sources.scan import NamedFiles, list_folders
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
@@ -240,7 +231,7 @@ def _refuse_repeated(columns: Columns, root: Path) -> None:
     for row, path in enumerate(columns.paths):
         place = os.path.normpath(os.path.join(folder, path)) if has_absolute else path
         if (first := first_rows.setdefault(place, row)) != row:
-            remedy = f"give each image one row; separate several labels of one image by {BETWEEN!r}"
+            remedy = "give each image one row; separate several labels of one image by ';'"
             if _has_boxes(columns.names):
                 remedy = f"a table of boxes is not read: {EXPORT_BOXES}"
             raise columns.make_error(row, f"the path {path!r} is already in line {columns.lines[first]}", remedy)

@@ -63,14 +63,20 @@ class Box:
         return cls(name, (min(xs), min(ys), max(xs), max(ys)), outline=outline)
 
     @classmethod
-    def of_rectangle(cls, name: str, box: Corners, degrees: float = 0.0, outlined: Size | None = None) -> Box:
-        """The object of a rectangle, turned clockwise about its centre. Raises `ValueError` for an angle that is not finite."""
+    def of_rectangle(
+        cls, name: str, box: Corners, degrees: float = 0.0, outlined: Size | None = None, about: Point | None = None
+    ) -> Box:
+        """The object of a rectangle, turned clockwise about its centre or a point. Raises `ValueError` for an infinite angle."""
         if not degrees:
             return cls(name, box, filled=True)
+        if not math.isfinite(degrees):
+            raise ValueError(f"a shape that is turned by {degrees} degrees")
         left, top, right, bottom = box
-        centre = (left + right) / 2, (top + bottom) / 2
-        corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
-        return cls.of_polygon(name, [turn(corner, centre, degrees) for corner in corners], outlined)
+        x, y = about or ((left + right) / 2, (top + bottom) / 2)
+        cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+        sides = [(left - x, top - y), (right - x, top - y), (right - x, bottom - y), (left - x, bottom - y)]
+        points = [(x + dx * cosine - dy * sine, y + dx * sine + dy * cosine) for dx, dy in sides]
+        return cls.of_polygon(name, points, outlined)
 
     @classmethod
     def of_ellipse(
@@ -101,15 +107,6 @@ class Box:
         left, top = corner
         box = left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1
         return cls(name, box, outline=None if outlined is None else Rle.of_patch(patch, corner, outlined))
-
-
-def turn(point: Point, about: Point, degrees: float) -> Point:
-    """Returns a point after a clockwise turn, as y points down. Raises `ValueError` for an angle that is not finite."""
-    if not math.isfinite(degrees):
-        raise ValueError(f"a shape that is turned by {degrees} degrees")
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    x, y = point[0] - about[0], point[1] - about[1]
-    return about[0] + x * cosine - y * sine, about[1] + x * sine + y * cosine
 
 
 FEWEST, LARGEST_SHARE = 3, 0.3  # boxes that reach out of their image, above which they are taken to be corners
