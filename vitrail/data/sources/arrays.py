@@ -26,16 +26,11 @@ NPZ_NAMES = {
 
 
 def read_arrays(images: Any, labels: Any = None, *, names: Sequence[str] | None = None, where: str) -> RawSplit:
-    """Images and labels in memory.
+    """Images, uint8 or floats in [0, 1], and labels in memory; ``where`` names them in messages and keys.
 
-    Args:
-        images: uint8, or floats in [0, 1]: (n, H, W, C) or (n, H, W); a torch tensor is (n, C, H, W) or (n, H, W).
-        labels: whole numbers (n,), zeros and ones (n, K), or names (n,).
-        names: of the classes, in the order of the numbers.
-        where: name of the data in messages and keys.
-
-    Raises:
-        DataError: a wrong shape or type, values outside [0, 1], or different numbers of images and labels.
+    Images are (n, H, W, C) or (n, H, W), of torch (n, C, H, W) or (n, H, W); labels are numbers of classes with these ``names``
+    or names (n,), or zeros and ones (n, K). Raises `DataError` for a wrong shape or type, values outside [0, 1], or different
+    numbers of images and labels.
     """
     array = _check_images(images, where)
     keys = Strings(f"{where}#{row}" for row in range(len(array)))

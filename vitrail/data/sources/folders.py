@@ -18,10 +18,9 @@ from vitrail.images.decode import EXTENSIONS
 
 
 def read_folder(root: Path, *, labelled: bool) -> RawData | None:
-    """A description of a folder of images, and its splits; None if it contains no image.
+    """The layout and the splits of a folder of images; None if it contains no image.
 
-    Raises `DataError` for split folders next to class folders, two folders for one split, or a training folder without
-    images.
+    Raises `DataError` for split folders next to class folders, two folders for one split, or an empty training folder.
     """
     scan = Scan()
     scan.enter(str(root))

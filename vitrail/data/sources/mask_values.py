@@ -299,13 +299,21 @@ def _match_numbers(root: Path, found: MaskValues, table: ClassTable | None) -> M
         raise DataError(f"masks below {root} have several modes: {_list(found.kinds)}", "save all masks with 8 bits")
     if table is None:
         entries = tuple(Entry(value, str(value)) for value in sorted(every - {IGNORED}))
-        return number_entries(entries, _note_rare(found))
+        rare = [level for level in found.levels if level.masks == 1 and level.number != IGNORED]
+        shown = ", ".join(f"{level.number} ({level.example}, {level.pixels:,} pixels)" for level in rare[:3])
+        is_odd = rare and found.total >= RARE_IN
+        return number_entries(entries, (f"values that a single mask has, taken as classes: {shown}",) if is_odd else ())
     if unnamed:
         shown = ", ".join(f"{level.number} ({_name(level)})" for level in unnamed[:8])
         what = f"masks below {root} have the values {shown}, and {table.path.name} names {len(table.classes)}"
         remedy = f"add their names to {table.path.name}, or give them the value 255; the first line is the value 0"
         raise DataError(what, remedy)
-    return number_entries(table.entries, _note_unused(table, every))
+    unused = [entry.name for entry in table.classes if entry.value not in every]
+    if table.numbered or table.colours or not unused:
+        return number_entries(table.entries)
+    # the values are places of lines, and a line too many gives the ones after it other values
+    count = f"{len(unused)} of {len(table.classes)} ({', '.join(unused[:3])})"
+    return number_entries(table.entries, (f"names in {table.path.name} whose value no mask has: {count}",))
 
 
 def number_entries(entries: Iterable[Entry], notes: tuple[str, ...] = ()) -> Meaning:
@@ -366,24 +374,6 @@ def _refuse_unclear_255(root: Path, found: MaskValues, table: ClassTable | None)
     if table is None and IGNORED in numbers and len(numbers) > 2 and np.diff(numbers).min() >= WIDE_GAP:
         what = f"masks below {root} have the grey levels {', '.join(map(str, numbers))}: 255 may be a class or none"
         raise DataError(what, f"number the classes from 0; {DECIDE_255}")
-
-
-def _note_unused(table: ClassTable, numbers: set[int]) -> tuple[str, ...]:
-    """Names without a value in a file whose lines are counted: a line too many gives the ones after it other values."""
-    unused = [entry.name for entry in table.classes if entry.value not in numbers]
-    if table.numbered or table.colours or not unused:
-        return ()
-    count = f"{len(unused)} of {len(table.classes)} ({', '.join(unused[:3])})"
-    return (f"names in {table.path.name} whose value no mask has: {count}",)
-
-
-def _note_rare(found: MaskValues) -> tuple[str, ...]:
-    """Values without a name that a single mask has."""
-    rare = [level for level in found.levels if level.masks == 1 and level.number != IGNORED]
-    if not rare or found.total < RARE_IN:
-        return ()
-    shown = ", ".join(f"{level.number} ({level.example}, {level.pixels:,} pixels)" for level in rare[:3])
-    return (f"values that a single mask has, taken as classes: {shown}",)
 
 
 def _name(count: Count | Level) -> str:

@@ -29,7 +29,7 @@ from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.mask_folders import MaskFolder, find_masks, paint_splits, read_masks
 from vitrail.data.sources.objects import Read
 from vitrail.data.sources.parquet import read_parquet
-from vitrail.data.sources.scan import is_system_name, list_files_below
+from vitrail.data.sources.scan import is_system_name, list_files, list_files_below
 from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
 from vitrail.data.sources.source import Source, Splits, choose_held_out, list_splits
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
@@ -320,9 +320,9 @@ def _find_in_folder(root: Path, labelled: bool, found: FoundData) -> RawData:
                 return f"{suffix} files in a folder", parts
             splits[split] = _get_only_split(parts, paths[0])
         return f"{suffix} files for {', '.join(splits)}", splits
-    for folder in (root, *(path for path in sorted(root.iterdir()) if path.name.lower() in SPLITS)):
-        if any(folder.glob("*.tar")):
-            raise missing_index(root)
+    folders = (root, *(path for path in root.iterdir() if path.name.lower() in SPLITS))
+    if any(list_files(folder, ".tar") for folder in folders if folder.is_dir()):
+        raise missing_index(root)
     names = sorted(path.name for path in root.iterdir())
     holds = f"it contains {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "it is empty"
     raise DataError(f"there are no images in {root}", f"give {READ}", value=holds)

@@ -66,13 +66,9 @@ def divide_images(
 ) -> tuple[dict[str, list[str]], str, list[str]] | None:
     """Divides images by the lists of the data; None where there are none, or where they are of something else.
 
-    Args:
-        images: paths relative to ``root``. A line of a list may leave out their extension and first folders, and have more
-            columns.
-        first: folder that is looked at before others for lists.
-
-    Returns the images of each split in the order of its list, the folder of the lists, and notes on what does not fit. Raises
-    `DataError` for a list that cannot be read, or one in ``ImageSets`` of which no line names an image.
+    Lines may leave out the extension and the first folders of the paths below ``root``, and have more columns. Returns the images
+    of each split in the order of its list, the folder of the lists, and notes on what does not fit. Raises `DataError` for a list
+    that cannot be read, or one in ``ImageSets`` of which no line names an image.
     """
     where, lists = read_split_lists(root, first)
     index = _index_names(images) if lists else {}
