@@ -39,10 +39,8 @@ def compare(model: Verb, graph: Verb, batches: Iterable[Tensor]) -> Iterator[tup
 def _check_answers(expected: Answers, actual: Answers) -> None:
     shapes = [{name: tuple(output.shape) for name, output in answers.items()} for answers in (expected, actual)]
     if shapes[0] != shapes[1]:
-        raise CheckpointError(
-            f"the outputs of the graph are {shapes[1]}, those of the model {shapes[0]}",
-            "report this as a bug in vitrail",
-        )
+        what = f"the outputs of the graph are {shapes[1]}, those of the model {shapes[0]}"
+        raise CheckpointError(what, "report this as a bug in vitrail")
     for name in expected:
         if not expected[name].isfinite().all():
             raise CheckpointError(f"the {name} of the model are not finite", "export a model with finite outputs")

@@ -32,15 +32,8 @@ from vitrail.errors import ConfigError
 from vitrail.runtime.onnx_runtime import import_onnxruntime
 
 ACTIVATIONS = {"Gelu", "Erf", "Tanh", "Relu", "Sigmoid"}
-ELEMENTWISE = {
-    "Mul",
-    "Add",
-    "Sub",
-    "Div",
-    "Pow",
-    "Cast",
-    "Identity",
-}  # operators of which an activation function may consist
+# operators of which an activation function may consist
+ELEMENTWISE = {"Mul", "Add", "Sub", "Div", "Pow", "Cast", "Identity"}
 LARGEST = 127  # maximum of an int8 weight
 SMALLEST = 1e-30  # lower bound of the maximum weight, to avoid division by zero
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,9 +140,8 @@ def list_plans(precision: str, threads: int, *, maps: bool, ranks: Ranks = SINGL
     layouts = [False, True] if maps else [False]
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     layers = sorted([True, False], key=lambda fused: fused != takes_fused(dtype)) if has_fused(dtype) else [None]
-    return [
-        ExecutionPlan(precision, count, layout, fused) for layout in layouts for fused in layers for count in counts
-    ]
+    ways = product(layouts, layers, counts)
+    return [ExecutionPlan(precision, count, layout, fused) for layout, fused, count in ways]
 
 
 def convolves_maps(network: nn.Module) -> bool:

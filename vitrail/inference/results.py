@@ -97,22 +97,21 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         if self.failed and not self.count:
             raise none_readable(len(self.failed), *next(iter(self.failed.items())))
 
-    def _fail(self, place: int) -> str:
-        key = str(self.images.source.keys[place])
-        self.failed[key] = self._bad.reasons[key]
-        return key
-
     def _pair(self, results: Iterable[tuple[int, Result]]) -> Generator[tuple[str, Result | None]]:
         following = 0
+
+        def fail(place: int) -> tuple[str, None]:
+            key = str(self.images.source.keys[place])
+            self.failed[key] = self._bad.reasons[key]
+            return key, None
+
         for place, result in results:
             # the images before it that have no result are those that could not be read
-            for missing in range(following, place):
-                yield self._fail(missing), None
+            yield from map(fail, range(following, place))
             self.count += 1
             yield str(self.images.source.keys[place]), result
             following = place + 1
-        for missing in range(following, len(self.images.source)):
-            yield self._fail(missing), None
+        yield from map(fail, range(following, len(self.images.source)))
         if self.failed or self.images.left_out:
             self.say(f"inputs   {self.summarize()}")
 

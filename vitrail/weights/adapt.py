@@ -136,9 +136,8 @@ def fit_to_crop(model: Task, log: Say) -> Task:
     sizes = ["x".join(map(str, size)) for size in (model.config.image_size, model.preprocessing.size)]
     if sizes[0] == sizes[1]:
         return model
-    log(
-        f"resized  positions for images of {sizes[0]} to {sizes[1]}, the crop of the preprocessing (--crop gives another)"
-    )
+    crop = f"{sizes[1]}, the crop of the preprocessing (--crop gives another)"
+    log(f"resized  positions for images of {sizes[0]} to {crop}")
     return adapt(model, image_size=model.preprocessing.size).eval()
 
 
@@ -147,7 +146,6 @@ def read_classes(file: Path) -> tuple[str, ...]:
     try:
         names = [line.strip() for line in read_text(file).splitlines()]
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the class names in {file} cannot be read: {error}", "give a text file, one name a line"
-        ) from error
+        what = f"the class names in {file} cannot be read: {error}"
+        raise ConfigError(what, "give a text file, one name a line") from error
     return tuple(name for name in names if name)

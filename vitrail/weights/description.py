@@ -149,9 +149,8 @@ def read_sidecar(weights: Path) -> dict[str, Any] | None:
     check_version(description, beside)
     if description.get("sha256") != hash_file(weights):
         what = f"{beside} describes other weights than {weights.name}"
-        raise CheckpointError(
-            what, f"restore the matching file, or remove {beside.name} to use the defaults of the layout"
-        )
+        remedy = f"restore the matching file, or remove {beside.name} to use the defaults of the layout"
+        raise CheckpointError(what, remedy)
     return description
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitrail.checksums import seal, sha256_of
 from vitrail.errors import ConfigError
@@ -14,7 +15,7 @@ from vitrail.weights.description import KEY, describe, sidecar_path
 from vitrail.weights.folders import CONFIG, WHOLE
 from vitrail.weights.google import to_google, to_npz
 from vitrail.weights.huggingface import PROCESSOR, to_huggingface
-from vitrail.weights.native import encode_file, encode_folder
+from vitrail.weights.native import collect_tensors, encode_file, encode_folder
 from vitrail.weights.tensors import encode_tensors
 from vitrail.weights.timm import as_timm
 
@@ -35,15 +36,14 @@ def encode_native(model: Task, path: Path) -> EncodedModel:
     description = describe(model)
     if path.suffix == ".safetensors":
         return EncodedModel({path.name: encode_file(model, description)})
-    return EncodedModel(encode_folder(model, description))
+    return EncodedModel(encode_folder(collect_tensors(model), description))
 
 
 def encode_google(model: Task, path: Path) -> EncodedModel:
     """Encodes an .npz as Google's code writes it, and a sidecar with everything that it cannot express."""
     if path.suffix != ".npz":
-        raise ConfigError(
-            f"{path} does not end in .npz, as files in Google's layout do", "choose a name that ends in .npz"
-        )
+        what = f"{path} does not end in .npz, as files in Google's layout do"
+        raise ConfigError(what, "choose a name that ends in .npz")
     classifier = check_classifier(model)
     content = to_npz(to_google(classifier.config, classifier.backbone.state_dict()))
     return _add_sidecar(classifier, path, content)
@@ -56,17 +56,14 @@ def encode_timm(model: Task, path: Path) -> EncodedModel:
     content = encode_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
     if path.suffix == ".safetensors":
         return _add_sidecar(classifier, path, content)
-    return EncodedModel({WHOLE: content, CONFIG: dump_json(seal({**config, KEY: describe(classifier)})).encode()})
+    return EncodedModel({WHOLE: content, CONFIG: _seal({**config, KEY: describe(classifier)})})
 
 
 def encode_huggingface(model: Task, path: Path) -> EncodedModel:
     """Encodes a folder as transformers' ``save_pretrained`` writes it."""
     folder = to_huggingface(check_classifier(model))
     content = encode_tensors(folder.tensors, {"format": "pt"})
-    descriptions = {CONFIG: folder.config, PROCESSOR: folder.preprocessor}
-    return EncodedModel(
-        {WHOLE: content, **{name: dump_json(seal(value)).encode() for name, value in descriptions.items()}}
-    )
+    return EncodedModel({WHOLE: content, CONFIG: _seal(folder.config), PROCESSOR: _seal(folder.preprocessor)})
 
 
 def check_classifier(model: Task) -> Classifier:
@@ -80,9 +77,11 @@ def check_classifier(model: Task) -> Classifier:
 def _add_sidecar(classifier: Classifier, path: Path, content: bytes) -> EncodedModel:
     # the description is written first: it is refused beside other weights, but weights without it would be accepted
     description = {**describe(classifier), "sha256": sha256_of(content)}
-    return EncodedModel(
-        {sidecar_path(path).name: dump_json(seal(description)).encode(), path.name: content}, sidecar=True
-    )
+    return EncodedModel({sidecar_path(path).name: _seal(description), path.name: content}, sidecar=True)
+
+
+def _seal(document: Mapping[str, Any]) -> bytes:
+    return dump_json(seal(document)).encode()
 
 
 ENCODERS: dict[str, Callable[[Task, Path], EncodedModel]] = {

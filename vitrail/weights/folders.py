@@ -41,26 +41,24 @@ def read_folder(folder: Path, *, log: Callable[[str], None]) -> dict[str, Tensor
     """
     for name in (WHOLE, INDEX, PICKLED, PICKLED_INDEX):
         if (folder / name).is_file():
-            return _read_weights(folder / name)
+            return _read_file(folder / name)
     names = sorted(path.name for path in folder.iterdir())
-    variants = [name for pattern in VARIANTS for name in names if pattern.fullmatch(name)]
+    variants = {name: match[1] for pattern in VARIANTS for name in names if (match := pattern.fullmatch(name))}
     if not variants:
         listed = ", ".join(printable(name) for name in names[:MOST_LISTED])
         what = f"{folder} has a {CONFIG}, but no weights that can be read: it contains {listed}"
         raise CheckpointError(what, f"fetch {WHOLE}, or save the model again with save_pretrained")
-    kinds = sorted({match[1] for name in variants for pattern in VARIANTS if (match := pattern.fullmatch(name))})
-    if len(kinds) > 1:
+    if len(set(variants.values())) > 1:
         what = f"{folder} has several variants of its weights: {', '.join(variants)}"
         raise CheckpointError(what, f"rename one of them to {WHOLE}")
-    log(f"read     {variants[0]}: the variant {kinds[0]!r} of the weights")
-    return _read_weights(folder / variants[0])
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    return read_sharded(path) if path.suffix == ".json" else _read_file(path)
+    name, kind = next(iter(variants.items()))
+    log(f"read     {name}: the variant {kind!r} of the weights")
+    return _read_file(folder / name)
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".json":
+        return read_sharded(path)
     return read_tensors(path)[0] if path.suffix == ".safetensors" else read_pickle(path)
 
 
@@ -76,15 +74,12 @@ def read_sharded(index: Path) -> dict[str, Tensor]:
     for shard in sorted(set(promised.values())):
         path = _inside(index.parent, shard)
         shard_tensors = _read_file(path)
-        strange = [name for name in shard_tensors if promised.get(name) != shard]
-        if strange:
-            other = promised.get(strange[0])
-            where = f"lists in {other}" if other else "does not list"
-            raise CheckpointError(f"{path} contains {printable(strange[0])!r}, which {index.name} {where}", AGAIN)
+        strange = next((name for name in shard_tensors if promised.get(name) != shard), None)
+        if strange is not None:
+            where = f"lists in {promised[strange]}" if strange in promised else "does not list"
+            raise CheckpointError(f"{path} contains {printable(strange)!r}, which {index.name} {where}", AGAIN)
         tensors |= shard_tensors
-    missing = [name for name in promised if name not in tensors]
-    if missing:
-        name = missing[0]
+    if (name := next((name for name in promised if name not in tensors), None)) is not None:
         what = f"{index} lists {printable(name)!r} in {promised[name]}, which does not contain it"
         raise CheckpointError(what, AGAIN)
     size = sum(tensor.nbytes for tensor in tensors.values())

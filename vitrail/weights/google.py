@@ -29,7 +29,7 @@ from vitrail.models.resnet import ResNetConfig
 from vitrail.untrusted.archives import ObjectArrayError, check_expansion, read_array_member
 from vitrail.untrusted.limits import EXPANSION as MAX_EXPANSION
 from vitrail.weights.description import parse_config
-from vitrail.weights.layout import Weights, describe_numerics, refuse
+from vitrail.weights.layout import KEEP, Weights, describe_numerics, refuse
 from vitrail.weights.names import QKV, Names, State, invert, join_parts, nest, rename, rename_with, split_parts
 from vitrail.weights.shapes import STEM, check_grid_allowed, describe_grid, resnet_fields, vit_fields
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, OTHER, printable, refusing_values, unreadable
@@ -63,12 +63,8 @@ BIT_BOTTLENECK = {
 
 def _name_vit(attention: str, norm: str, mlp: str, positions: str) -> dict[str, str]:
     """Returns the table of a ViT, plain or hybrid, by one generation's names of modules in its blocks."""
-    block = {
-        "norm1": "LayerNorm_0",
-        **nest("attn.", f"{attention}/", ATTENTION),
-        "norm2": norm,
-        **nest("mlp.", f"{mlp}/", MLP),
-    }
+    branches = {**nest("attn.", f"{attention}/", ATTENTION), **nest("mlp.", f"{mlp}/", MLP)}
+    block = {"norm1": "LayerNorm_0", "norm2": norm, **branches}
     modules = {
         f"{STEM}conv": "conv_root",  # without stages
         f"{STEM}norm": "gn_root",
@@ -109,11 +105,8 @@ BIT_LATER = _with_parameters(
 )
 # first layers, by which a network is found in a checkpoint -> its table for reading
 VIT_NAMES, BIT_NAMES = invert(FIRST) | invert(LATER), invert(BIT) | invert(BIT_LATER)
-FIRST_LAYERS = {
-    "embedding/kernel": VIT_NAMES,
-    "root_block/standardized_conv2d/kernel": BIT_NAMES,
-    "root_block/conv_root/kernel": BIT_NAMES,
-}
+ROOTS = ("root_block/standardized_conv2d/kernel", "root_block/conv_root/kernel")
+FIRST_LAYERS = {"embedding/kernel": VIT_NAMES, **dict.fromkeys(ROOTS, BIT_NAMES)}
 NUMBERED = re.compile(r"(standardized_conv2d|group_norm)_\d+(?=/)")  # TensorFlow counts the layers of one kind
 ALL_BLOCKS = "Transformer/encoderblock/"
 PARTS = QKV | {"attn_pool": "kv"}  # q of attention pooling is that of the latent
@@ -248,12 +241,12 @@ def to_google(config: Config, state: Mapping[str, Tensor]) -> Arrays:
     if isinstance(config, ResNetConfig):
         refuse("Google's BiT", {f"the stem {config.stem!r}": config.stem != "paper"})
         names, around = BIT, "resnet/"
-    else:
-        refuse("Google's layout", {config.about: not isinstance(config, ViTConfig)})
-        assert isinstance(config, ViTConfig)
+    elif isinstance(config, ViTConfig):
         _check_writable(config)
         is_first = config.pool == "cls" and config.positions == "learned" and config.prefix_positions
         names, around = (FIRST, "") if is_first else (LATER, "params/")
+    else:
+        raise CheckpointError(f"Google's layout has no counterpart of {config.about}", KEEP)
     arrays = {name: _to_array(name, tensor, config) for name, tensor in split_parts(state, PARTS).items()}
     return {f"{around}{name}": array for name, array in rename(arrays, names).items()}
 
@@ -284,10 +277,9 @@ def _to_array(name: str, tensor: Tensor, config: Any) -> np.ndarray:
     elif name == "head.weight" and isinstance(config, ResNetConfig):
         array = array.T[None, None]
     elif match := IN_HEADS.search(name):
-        inputs = array.T.shape[:-1]
-        array = array.T.reshape(
-            (config.heads, -1, len(array)) if match[2] == "proj.weight" else (*inputs, config.heads, -1)
-        )
+        *inputs, outputs = array.T.shape
+        heads = (config.heads, -1)
+        array = array.T.reshape((*heads, outputs) if match[2] == "proj.weight" else (*inputs, *heads))
     elif array.ndim == 2:
         array = array.T
     return array.copy()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from vitrail.weights.description import build_model
 from vitrail.weights.tensors import build_backbone, printable
 
 MOST_NAMED = 5
+KEEP = "keep it in vitrail's format: --to native"
 # modules that may change the outputs of a network: a tensor of these that is not needed is an error
 PARTS = re.compile(
     r"(blocks|stages|layers|patch_|pos_|norm|fc_norm|cls_|dist_|reg_|rel_pos|rope|stem|attn_pool|pre_logits|embed)"
@@ -51,7 +52,8 @@ def leave_out(
     modules = {name.partition(".")[0] for name in needed}
     beside = (name for name in tensors if name not in needed and name.partition(".")[0] not in modules)
     unused = tuple(name for name in beside if not PARTS.match(name) and not name.startswith(inside))
-    return {name: tensor for name, tensor in tensors.items() if name not in set(unused)}, unused
+    without = set(unused)
+    return {name: tensor for name, tensor in tensors.items() if name not in without}, unused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +122,7 @@ class Weights:
         )
 
 
-@dataclass(frozen=True)
-class ReadModel:
+class ReadModel(NamedTuple):
     """A model, the layout that it was read from, and the names of tensors in the file that it does not use."""
 
     model: Task
@@ -150,4 +151,4 @@ def is_cut(config: Config) -> bool:
 def refuse(whose: str, wrong: Mapping[str, bool]) -> None:
     """Raises `CheckpointError` for the first part of a model that has no counterpart in ``whose`` layout."""
     if part := next((part for part, there in wrong.items() if there), None):
-        raise CheckpointError(f"{whose} has no counterpart of {part}", "keep it in vitrail's format: --to native")
+        raise CheckpointError(f"{whose} has no counterpart of {part}", KEEP)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save as to_bytes
+from torch import Tensor
 
 from vitrail.checksums import seal, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
@@ -52,25 +53,31 @@ def save_model(
             settle(path)
             replace_file(path, encode_file(model, description))
         return path
+    return write_folder(path, encode_folder(collect_tensors(model), description))
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> Path:
+    """Writes a folder of `encode_folder` atomically, and returns its path. Raises as `save_model`."""
     check_replaceable(path)
-    with stage_folder(path, encode_folder(model, description)) as aside:
+    with stage_folder(path, files) as aside:
         replace_folder(path, aside)
     return path
 
 
-def encode_folder(model: Task, description: Mapping[str, Any]) -> dict[str, bytes]:
+def encode_folder(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> dict[str, bytes]:
     """Returns the files of a model folder by name."""
-    content = to_bytes(_collect_tensors(model), {KEY: ""})  # the description is in config.json
+    content = to_bytes(dict(tensors), {KEY: ""})  # the description is in config.json
     config = seal({**description, "sha256": sha256_of(content)})
     return {WHOLE: content, CONFIG: dump_json(config).encode()}
 
 
 def encode_file(model: Task, description: Mapping[str, Any]) -> bytes:
     """Returns the bytes of a file with the description in its header."""
-    return encode_tensors(_collect_tensors(model), {KEY: json.dumps(description, ensure_ascii=False)})
+    return encode_tensors(collect_tensors(model), {KEY: json.dumps(description, ensure_ascii=False)})
 
 
-def _collect_tensors(model: Task) -> dict[str, Any]:
+def collect_tensors(model: Task) -> dict[str, Tensor]:
+    """Returns the tensors of a model and of its task. Raises `ConfigError` for an exported graph."""
     if isinstance(model.backbone, ExportedBackbone):
         raise ConfigError("an exported graph has no weights to save", "save the model that it was exported from")
     own = {f"{OWN}{name}": tensor for name, tensor in model.own.state_dict().items()}

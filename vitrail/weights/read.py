@@ -155,9 +155,11 @@ def find_network(tensors: Mapping[str, Tensor], anchors: Collection[str], path: 
         if plain in state:
             raise CheckpointError(f"{path} contains {printable(plain)!r} twice, with and without a wrapper", AGAIN)
         state[plain] = tensor
-    prefixes = _outermost(
-        {name[: -len(anchor)] for name in state for anchor in anchors if f".{name}".endswith(f".{anchor}")}
-    )
+    found = {name[: -len(anchor)] for name in state for anchor in anchors if f".{name}".endswith(f".{anchor}")}
+    prefixes: list[str] = []  # those that are in no other one: what is within a network is a part of it
+    for prefix in sorted(found):
+        if not prefixes or not prefix.startswith(prefixes[-1]):
+            prefixes.append(prefix)
     if not prefixes:
         return Network(state, wrappers=tuple(sorted(wrappers)))
     order, names = list(state), sorted(state)
@@ -173,19 +175,9 @@ def find_network(tensors: Mapping[str, Tensor], anchors: Collection[str], path: 
     )
 
 
-def _outermost(prefixes: Collection[str]) -> list[str]:
-    """Returns the prefixes that are in no other one: what is within a network is a part of it."""
-    kept: list[str] = []
-    for prefix in sorted(prefixes):
-        if not kept or not prefix.startswith(kept[-1]):
-            kept.append(prefix)
-    return kept
-
-
 def _rank(prefix: str) -> int:
     parts = prefix.split(".")
     if not AVERAGED.isdisjoint(parts):
         return -1
-    return max(
-        (index for index, word in enumerate(LATER, 1) if any(part.startswith(word) for part in parts)), default=0
-    )
+    words = (index for index, word in enumerate(LATER, 1) if any(part.startswith(word) for part in parts))
+    return max(words, default=0)

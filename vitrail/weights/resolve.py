@@ -25,13 +25,19 @@ READABLE = (
     "or a pickled one (.pt, .pth, .bin, .ckpt), a folder as timm or Hugging Face transformers save it, hf:owner/name, a Google "
     ".npz, an .onnx of `vitrail export`, or 'latest'"
 )
-PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".th", ".tar")
 ADAPTER = "adapter_config.json"
 LATER = {".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
 
 Layout = Literal[
     "native folder", "timm folder", "huggingface folder", "google file", "pickled file", "onnx file", "file"
 ]
+PICKLED_FILE: Layout = "pickled file"
+SUFFIXES: dict[str, Layout] = {
+    ".safetensors": "file",
+    ".npz": "google file",
+    ".onnx": "onnx file",
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".th", ".tar"), PICKLED_FILE),
+}
 
 
 @dataclass(frozen=True)
@@ -95,14 +101,11 @@ def check_sha256(model: str | Path, sha256: str) -> None:
 
 def newest_finished(runs: Path) -> Path:
     """Returns the run under ``runs`` that finished last. Raises `ConfigError` if there is none."""
-    finished = [
-        (path.stat().st_mtime_ns, path.parent) for path in runs.glob("*/status.json") if _state(path) == "finished"
-    ]
+    finished = [path for path in runs.glob("*/status.json") if _state(path) == "finished"]
     if not finished:
-        raise ConfigError(
-            f"there is no finished run under {runs.absolute()}", "train one, or give a path instead of 'latest'"
-        )
-    return max(finished)[1]
+        what = f"there is no finished run under {runs.absolute()}"
+        raise ConfigError(what, "train one, or give a path instead of 'latest'")
+    return max(finished, key=lambda path: (path.stat().st_mtime_ns, path)).parent
 
 
 def _state(status: Path) -> str:
@@ -146,18 +149,12 @@ def _resolve_file(path: Path) -> ResolvedModel:
         return _resolve_folder(path.parent)
     if (path.parent / "manifest.json").is_file():
         raise CheckpointError(f"{path} is part of a run's checkpoint", "give the run directory, two folders above")
-    if suffix == ".safetensors":
-        return ResolvedModel(path, "file")
-    if suffix == ".npz":
-        return ResolvedModel(path, "google file")
-    if suffix == ".onnx":
-        return ResolvedModel(path, "onnx file")
-    if suffix in PICKLES:
-        if suffix == ".tar":  # checkpoints named .pth.tar are no archives
-            with open(path, "rb") as file:
-                if file.read(262)[257:] == b"ustar":
-                    raise CheckpointError(f"{path} is an archive of files, not of weights", f"give {READABLE}")
-        return ResolvedModel(path, "pickled file")
+    if suffix == ".tar":  # checkpoints named .pth.tar are no archives
+        with open(path, "rb") as file:
+            if file.read(262)[257:] == b"ustar":
+                raise CheckpointError(f"{path} is an archive of files, not of weights", f"give {READABLE}")
+    if suffix in SUFFIXES:
+        return ResolvedModel(path, SUFFIXES[suffix])
     if suffix in LATER:
         raise CheckpointError(f"{path} is {LATER[suffix]}, which is not supported", f"give {READABLE}")
     raise CheckpointError(f"{path} is not a known format of weights", f"give {READABLE}")
@@ -171,19 +168,15 @@ def _explain_missing(path: Path, name: str) -> ConfigError:
         return ConfigError(what, f"train it from scratch: --model {name}{weights}")
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
-    close = [str(parent / name) for name in get_close_matches(missing, _names(parent), n=3, cutoff=0.5)]
+    try:
+        names = sorted(path.name for path in parent.iterdir())
+    except OSError:
+        names = []
+    close = [str(parent / name) for name in get_close_matches(missing, names, n=3, cutoff=0.5)]
     close += get_close_matches(name, ["latest"])
     remedy = "did you mean " + " or ".join(map(repr, close)) + "?" if close else f"give {READABLE}"
-    return ConfigError(
-        f"there are no weights at {name!r}", remedy, value=f"nearest existing folder: {parent.absolute()}"
-    )
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []
+    nearest = f"nearest existing folder: {parent.absolute()}"
+    return ConfigError(f"there are no weights at {name!r}", remedy, value=nearest)
 
 
 REMOTE = "hf:"
@@ -210,14 +203,8 @@ def fetch(model: str) -> Path:
         raise ConfigError(f"{model} needs the package huggingface_hub", "pip install 'vitrail[hub]'") from error
 
     def download(*patterns: str) -> Path:
-        return Path(
-            snapshot_download(
-                matched["name"],
-                revision=matched["revision"],
-                allow_patterns=list(patterns),
-                ignore_patterns=[ELSEWHERE],
-            )
-        )
+        what = {"revision": matched["revision"], "allow_patterns": list(patterns), "ignore_patterns": [ELSEWHERE]}
+        return Path(snapshot_download(matched["name"], **what))
 
     try:
         folder = download(DESCRIPTIONS, SAFETENSORS)
@@ -245,18 +232,10 @@ def _verify(folder: Path) -> None:
 def _not_fetched(model: str, error: Exception) -> VitrailError:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if isinstance(
-        error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError
-    ):  # gated models raise the first
+    line = printable(str(error).strip().partition("\n")[0], 200) or type(error).__name__
+    # gated models raise the first
+    if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):
         remedy = "check owner, name and revision; for private or gated models run: hf auth login"
-        return ConfigError(f"{model} cannot be downloaded from the hub: {_line(error)}", remedy)
-    remedy = (
-        "connect and try again with HF_HUB_OFFLINE unset, or give a folder downloaded on another machine (hf download)"
-    )
-    return CheckpointError(
-        f"{model} is not in the local cache of the hub and cannot be downloaded: {_line(error)}", remedy
-    )
-
-
-def _line(error: Exception) -> str:
-    return printable(str(error).strip().partition("\n")[0], 200) or type(error).__name__
+        return ConfigError(f"{model} cannot be downloaded from the hub: {line}", remedy)
+    remedy = "connect and try again with HF_HUB_OFFLINE unset, or give a folder that `hf download` made elsewhere"
+    return CheckpointError(f"{model} is not in the local cache of the hub and cannot be downloaded: {line}", remedy)

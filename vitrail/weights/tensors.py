@@ -51,20 +51,19 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
             metadata = _check_header(path, file.read(8), size, file.read)
             file.seek(0)
             content = file.read()
+        checksum = metadata.pop(FIELD, None)
+        if sha256 is not None and sha256_of(content) != sha256:
+            raise CheckpointError(f"{path} does not match its SHA-256", AGAIN)
+        if sha256 is None and checksum is not None and not are_tensors_intact(content, checksum):
+            what = f"{path} was changed after vitrail wrote it: its content does not match its SHA-256"
+            raise CheckpointError(what, AGAIN)
+        return from_bytes(content), metadata
     except OSError as error:
         raise unreadable(path, error) from error
     except MemoryError as error:
-        raise _too_large(path) from error
-    if sha256 is not None and sha256_of(content) != sha256:
-        raise CheckpointError(f"{path} does not match its SHA-256", AGAIN)
-    checksum = metadata.pop(FIELD, None)
-    if sha256 is None and checksum is not None and not are_tensors_intact(content, checksum):
-        what = f"{path} was changed after vitrail wrote it: its content does not match its SHA-256"
-        raise CheckpointError(what, AGAIN)
-    try:
-        return from_bytes(content), metadata
-    except MemoryError as error:
-        raise _too_large(path) from error
+        what = f"there is not enough memory to read {path} of {path.stat().st_size / 1e6:,.0f} MB"
+        remedy = "close other programs, raise the limit (ulimit -v), or use a larger machine"
+        raise CheckpointError(what, remedy) from error
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise CheckpointError(f"{path} is not a valid safetensors file: {printable(error, 200)}", AGAIN) from error
 
@@ -82,11 +81,6 @@ def refusing_values(what: str, remedy: str) -> Iterator[None]:
 def unreadable(path: Path | str, error: OSError) -> CheckpointError:
     """Returns the error for a file that the system does not give."""
     return CheckpointError(f"{path} cannot be read: {error.strerror or error}", "check the path and its permissions")
-
-
-def _too_large(path: Path) -> CheckpointError:
-    what = f"there is not enough memory to read {path} of {path.stat().st_size / 1e6:,.0f} MB"
-    return CheckpointError(what, "close other programs, raise the limit (ulimit -v), or use a larger machine")
 
 
 def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, str]:
@@ -120,24 +114,19 @@ def check_fit(needed: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path:
     Raises:
         CheckpointError: lists up to 12 missing or unexpected tensors, and those of another shape or type.
     """
-    faults = [
-        f"missing     {printable(name)} {shape_of(tensor)}" for name, tensor in needed.items() if name not in tensors
-    ]
-    faults += [
-        f"unexpected  {printable(name)} {shape_of(tensor)}" for name, tensor in tensors.items() if name not in needed
-    ]
+    faults = [f"missing     {printable(name)} {shape_of(needed[name])}" for name in needed if name not in tensors]
+    faults += [f"unexpected  {printable(name)} {shape_of(tensors[name])}" for name in tensors if name not in needed]
     for name in (name for name in needed if name in tensors):
         if tensors[name].shape != needed[name].shape:
-            faults.append(
-                f"shape       {printable(name)} is {shape_of(tensors[name])}, the model has {shape_of(needed[name])}"
-            )
+            shapes = f"{shape_of(tensors[name])}, the model has {shape_of(needed[name])}"
+            faults.append(f"shape       {printable(name)} is {shapes}")
         elif not tensors[name].is_floating_point():
             faults.append(f"type        {printable(name)} is {tensors[name].dtype}")
-    if not faults:
-        return
-    shown = faults[:MOST_LISTED] + ([f"and {len(faults) - MOST_LISTED} more"] if len(faults) > MOST_LISTED else [])
-    what = f"{path} does not fit the model: {len(faults)} of its tensors"
-    raise CheckpointError(what, OTHER, value="\n".join(shown))
+    if faults:
+        shown = faults[:MOST_LISTED]
+        shown += [f"and {len(faults) - MOST_LISTED} more"] if len(faults) > MOST_LISTED else []
+        what = f"{path} does not fit the model: {len(faults)} of its tensors"
+        raise CheckpointError(what, OTHER, value="\n".join(shown))
 
 
 def build_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | Path) -> Backbone:
@@ -171,10 +160,8 @@ def warn_of_broken(tensors: Mapping[str, Tensor], path: Path, log: Callable[[str
     """Warns of NaN and infinity: such weights can be inspected, but not used."""
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
-        log(
-            f"warning  {path.name}: NaN or infinity in {len(broken)} tensors, such as {broken[0]}: "
-            "its predictions are meaningless"
-        )
+        where = f"{len(broken)} tensors, such as {broken[0]}"
+        log(f"warning  {path.name}: NaN or infinity in {where}: its predictions are meaningless")
 
 
 def read_json(path: Path, *, log: Callable[[str], None] | None = None) -> dict[str, Any]:
@@ -213,9 +200,8 @@ def check_intact(document: Mapping[str, Any], where: Path | str) -> None:
 def parse_json(content: str | bytes, where: str) -> dict[str, Any]:
     """Parses a JSON object; ``where`` names its source in messages. Raises `CheckpointError`."""
     if len(content) > MOST_HEADER_BYTES:
-        raise CheckpointError(
-            f"{where} is longer than {MOST_HEADER_BYTES:,} bytes", "it is not the description of a model"
-        )
+        what = f"{where} is longer than {MOST_HEADER_BYTES:,} bytes"
+        raise CheckpointError(what, "it is not the description of a model")
     try:
         value = _load_json(content)
     except ValueError as error:

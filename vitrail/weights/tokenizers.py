@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save as to_bytes
 
-from vitrail.checksums import seal, sha256_of
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.files import dump_json, replace_folder, stage_folder
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runtime.progress import Say
 from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, reading_description
-from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
+from vitrail.weights.folders import CONFIG, WHOLE
+from vitrail.weights.native import encode_folder, write_folder
 from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import AGAIN, build_network, read_json, read_tensors, warn_of_broken
 
@@ -35,35 +33,26 @@ def save_tokenizer(
     preprocessing: Preprocessing,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a folder atomically, as `vitrail.weights.native.save_model` does.
+    """Writes a folder atomically, as `vitrail.weights.native.save_model` does, and returns its path.
 
     Args:
         path: a folder. An existing folder is replaced if it is empty or holds a model and nothing else.
         preprocessing: preprocessing of the training images.
         provenance: JSON values on the origin of the weights.
 
-    Returns:
-        The path.
-
     Raises:
         ConfigError: the folder holds other files.
         DiskError: the disk is full or refuses the write; an earlier folder is intact.
     """
-    path = Path(path)
-    check_replaceable(path)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tokenizer.state_dict().items()}
-    content = to_bytes(tensors)
     description = {
         "format_version": FORMAT_VERSION,
         "kind": TOKENIZER,
         "config": tokenizer.config.to_dict(),
         "preprocessing": preprocessing.to_dict(),
         "provenance": dict(provenance or {}),
-        "sha256": sha256_of(content),
     }
-    with stage_folder(path, {WHOLE: content, CONFIG: dump_json(seal(description)).encode()}) as aside:
-        replace_folder(path, aside)
-    return path
+    return write_folder(Path(path), encode_folder(tensors, description))
 
 
 def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
@@ -81,25 +70,23 @@ def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
     resolved = resolve_model(path)
     description = read_json(resolved.path / CONFIG) if resolved.layout == "native folder" else {}
     if description.get("kind") != TOKENIZER:
-        raise CheckpointError(
-            f"{resolved.path} is not a tokenizer", "train one with `vitrail pretrain DATA --objective tokenizer`"
-        )
+        remedy = "train one with `vitrail pretrain DATA --objective tokenizer`"
+        raise CheckpointError(f"{resolved.path} is not a tokenizer", remedy)
     check_format(description, resolved.path)
     with reading_description(resolved.path):
         config = TokenizerConfig.from_dict(description["config"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         provenance = dict(description.get("provenance") or {})
     if preprocessing.channels != config.in_channels:
-        what = (
-            f"{resolved.path} has {config.in_channels} input channels, but its preprocessing {preprocessing.channels}"
-        )
+        channels = f"{config.in_channels} input channels, but its preprocessing {preprocessing.channels}"
+        what = f"{resolved.path} has {channels}"
         raise CheckpointError(what, AGAIN)
     tensors, _ = read_tensors(resolved.path / WHOLE, sha256=str(description.get("sha256")))
-    tokenizer = build_network(lambda: _sketch(config), config.blocks, tensors, resolved.path)
+
+    def sketch() -> Tokenizer:
+        with torch.device("meta"):
+            return Tokenizer(config)
+
+    tokenizer = build_network(sketch, config.blocks, tensors, resolved.path)
     warn_of_broken(tokenizer.state_dict(), resolved.path, log)
     return SavedTokenizer(tokenizer.eval(), preprocessing, provenance)
-
-
-def _sketch(config: TokenizerConfig) -> Tokenizer:
-    with torch.device("meta"):
-        return Tokenizer(config)

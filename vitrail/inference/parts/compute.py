@@ -64,9 +64,8 @@ class Job:
 def make_plan(job: Job, task: Task, source: Source, *, part_size: int, format: str) -> Plan:
     """The plan of a job for the images of ``source``; ``task`` is its model."""
     if (count := -(-len(source) // part_size)) > MOST_PARTS:
-        raise ConfigError(
-            f"{len(source):,} images are {count:,} parts", f"give a larger --part-size: at most {MOST_PARTS:,}"
-        )
+        remedy = f"give a larger --part-size: at most {MOST_PARTS:,}"
+        raise ConfigError(f"{len(source):,} images are {count:,} parts", remedy)
     described = json.dumps([digest_of(task), task.name, task.classes, task.describe()])
     return Plan(
         verb=job.verb,

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,15 +96,14 @@ def to_huggingface(classifier: Classifier) -> Folder:
         CheckpointError: a part of the model or the preprocessing has no counterpart in transformers.
     """
     family = FAMILIES[_model_type_of(classifier.config)]
-    config, notes = family.express(classifier.config)
-    fields, more = family.write_config(config)
-    notes += more
+    config, changed = family.express(classifier.config)
+    fields, differences = family.write_config(config)
     state = {name: tensor.detach().cpu() for name, tensor in classifier.backbone.state_dict().items()}
     state = family.express_state(classifier.config, state)
     tensors = family.to_transformers_names(state, has_body=bool(classifier.classes))
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    processor, more = to_processor(classifier.preprocessing)
-    notes += more
+    processor, roundings = to_processor(classifier.preprocessing)
+    notes = [*changed, *differences, *roundings]
     labels = {
         "id2label": {str(index): name for index, name in enumerate(classifier.classes)},
         "label2id": {name: index for index, name in enumerate(classifier.classes)},
@@ -173,15 +173,16 @@ def merge_description(
         tensors: all tensors of the file, by transformers' names.
         processed: whether there is a preprocessor_config.json, which takes precedence.
     """
-    try:
+    known = written = None
+    with suppress(VitrailError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         known = _apply_description(description, weights, family, path)
-    except (VitrailError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        known = None
     if known is None or description.get("digest") != digest(tensors):
         return replace(weights, assumed=(*weights.assumed, OTHERWISE))
-    if processed and _round_trip(known.preprocessing, known.config, path) != weights.preprocessing:
-        known = replace(known, preprocessing=weights.preprocessing)
-    return known
+    with suppress(CheckpointError):  # of a preprocessing that transformers cannot express
+        written, _ = from_processor(to_processor(known.preprocessing)[0], "ViT", known.config, path)
+    return (
+        replace(known, preprocessing=weights.preprocessing) if processed and written != weights.preprocessing else known
+    )
 
 
 def _apply_description(description: Any, weights: Weights, family: Family, path: Path) -> Weights | None:
@@ -194,20 +195,7 @@ def _apply_description(description: Any, weights: Weights, family: Family, path:
     read = family.set_size(family.read_config(fields, weights.tensors), weights.preprocessing)
     if read != weights.config or not 0 < temperature < math.inf:
         return None
-    return replace(
-        weights,
-        config=config,
-        tensors=family.restore_state(config, weights.tensors),
-        preprocessing=Preprocessing.from_dict(description["preprocessing"]),
-        classes=classes or None,
-        temperature=temperature,
-        assumed=(),
-    )
-
-
-def _round_trip(preprocessing: Preprocessing, config: Config, path: Path) -> Preprocessing | None:
-    """Returns what transformers reads from a description, or None if it cannot express it."""
-    try:
-        return from_processor(to_processor(preprocessing)[0], "ViT", config, path)[0]
-    except CheckpointError:
-        return None
+    tensors = family.restore_state(config, weights.tensors)
+    preprocessing = Preprocessing.from_dict(description["preprocessing"])
+    changes = {"config": config, "tensors": tensors, "preprocessing": preprocessing, "temperature": temperature}
+    return replace(weights, **changes, classes=classes or None, assumed=())

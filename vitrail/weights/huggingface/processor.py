@@ -14,6 +14,7 @@ from typing import Any
 from vitrail.data.preprocessing import Interpolation, Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
+from vitrail.models.config import is_whole
 from vitrail.weights.tensors import printable, refusing_values
 
 HALF, IMAGENET = (0.5, 0.5, 0.5), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -67,9 +68,8 @@ def from_processor(
         preprocessing = preprocessing if stated else preprocessing.at(config.image_size)
     if stated:
         return preprocessing, assumed
-    if (
-        preprocessing.resize == "short" and config.image_size[0] != config.image_size[1]
-    ):  # not supported by transformers
+    # not supported by transformers
+    if preprocessing.resize == "short" and config.image_size[0] != config.image_size[1]:
         preprocessing = replace(preprocessing, resize="squash", resize_to=None)
     to = "x".join(map(str, preprocessing.size))
     way = preprocessing.resize + ("" if preprocessing.resize_to is None else f" {preprocessing.resize_to}")
@@ -154,19 +154,15 @@ def _framing(value: Mapping[str, Any], config: Config, *, square: bool) -> tuple
 
 def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
     """Returns (height, width), or the shorter side."""
-    stated = (
-        {name: length for name, length in size.items() if length is not None} if isinstance(size, Mapping) else size
-    )
-    if isinstance(stated, dict):
+    if isinstance(size, Mapping):
+        stated = {name: length for name, length in size.items() if length is not None}
         lengths = [stated[name] for name in (["shortest_edge"] if "shortest_edge" in stated else ["height", "width"])]
         known = len(stated) == len(lengths)
     else:
-        lengths = [stated] if isinstance(stated, int) else list(stated)
+        lengths = [size] if isinstance(size, int) else list(size)
         lengths *= 2 if len(lengths) == 1 and square else 1
         known = len(lengths) in (1, 2)
-    if not known or not all(
-        isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths
-    ):
+    if not known or not all(is_whole(length, 1) for length in lengths):
         raise ValueError(f"a size of {size}")
     return (lengths[0], lengths[1]) if len(lengths) == 2 else lengths[0]
 

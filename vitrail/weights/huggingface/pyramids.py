@@ -27,9 +27,8 @@ def read_swin(values: dict[str, Any], fields: Mapping[str, Any], state: State) -
         what = "learned positions (use_absolute_embeddings) are not supported"
         raise CheckpointError(what, "use a model without them")
     if fields["layer_norm_eps"] != SWIN_EPS:
-        what = (
-            f"it has layer_norm_eps {printable(fields['layer_norm_eps'])} in its blocks and {SWIN_EPS:g} between them"
-        )
+        inside = printable(fields["layer_norm_eps"])
+        what = f"it has layer_norm_eps {inside} in its blocks and {SWIN_EPS:g} between them"
         raise CheckpointError(what, f"use a model with layer_norm_eps {SWIN_EPS:g}")
     return SwinConfig(**values)
 
@@ -123,12 +122,8 @@ def write_pvt(config: PVTConfig) -> tuple[dict[str, Any], list[str]]:
     refuse("transformers' 'pvt'", wrong)
     strides = _strides(config)
     # without num_labels transformers assumes 1,000 classes, independent of their names
-    fields = {
-        "num_encoder_blocks": PVT_STAGES,
-        "strides": strides,
-        "patch_sizes": strides,
-        "num_labels": config.classes,
-    }
+    labels = {"num_labels": config.classes}
+    fields = {"num_encoder_blocks": PVT_STAGES, "strides": strides, "patch_sizes": strides, **labels}
     return fields, ["transformers does not support other image sizes"]
 
 

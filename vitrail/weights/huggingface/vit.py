@@ -64,9 +64,8 @@ POOLS = {"vit": ("cls",), "deit": ("cls", "cls-only"), "dinov2": ("cls+gap",), "
 def read(model_type: str, values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
     """Bare models of transformers have no head and pool the class token, or both tokens in DeiT."""
     if fields.get("use_swiglu_ffn"):
-        raise CheckpointError(
-            "it has SwiGLU layers (use_swiglu_ffn), as DINOv2's giant", "only MLP layers are supported"
-        )
+        what = "it has SwiGLU layers (use_swiglu_ffn), as DINOv2's giant"
+        raise CheckpointError(what, "only MLP layers are supported")
     pool = "cls-only" if model_type == "deit" and "head.weight" in state else "cls"
     if model_type.startswith("dinov2"):
         values["mlp_width"] = int(fields["hidden_size"] * float(fields["mlp_ratio"]))
@@ -128,9 +127,7 @@ def express_config(config: ViTConfig) -> tuple[ViTConfig, list[str]]:
     at_stem = config.positions in ("learned", "sincos2d") and config.positions_at == "stem"
     if not at_stem and config.positions != "none":
         return config, []
-    note = (
-        "positions are written as a table: for other image sizes transformers resizes it, and vitrail recomputes them"
-    )
+    note = "positions are written as a table, which transformers resizes for other image sizes; vitrail recomputes them"
     learned = replace(config, positions="learned", positions_at="stem", prefix_positions=True)
     return learned, [note] if config.positions == "sincos2d" else []
 

@@ -104,9 +104,8 @@ def _backbone(path: Path, size: int, digest: str, config: Config) -> ExportedBac
     session = open_session(path)
     inputs = {value.name: value for value in session.get_inputs()}
     shape = inputs[IMAGES].shape if list(inputs) == [IMAGES] else []
-    sound = len(shape) == 4 and shape[1] == config.in_channels and inputs[IMAGES].type == "tensor(float)"
-    sound = sound and (shape[0] == 1 or not isinstance(shape[0], int))
-    if not sound:
+    is_for_images = len(shape) == 4 and shape[1] == config.in_channels and inputs[IMAGES].type == "tensor(float)"
+    if not is_for_images or (isinstance(shape[0], int) and shape[0] != 1):
         raise _other_graph(session, path)
     return ExportedBackbone(config, session, digest)
 
@@ -159,16 +158,14 @@ class ExportedBackbone(Backbone):
         return ExportedBackbone(configure(self.config, image_size=size), self.session, self.sha256)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self._run_output(LOGITS if self.config.classes else FEATURES, images)
+        output = LOGITS if self.config.classes else FEATURES
+        return self.run_graph(images, [output])[output]
 
     def features(self, images: Tensor) -> Tensor:
         if FEATURES not in {value.name for value in self.session.get_outputs()}:
             what = "the exported graph of a detector or a segmenter gives no features of whole images"
             raise ConfigError(what, "use the model that it was exported from")
-        return self._run_output(FEATURES, images)
-
-    def _run_output(self, output: str, images: Tensor) -> Tensor:
-        return self.run_graph(images, [output])[output]
+        return self.run_graph(images, [FEATURES])[FEATURES]
 
     def run_graph(self, images: Tensor, outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Returns the outputs with these names, by default all, for images (B, C, H, W), on their device."""

@@ -17,13 +17,12 @@ from vitrail.errors import CheckpointError
 from vitrail.models import Config
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import parse_config
-from vitrail.weights.layout import Weights, describe_numerics, leave_out, refuse
+from vitrail.weights.layout import KEEP, Weights, describe_numerics, leave_out
 from vitrail.weights.shapes import check_grid_allowed, describe_grid
 from vitrail.weights.tensors import printable, refusing_values
 from vitrail.weights.timm.authors import TORCHVISION_MARK, separate_head, to_timm_names
-from vitrail.weights.timm.families import BEIT, CAIT, PVT_V2, SWIN
+from vitrail.weights.timm.families import BEIT, BIT, CAIT, PVT_V2, SWIN
 from vitrail.weights.timm.family import Family
-from vitrail.weights.timm.resnet import BIT
 from vitrail.weights.timm.vit import ACTIVATIONS, VIT
 
 # arguments of `from_timm` that follow from the names of some of timm's models and not from tensors
@@ -197,10 +196,10 @@ def _names(names: object, classes: int) -> tuple[str, ...] | None:
 
 def family_of(config: Config) -> Family:
     """Returns the family of a config. Raises `CheckpointError` for an unsupported architecture."""
-    family = next((family for family in FAMILIES if isinstance(config, family.config)), None)
-    refuse("timm's layout", {config.about: family is None})
-    assert family is not None
-    return family
+    for family in FAMILIES:
+        if isinstance(config, family.config):
+            return family
+    raise CheckpointError(f"timm's layout has no counterpart of {config.about}", KEEP)
 
 
 def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -21,8 +21,8 @@ from vitrail.weights.layout import is_cut
 from vitrail.weights.names import State, invert, rename
 from vitrail.weights.shapes import vit_fields
 from vitrail.weights.tensors import printable
+from vitrail.weights.timm.families import NUMERICS, is_timms_stem, name_hybrid
 from vitrail.weights.timm.family import BLOCKS, IMAGES, Family, find_heads
-from vitrail.weights.timm.resnet import NUMERICS, is_timms_stem, name_hybrid
 
 # our name -> timm's, for models with a head for each of two tokens
 TWO_HEADS = {"head.cls": "head", "head.dist": "head_dist"}
