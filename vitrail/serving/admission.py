@@ -101,8 +101,7 @@ class Admission:
     def check(self, scope: Scope, headers: dict[bytes, bytes], start: float) -> tuple[float, object | None]:
         """Returns the deadline of a request that started at ``start``, and the result of `Batcher.expect` if it has a body.
 
-        Raises:
-            Refused: for its head, or because it could not be answered before its deadline.
+        Raises `Refused` for its head, or because it could not be answered before its deadline.
         """
         self._check_head(scope, headers)
         deadline = start + self._seconds(headers)

@@ -26,7 +26,6 @@ from vitrail.tasks.task import choose_decode_options
 
 LISTED = 5  # classes listed with an explanation
 DIGITS = 5  # significant digits of the values of a map
-
 Kind = TypeVar("Kind")
 
 

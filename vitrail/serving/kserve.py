@@ -58,15 +58,15 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 async def get_model(service: CurrentService, model: str, version: str | None = None) -> LoadedModel:
     """Returns the model of a path. Raises `Refused` if the name or version is not the one that is served."""
     served = service.served
-    if model != served.name:
-        raise Refused("not_found", "unknown model name", f"the served model is {served.name!r}")
-    if version is not None and version != served.version:
-        raise Refused("not_found", "unknown model version", f"the served version is {served.version!r}")
+    for what, asked, known in (("name", model, served.name), ("version", version, served.version)):
+        if asked not in (None, known):
+            raise Refused("not_found", f"unknown model {what}", f"the served {what} is {known!r}")
     return served
 
 
 CurrentModel = Annotated[LoadedModel, Depends(get_model)]
 MODEL, VERSION = "/models/{model}", "/models/{model}/versions/{version}"
+INFERS = errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504)
 
 
 @router.get("", responses=errors(401, 403))
@@ -88,8 +88,7 @@ async def ready(service: CurrentService) -> Response:
 @router.get(VERSION, responses=errors(401, 403, 404, 422), operation_id="metadata_of_version")
 async def metadata(served: CurrentModel) -> dict[str, Any]:
     """Returns names, types and shapes of the inputs and outputs. A request has exactly one of the inputs."""
-    height, width = served.model.preprocessing.size
-    channels = served.model.preprocessing.channels
+    (height, width), channels = served.model.preprocessing.size, served.model.preprocessing.channels
     # -1 is the number of images
     described = (_describe_array(name, array) for name, array in served.sample.items())
     outputs = [{**tensor, "shape": [-1, *tensor["shape"][1:]]} for tensor in described]
@@ -110,9 +109,6 @@ async def metadata(served: CurrentModel) -> dict[str, Any]:
 @router.get(VERSION + "/ready", responses=errors(401, 403, 404, 422, 503), operation_id="ready_of_version")
 async def model_ready(served: CurrentModel, service: CurrentService) -> Response:
     return JSONResponse({"name": served.name, "ready": not service.unready}, 503 if service.unready else 200)
-
-
-INFERS = errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504)
 
 
 @router.post(MODEL + "/infer", openapi_extra=BODY, responses=INFERS)

@@ -192,10 +192,7 @@ class RunState(Schema):
     """The progress of a run."""
 
     name: str
-    state: str = Field(
-        examples=["running"],
-        description="starting, running, stopped (its process was killed), damaged, or how the run ended",
-    )
+    state: str = Field(description="starting, running, stopped (its process was killed), damaged, or how the run ended")
     step: int
     steps: int | None = Field(description="total number of steps; of a study, of trials")
     seconds_left: float | None = Field(None, description="estimated time left, of a study")
@@ -255,8 +252,7 @@ def summarise(name: str, run: Path) -> dict[str, Any]:
     for row in rows[-100:]:
         last |= row
     stamps = {file_name: stamp(run / file_name) for file_name in (*MARKS, "metrics.jsonl")}
-    file = stamps["config.yaml"]
-    settings = parse_document(file) if file else {}
+    settings = parse_document(file) if (file := stamps["config.yaml"]) else {}
     objective = _text(settings, "objective", "name")
     return {
         "name": name,

@@ -173,13 +173,8 @@ def replies(model: Any, *codes: str, also: int = 200, **more: Any) -> dict[int |
 def image_body(*, several: bool = True) -> dict[str, Any]:
     """Returns the documentation of a body with images: multipart, raw or JSON."""
     binary, base64 = {"type": "string", "format": "binary"}, {"type": "string", "format": "byte"}
-    named = {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "data": base64},
-        "required": ["data"],
-        "additionalProperties": False,
-    }
-    image = {"oneOf": [base64, named]}
+    named = describe_object(name={"type": "string"}, data=base64)
+    image = {"oneOf": [base64, {**named, "required": ["data"], "additionalProperties": False}]}
     json, form = describe_object(image=image), binary
     examples: dict[str, Any] = {"one image": {"value": {"image": PIXEL}}}
     if several:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,9 @@ def start(
     _configure_logging(access_log)
     token = read_token(token_file)
     check_reach(host, token)
-    with bind(host, port) as bound, _exit_on_sigterm(), redirect_libtiff(log.warning):
+    # exits while the model loads: the first process of a container has no default handler
+    ending = handle_signals({signal.SIGTERM: lambda *_: sys.exit(0)})
+    with bind(host, port) as bound, ending, redirect_libtiff(log.warning):
         load = None
         if model is not None:
             options = replace(options, batch=limits.batch)
@@ -77,13 +79,14 @@ def start(
 
 
 @contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Exits on SIGTERM while the model loads: the first process of a container has no default handler."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+def handle_signals(handlers: Mapping[Any, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+    """Replaces the handlers of signals within the block."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def read_token(file: Path | None) -> str | None:
@@ -93,9 +96,7 @@ def read_token(file: Path | None) -> str | None:
         token = file.read_text().strip() if file is not None else os.environ.get("VITRAIL_TOKEN")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the token of {file}: {error}", "give a file with one line of text") from error
-    if token is None:
-        return None
-    if not TOKEN.fullmatch(token):
+    if token is not None and not TOKEN.fullmatch(token):
         what = f"the token of {source} has {len(token)} characters, or contains spaces"
         made = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         raise ConfigError(what, f"use 16 to 256 printable characters, such as: {made}")
@@ -124,18 +125,12 @@ class Server(uvicorn.Server):
         self._stop_time: float | None = None  # time of the first signal
         self._reloading: Future[None] | None = None  # kept, or it could be collected before it ends
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """Replaces uvicorn's handling, which raises the signal again at the end and so prevents exit status 0."""
         handlers = {signal.SIGTERM: self.handle_exit, signal.SIGINT: self.handle_exit}
         if hasattr(signal, "SIGHUP"):
             handlers[signal.SIGHUP] = self._handle_reload
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return handle_signals(handlers)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stop_time is not None:
