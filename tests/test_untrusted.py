@@ -37,7 +37,6 @@ DIRECT = {
     "runs/checkpoint.py": {"json.loads": "a file whose SHA-256 is in the sealed manifest"},
     "training/fingerprint.py": {"np.load": "a file whose SHA-256 is compared before"},
     "data/decoded_cache.py": {"np.load": "a file of the cache, mapped; its size was compared"},
-    "studies/images.py": {"np.load": "a file of the study, mapped; its checksum was compared"},
     "verbs/export/files.py": {"zipfile.ZipFile": "the archive that was exported just now"},
     # with limits of their own from `untrusted.limits`
     "shards/index.py": {"np.load": "a table whose SHA-256 is in the index, mapped and checked by `check_tables`"},

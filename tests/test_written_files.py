@@ -36,9 +36,8 @@ KNOWN = {
     "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:recall_plan
         data/sources/mask_values.py:measure_masks
         reports/transfer.py:write_transfer""",
-    "study": """studies/plan.py:write_plan studies/results.py:write_result studies/run.py:measure_networks
+    "study": """studies/plan.py:write_plan studies/plan.py:write_result
         studies/run.py:run_study studies/run.py:run_workers""",
-    "study images": "studies/images.py:store_images",
     "study attempts": "work.py:_write",
     "parts, parquet": """inference/parts/folder.py:open inference/parts/folder.py:commit inference/parts/folder.py:finish
         inference/parts/compute.py:write_part""",
@@ -61,7 +60,7 @@ KNOWN = {
         verbs/explain/scores.py:measure_localisation verbs/inspect/measurements.py:inspect_model
         verbs/inspect/cost.py:compare_costs
         verbs/inspect/measurements.py:inspect_pair inference/outputs.py:prepare_drawing verbs/predict.py:write_answers
-        verbs/predict.py:write_rows studies/worker.py:start""",
+        verbs/predict.py:write_rows""",
     PRESENT: "shards/index.py:remember_root",
     PASSING: """data/workers.py:create_memory data/workers.py:serve
         runs/folder.py:open work.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock

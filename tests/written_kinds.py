@@ -29,10 +29,7 @@ from vitrail.runs import checkpoint
 from vitrail.runs.cells import Cells
 from vitrail.runs.folder import RECORDS, RunFolder
 from vitrail.runtime.distributed import SINGLE
-from vitrail.studies.design import Pool
-from vitrail.studies.images import DATA, load_images, open_images, store_images
-from vitrail.studies.plan import make_plan, read_plan, write_plan
-from vitrail.studies.results import write_result
+from vitrail.studies.plan import make_plan, read_plan, write_plan, write_result
 from vitrail.training.fingerprint import STAMPS, _read_stamps
 from vitrail.verbs.convert import convert
 from vitrail.verbs.export import export
@@ -233,15 +230,8 @@ def write_cells(folder: Path) -> Kind:
 
 
 def write_study(folder: Path) -> Iterator[Kind]:
-    digits = open_data("digits").train
-    arrays = digits.images[:60], np.arange(60) % 2
-    splits, facts = open_images(Pool(validation=10), arrays)
-    study = make_study(pool=Pool(source="nowhere"))
-    plan = make_plan(
-        study, replace(POOL, fingerprint=facts.fingerprint), device="cpu", request="a", price=free, budget=None
-    )
+    plan = make_plan(make_study(), POOL, device="cpu", request="a", price=free, budget=None)
     folder.mkdir()
-    store_images(folder, splits, facts.fingerprint)
     write_plan(folder, plan)
     for trial in list(plan.trials.values())[:4]:
         write_result(folder, fake_result(trial))
@@ -259,22 +249,15 @@ def write_study(folder: Path) -> Iterator[Kind]:
         judged = {key: (result.right.tobytes(), replace(result, right=None)) for key, result in results.items()}
         return found.sha256, found.device, found.request, earlier, judged
 
-    def read_images(say: Say) -> Any:
-        pool = load_images(folder, Pool(source="nowhere"), facts)
-        parts = (pool.train, pool.val, pool.test)
-        return [(part.images.tobytes(), part.labels.tobytes(), list(part.keys)) for part in parts], pool.classes
-
     def read_attempts(say: Say) -> Any:
         tries = Attempts(folder / "attempts").read("0" * 64)
         if not tries.failures:
             say("the attempts are counted anew")
         return tries
 
-    attempts, images = list_files(folder / "attempts"), list_files(folder / DATA)
+    attempts = list_files(folder / "attempts")
     own = [folder / "plan.json", *list_files(folder / "trials")]
-    others = tuple(path.relative_to(folder).as_posix() for path in (*attempts, *images))
-    yield Kind("study", own, read, folder, others)
-    yield Kind("study images", images, read_images)
+    yield Kind("study", own, read, folder, tuple(path.relative_to(folder).as_posix() for path in attempts))
     yield Kind("study attempts", attempts, read_attempts)
 
 

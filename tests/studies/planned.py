@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.studies.design import Experiment, Pool, Study
-from vitrail.studies.plan import PoolFacts, Trial
-from vitrail.studies.results import TrialResult
+from vitrail.studies.plan import PoolFacts, Trial, TrialResult
 
 VIT = {"model.name": "vit-ti16", "model.changes.width": 32}
 POOL = PoolFacts(
@@ -19,7 +18,6 @@ POOL = PoolFacts(
     validation=200,
     test=400,
     test_split="split test",
-    size=(8, 8),
 )
 
 
@@ -47,7 +45,6 @@ def fake_result(trial: Trial, rate: float = 2e-3, **changes: Any) -> TrialResult
         "key": trial.key,
         "kind": trial.kind,
         "state": "done",
-        "settings": {},
         "seed": trial.run.seed,
         "rate": rate,
         "limit": trial.run.data.limit or POOL.training,

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from vitrail.studies.design import LIMIT, STEPS, Claim, Difference, Experiment, Study
-from vitrail.studies.plan import Place
-from vitrail.studies.report import judge_study
-from vitrail.studies.results import TrialResult
+from vitrail.studies.plan import Place, TrialResult
+from vitrail.studies.report import Tuning, judge_study
+from vitrail.training.lr_search import choose_rate
 
 IMAGES, CLASSES = 2000, 10
 DATA = {"name": "synthetic", "classes": CLASSES, "training": 4000, "validation": 500, "test": IMAGES}
-PLAN = {"sha256": "0" * 64, "earlier": []}
+PLAN = {"sha256": "0" * 64, "earlier": [], "reductions": []}
 Truth = Callable[[str, dict[str, Any]], float]  # arm, levels -> accuracy
 Trials = dict[str, dict[Place, TrialResult]]
 
@@ -39,7 +39,6 @@ def train(
     seed: int = 0,
     spread: float = 0.004,
     gap: float | Mapping[str, float] = 0.05,
-    macs6: Callable[[str, dict[str, Any]], float] = lambda arm, levels: 1e12,
 ) -> Trials:
     """Results of all trials: images of their own difficulty, accuracies around the truth, training accuracy ``gap`` above."""
     rng = np.random.default_rng(seed)
@@ -62,18 +61,16 @@ def train(
                         key=f"{experiment.name}-{arm}-{levels}-{number}",
                         kind="final",
                         state="done",
-                        settings={},
                         seed=number,
                         rate=1e-3,
                         limit=levels.get(LIMIT, DATA["training"]),
                         steps=64,
-                        images=8192,
                         right=right,
                         test={"accuracy": float(right.mean()), "nll": 1.0},
                         validation={"accuracy": accuracy + rng.normal(0, spread), "nll": 1.0},
                         train={"accuracy": min(float(right.mean()) + more, 1.0), "nll": 0.5},
-                        flops=0.9 * macs6(arm, levels),
-                        macs6=macs6(arm, levels),
+                        flops=0.9e12,
+                        macs6=1e12,
                         parameters=1000 + sum(map(ord, arm)),
                     )
     return trials
@@ -92,15 +89,14 @@ def solve(own: np.ndarray, accuracy: float) -> float:
     return low
 
 
-def tune(points: Mapping[float, tuple[float, float]]) -> dict[float, TrialResult]:
-    """Tuning trials from rate to validation NLL and accuracy."""
-    return {
-        rate: TrialResult(
-            key=f"tuning-{rate}", kind="tuning", state="done", settings={}, seed=1_000_000, rate=rate,
-            validation={"nll": nll, "accuracy": accuracy},
-        )
-        for rate, (nll, accuracy) in points.items()
-    }  # fmt: skip
+def tune(points: Mapping[float, float]) -> Tuning:
+    """Tuning trials from rate to validation NLL."""
+    about: Any = {"kind": "tuning", "state": "done", "seed": 1_000_000}
+    tried = {
+        rate: TrialResult(key=f"tuning-{rate}", rate=rate, validation={"nll": nll}, **about)
+        for rate, nll in points.items()
+    }
+    return Tuning(tried, choose_rate(points, tuple(points)))
 
 
 TWO = Experiment(name="two", arms=arms("a", "b", "c", "d"))

@@ -26,19 +26,19 @@ from tests.studies.synthetic_trials import (
 from vitrail.studies.aggregate import Aggregate
 from vitrail.studies.design import (
     LIMIT,
-    Compute,
     Difference,
     Experiment,
     Finding,
     Pairs,
     Slope,
-    find_study,
+    find_definition,
     paper_claims,
+    read_study,
 )
-from vitrail.studies.verdicts import Equal, Greater, Question, Ratio, judge_all
+from vitrail.studies.verdicts import Equal, Greater, Question, judge_all
 
 SIZED = Experiment(name="two", arms=arms("a", "b"), factors={LIMIT: (100, 1000, 4000)})
-OPTIMAL = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.60), 4e-3: (1.1, 0.58)})
+OPTIMAL = tune({1e-3: 1.1, 2e-3: 1.0, 4e-3: 1.1})
 
 
 def judge_one(claim, truth, *, experiment=TWO, tunings=None, **settings):
@@ -76,8 +76,6 @@ def test_a_claim_about_networks_of_another_regime_is_out_of_range():
     assert "is compute-limited: train - test is 5.0 points" in row["why"]
     row = judge_one(claim, by_arm(a=0.7), gap=0.2)
     assert (row["verdict"], row["regime"]) == ("held", "data-limited")
-    assert [beside["name"] for beside in row["beside"]] == ["train - test of a", "train - test of b"]
-    assert row["beside"][0]["estimate"] == pytest.approx(0.2)
 
 
 def test_networks_that_fit_everything_are_limited_by_neither():
@@ -147,7 +145,7 @@ def test_claims_without_trials_are_not_tested():
 
 
 def test_a_best_rate_at_the_edge_leaves_a_claim_open():
-    edge = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.6)})
+    edge = tune({1e-3: 1.2, 2e-3: 1.0})
     row = judge_one(pair(), by_arm(a=0.7), tunings={"two": {"a": OPTIMAL, "b": edge}})
     assert row["verdict"] == "cannot tell" and "the best learning rate of b is at the edge" in row["why"]
     assert row["to_tell"].startswith("a wider grid of learning rates")
@@ -175,7 +173,7 @@ def test_an_undecided_claim_names_the_number_of_seeds_needed():
 def test_more_claims_are_evaluated_at_stricter_levels():
     study = make_study(*(pair(str(number)) for number in range(5)), two=TWO)
     rows = judge(study, train(study, by_arm(a=0.7)))["claims"]
-    assert sorted(row["verdict_level"] for row in rows) == pytest.approx([0.95, 0.975, 1 - 0.05 / 3, 0.9875, 0.99])
+    assert [row["verdict_level"] for row in rows] == pytest.approx([0.99] * 5)
     assert {row["effect"]["level"] for row in rows} == {0.95}
 
 
@@ -199,32 +197,6 @@ def test_several_pairs_must_all_hold_and_those_without_trials_are_left_out():
     assert row["verdict"] == "did not hold" and row["effect"]["estimate"] == pytest.approx(-0.1, abs=0.03)
 
 
-def compute_of(arm, levels):
-    return {"s": 1e12, "m": 2e12, "l": 4e12}[arm.split("-")[1]]
-
-
-def compute_truth(arm, levels):  # logit rises by half a natural unit of compute; vit is three times as efficient
-    x = np.log(compute_of(arm, levels) / 1e12) + (np.log(3) if arm.startswith("vit") else 0.0)
-    return float(1 / (1 + np.exp(-0.5 * x)))
-
-
-COMPUTE = Experiment(name="two", arms=arms("vit-s", "vit-m", "vit-l", "bit-s", "bit-m", "bit-l"))
-
-
-def test_the_ratio_of_compute_is_that_of_the_truth():
-    claims = (
-        pair(
-            "ratio",
-            contrast=Compute(plus=("vit-s", "vit-m", "vit-l"), minus=("bit-s", "bit-m", "bit-l")),
-            rule=Ratio(low=2, high=4),
-        ),
-    )
-    study = make_study(*claims, two=COMPUTE)
-    numbers = judge(study, train(study, compute_truth, macs6=compute_of))
-    (ratio,) = numbers["claims"]
-    assert ratio["verdict"] == "held" and ratio["effect"]["low"] < 3 < ratio["effect"]["high"]
-
-
 @pytest.mark.parametrize("studies", few_or_nightly(100, 1000))
 def test_at_most_five_percent_of_null_studies_hold_something(studies):
     claims = (
@@ -236,7 +208,7 @@ def test_at_most_five_percent_of_null_studies_hold_something(studies):
     for seed in range(studies):
         trained = Aggregate(study, train(study, lambda arm, levels: 0.6, seed=seed), classes=CLASSES, images=IMAGES)
         measured = {claim.name: trained.measure(claim.contrast, "two", claim.scale) for claim in claims}
-        verdicts = judge_all({name: Question(Greater(by=0.0), found.figures) for name, found in measured.items()})
+        verdicts = judge_all({name: Question(Greater(by=0.0), found[0]) for name, found in measured.items()})
         held += any(verdict.kind == "held" for verdict in verdicts.values())
     assert held <= scipy.stats.binom(studies, 0.025).ppf(
         0.995
@@ -258,7 +230,7 @@ def test_the_same_trials_give_the_same_figures_to_the_bit_in_any_order():
 def test_arms_and_rates_are_listed():
     study = make_study(pair(), two=SIZED)
     trials = train(study, lambda arm, levels: 0.4 + 0.1 * np.log10(levels[LIMIT]))
-    numbers = judge(study, trials, {"two": {"a": OPTIMAL, "b": {}}})
+    numbers = judge(study, trials, {"two": {"a": OPTIMAL}})
     row = numbers["arms"][0]
     assert (row["experiment"], row["arm"], row["levels"], row["limit"], row["seeds"]) == (
         "two",
@@ -272,7 +244,7 @@ def test_arms_and_rates_are_listed():
 
 
 def test_the_built_in_study_tests_the_claims_of_the_paper():
-    study = find_study("vit-paper")
+    study = read_study(find_definition("vit-paper"))
     sizes = {0: {}, 1: {LIMIT: (4000,)}, 2: {LIMIT: (100, 4000)}, 3: {LIMIT: (100, 1000, 4000)}}
     sized = (replace(each, factors=sizes[len(each.factors.get(LIMIT, ()))]) for each in study.experiments)
     study = replace(study, experiments=tuple(sized))
@@ -281,7 +253,7 @@ def test_the_built_in_study_tests_the_claims_of_the_paper():
     assert {"data-hungry", "gap-closes", "crossover", "smaller-patches", "cls-equals-gap", "same-network"} <= asked
     assert {row["name"] for row in numbers["not_asked"]} <= paper_claims().keys() - asked
     assert next(row for row in numbers["claims"] if row["name"] == "crossover")["verdict"] in ("held", "out of range")
-    assert [row["name"] for row in numbers["published"]] == ["ImageNet", "mean of five sets", "ImageNet ReaL"]
+    assert list(numbers["published"]) == ["ImageNet", "mean of five sets", "ImageNet ReaL"]
 
 
 def with_curve(trials, arm, accuracies):

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -19,19 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 import vitrail
-from tests.each_row import each_row
 from tests.slow import few_or_nightly
 from tests.studies.planned import POOL, make_study
 from vitrail.cli import run
-from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import read_sealed
-from vitrail.studies.design import Pool
-from vitrail.studies.images import FILES, load_images, open_images, store_images
-from vitrail.studies.plan import PoolFacts, make_plan, read_plan, write_plan
-from vitrail.studies.run import NetworkCost, StudyRequest, keep_busy, name_network, plan_or_continue
+from vitrail.studies.design import Pool, Study
+from vitrail.studies.images import load_images, open_images
+from vitrail.studies.plan import make_plan, read_plan, write_plan
+from vitrail.studies.run import NetworkCost, keep_busy
 from vitrail.studies.worker import WorkerPool, number_of, work_study
 from vitrail.work import Claims
 
@@ -61,6 +59,9 @@ TINY = {
 }
 
 
+DIGITS = make_study(pool=Pool(source="digits", validation=100))
+
+
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine.yaml"
@@ -79,12 +80,8 @@ def call(mine: Path, out: Path, **options: object) -> Any:
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every network takes 10 ms a step."""
 
-    def measure(
-        folder: Path, runs: Iterable[Run], splits: object, say: object, **how: object
-    ) -> dict[str, NetworkCost]:
-        return {name_network(run): NetworkCost(step=0.01, image=1e-4, flops=1e6) for run in runs}
-
-    monkeypatch.setattr("vitrail.studies.run.measure_networks", measure)
+    cost = NetworkCost(step=0.01, image=1e-4)
+    monkeypatch.setattr("vitrail.studies.run.measure_network", lambda run, splits: cost)
 
 
 @pytest.mark.slow
@@ -135,29 +132,26 @@ def test_an_arm_that_no_network_can_be_is_refused_before_anything_is_trained(min
 def test_the_folder_of_another_study_is_refused(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    write_plan(out, make_plan(make_study(), POOL, device="cpu", request="a", price=lambda trial: 1.0))
+    write_plan(out, make_plan(make_study(), POOL, device="cpu", request="a", price=lambda trial: 1.0, budget=None))
     with pytest.raises(ConfigError, match="holds the study 'small', not 'tiny'"):
         call(mine, out)
 
 
-def test_data_that_cannot_carry_a_study_are_refused() -> None:
-    images = np.zeros((40, 8, 8), np.uint8)
-    several = np.zeros((40, 3), np.int64)
-    several[:, :2] = 1
-    with pytest.raises(DataError, match="several labels"):
-        open_images(Pool(), (images, several))
+def test_data_that_cannot_carry_a_study_are_refused(tmp_path: Path) -> None:
+    one = write_photos(tmp_path / "photos")
+    shutil.rmtree(tmp_path / "photos" / "b")
     with pytest.raises(DataError, match="two classes or more"):
-        open_images(Pool(), (images, np.zeros(40, np.int64)))
+        open_images(one)
+    with pytest.raises(ConfigError, match="no images in memory"):
+        vitrail.study((np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2))
 
 
 def test_the_images_are_split_once_and_come_back_from_the_folder_of_the_study(tmp_path: Path) -> None:
-    splits, facts = open_images(Pool(source="digits", validation=100))
+    splits, facts = open_images(DIGITS)
     assert facts.training + facts.validation + facts.test == 1797
     assert facts.test == pytest.approx(1797 / 5, abs=6)
     assert facts.validation == pytest.approx(100, abs=6)
-    assert facts.size == (8, 8)
-    store_images(tmp_path, splits, facts.fingerprint)
-    again = load_images(tmp_path, Pool(source="nowhere"), facts)
+    again = load_images(tmp_path, DIGITS, facts)
     for name in ("train", "val", "test"):
         part, other = getattr(splits, name), getattr(again, name)
         assert list(part.keys) == list(other.keys)
@@ -165,54 +159,33 @@ def test_the_images_are_split_once_and_come_back_from_the_folder_of_the_study(tm
         assert np.array_equal(part.labels, other.labels)
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PoolFacts]:
-    """The stored images of a study, and what its plan knows of them."""
-    folder = tmp_path_factory.mktemp("stored")
-    splits, facts = open_images(Pool(source="digits", validation=100))
-    store_images(folder, splits, facts.fingerprint)
-    return folder, facts
+def write_photos(folder: Path, *, moved: int = 0) -> Study:
+    """A study of small images in two folders, of which so many lie in the wrong one."""
+    draw = np.random.default_rng(0)
+    for number in range(60):
+        label = "ab"[(number % 2) ^ (number < moved)]
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / label / f"{number}.png")
+    return make_study(pool=Pool(source=str(folder), validation=6))
 
 
-def flip(path: Path) -> bytes:
-    """Damages the last byte of a file, and returns the whole content."""
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    return content
+def test_small_images_are_decoded_once_and_damaged_ones_again(tmp_path: Path) -> None:
+    study = write_photos(tmp_path / "photos")
+    splits, facts = open_images(study, tmp_path / "data")
+    images = splits.train.images.copy()
+    stored = sorted((tmp_path / "data").glob("*.npy"))
+    assert len(stored) == 3
+    content = stored[0].read_bytes()
+    stored[0].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert np.array_equal(load_images(tmp_path, study, facts).train.images, images)
+    assert stored[0].read_bytes() == content
 
 
-@each_row("name", FILES)
-def test_damaged_images_of_a_study_are_refused_by_name_or_stored_again(name, stored) -> None:
-    folder, facts = stored
-    content = flip(folder / "data" / name)
-    with pytest.raises(DataError, match=f"{name} does not match its SHA-256"):
-        load_images(folder, Pool(source="nowhere"), facts)
-    load_images(folder, Pool(source="digits", validation=100), facts)
-    assert (folder / "data" / name).read_bytes() == content
-    load_images(folder, Pool(source="nowhere"), facts)
-
-
-@pytest.mark.usefixtures("unmeasured")
-def test_the_same_call_stores_damaged_images_again(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
-    request = StudyRequest(definition=make_study(pool=Pool(validation=10)), data=(images, np.arange(60) % 2))
-    said: list[str] = []
-    plan_or_continue(request, tmp_path, said.append)
-    content = flip(tmp_path / "data" / "train-labels.npy")
-    plan_or_continue(request, tmp_path, said.append)
-    assert any("train-labels.npy does not match its SHA-256; the images are stored again" in line for line in said)
-    assert (tmp_path / "data" / "train-labels.npy").read_bytes() == content
-
-
-def test_another_label_is_another_fingerprint() -> None:
-    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
-    labels = np.arange(60) % 2
-    facts = [
-        open_images(Pool(validation=6), (images, given))[1]
-        for given in (labels, labels, np.where(np.arange(60) < 2, 1 - labels, labels))
-    ]
-    assert facts[0] == facts[1]
-    assert facts[0].fingerprint != facts[2].fingerprint
+def test_another_label_is_another_fingerprint_which_a_worker_refuses(tmp_path: Path) -> None:
+    _, facts = open_images(write_photos(tmp_path / "photos"))
+    assert open_images(write_photos(tmp_path / "again" / "photos"))[1] == facts
+    with pytest.raises(DataError, match="are not those of the plan"):
+        load_images(tmp_path, write_photos(tmp_path / "moved" / "photos", moved=2), facts)
 
 
 @pytest.fixture(scope="module")
@@ -296,9 +269,8 @@ def test_a_study_that_was_stopped_and_whose_workers_were_killed_has_the_same_fig
 ) -> None:
     mine, whole, out = finished[0] / "mine.yaml", finished[0] / "out", tmp_path / "out"
     out.mkdir()
-    for name in ("plan.json", "rates.json"):
+    for name in ("plan.json", "run.json"):
         shutil.copy(whole / name, out)
-    shutil.copytree(whole / "data", out / "data")
 
     words = ["study", "--config", str(mine), "--out", str(out), "--budget", "10m", "--jobs", "1"]
     stopped = subprocess.Popen([sys.executable, "-m", "vitrail", *words], stderr=subprocess.PIPE, text=True)

@@ -10,15 +10,13 @@ import scipy
 
 from tests.slow import few_or_nightly
 from vitrail.errors import ConfigError
-from vitrail.studies.statistics import Student, VariancePart, contrast
-from vitrail.studies.verdicts import Equal, Greater, Question, Ratio, Rule, clearest, judge, judge_all
+from vitrail.studies.statistics import Student, VariancePart, contrast, pool_variance
+from vitrail.studies.verdicts import Equal, Greater, Question, Rule, judge, judge_all, show, write
 
 RULES: list[Rule] = [
     Greater(by=0.01),
     Greater(by=0),
     Equal(within=0.01),
-    Ratio(low=2, high=4),
-    Ratio(low=0.25, high=0.5),
 ]
 
 
@@ -57,19 +55,12 @@ def test_each_rule_has_three_outcomes():
         (Equal(within=0.01), (-0.02, -0.03, -0.01), "did not hold", "different from 0, and 2.0 points is at least 1.0"),
         (Equal(within=0.01), (0.006, 0.001, 0.011), "cannot tell", "different from 0, but perhaps by less"),
         (Equal(within=0.01), (0.002, -0.01, 0.014), "cannot tell", "the interval contains both 0 and"),
-        (Ratio(low=2, high=4), (2.9, 2.2, 3.9), "held", "greater than 1, and inside of 2 to 4"),
-        (Ratio(low=2, high=4), (2.1, 1.6, 2.8), "held", "whether inside of 2 to 4 cannot be told"),
-        (Ratio(low=2, high=4), (1.4, 1.1, 1.8), "held", "greater than 1, but outside of 2 to 4"),
-        (Ratio(low=2, high=4), (1.2, 0.7, 2.1), "cannot tell", "contains 1"),
-        (Ratio(low=2, high=4), (0.5, 0.4, 0.7), "did not hold", "less than 1"),
-        (Ratio(low=0.25, high=0.5), (0.3, 0.26, 0.4), "held", "less than 1, and inside"),
-        (Ratio(low=0.25, high=0.5), (1.3, 1.1, 1.7), "did not hold", "greater than 1"),
         (Greater(by=0.01), (0.02, np.nan, np.nan), "cannot tell", "two seeds or more"),
     ]
     wrong = []
     for rule, figure, kind, why in outcomes:
-        verdict = judge(rule, [Figure(*figure)])
-        np.testing.assert_equal((verdict.effect, verdict.low, verdict.high), figure)
+        verdict = judge(Question(rule, [Figure(*figure)]))
+        assert verdict.effect == figure[0]
         if verdict.kind != kind or why not in verdict.why:
             wrong.append(f"{rule} of {figure} is {verdict.kind}, {verdict.why}")
     assert not wrong
@@ -80,46 +71,36 @@ def test_a_narrower_interval_never_changes_a_decision(figures):
     rng = np.random.default_rng(0)
     for number in range(figures):
         rule = RULES[number % len(RULES)]
-        scale = 1.0 if isinstance(rule, Ratio) else 0.01
-        value = (1 if isinstance(rule, Ratio) else 0) + scale * rng.normal(0, 2)
+        value = 0.01 * rng.normal(0, 2)
         outcomes = []
-        below, above = scale * rng.exponential(2, 2)
+        below, above = 0.01 * rng.exponential(2, 2)
         for share in np.sort(rng.random(6))[::-1]:
-            outcomes.append(judge(rule, [Figure(value, value - share * below, value + share * above)]).kind)
+            outcomes.append(judge(Question(rule, [Figure(value, value - share * below, value + share * above)])).kind)
         decided = [outcome for outcome in outcomes if outcome != "cannot tell"]
         assert len(set(decided)) <= 1 and outcomes[len(outcomes) - len(decided) :] == decided, rule
 
 
 def test_several_figures_hold_only_together():
     rule = Greater(by=0.01)
-    assert judge(rule, [normal(0.03, 0.005), normal(0.02, 0.005)]).effect == 0.02
-    assert judge(rule, [normal(0.03, 0.005), normal(0.02, 0.005)]).kind == "held"
-    assert judge(rule, [normal(0.03, 0.005), normal(0.02, 0.05)]).kind == "cannot tell"
-    failed = judge(rule, [normal(0.03, 0.005), normal(-0.02, 0.005)])
+    assert judge(Question(rule, [normal(0.03, 0.005), normal(0.02, 0.005)])).effect == 0.02
+    assert judge(Question(rule, [normal(0.03, 0.005), normal(0.02, 0.005)])).kind == "held"
+    assert judge(Question(rule, [normal(0.03, 0.005), normal(0.02, 0.05)])).kind == "cannot tell"
+    failed = judge(Question(rule, [normal(0.03, 0.005), normal(-0.02, 0.005)]))
     assert (failed.kind, failed.effect, failed.level) == ("did not hold", -0.02, pytest.approx(0.975))
 
 
 def test_one_of_several_figures_fails_at_a_stricter_level():
     nearly = normal(0.01 - 2.0 * 0.005, 0.005)  # its upper bound is below 0.01 at 95 %, not at 97.5 %
-    assert judge(Greater(by=0.01), [nearly]).kind == "did not hold"
-    assert judge(Greater(by=0.01), [nearly, normal(0.05, 0.005)]).kind == "cannot tell"
+    assert judge(Question(Greater(by=0.01), [nearly])).kind == "did not hold"
+    assert judge(Question(Greater(by=0.01), [nearly, normal(0.05, 0.005)])).kind == "cannot tell"
 
 
-def test_the_clearest_level_of_a_figure_is_its_p_value():
-    figure = normal(0.0258, 0.01)
-    level = clearest(lambda at: judge(Greater(by=0), [figure], level=at).kind)
-    assert 1 - level == pytest.approx(0.00988, abs=1e-5)  # twice the normal tail above 2.58
-
-
-def test_holm_evaluates_the_clearest_claim_at_the_strictest_level():
+def test_holm_decides_claims_whose_p_values_are_below_rising_thresholds():
     # p-values 0.01, 0.02, 0.04 of three claims: thresholds 0.05 / 3, 0.05 / 2, 0.05
-    claims = {
-        name: Question(Greater(by=0.0), [normal(z, 1.0)])
-        for name, z in (("middle", 2.326), ("clear", 2.576), ("weak", 2.054))
-    }
-    verdicts = judge_all(claims)
-    assert list(verdicts) == ["middle", "clear", "weak"]
-    assert {name: each.kind for name, each in verdicts.items()} == dict.fromkeys(claims, "held")
+    figures = {"middle": 2.326, "clear": 2.576, "weak": 2.054}
+    verdicts = judge_all({name: Question(Greater(by=0.0), [normal(z, 1.0)]) for name, z in figures.items()})
+    assert list(verdicts) == list(figures)
+    assert {name: each.kind for name, each in verdicts.items()} == dict.fromkeys(figures, "held")
     levels = {name: each.level for name, each in verdicts.items()}
     assert levels == {"clear": pytest.approx(1 - 0.05 / 3), "middle": pytest.approx(0.975), "weak": pytest.approx(0.95)}
 
@@ -132,16 +113,20 @@ def test_holm_stops_at_the_first_claim_that_cannot_be_told():
     )
 
 
+def differ(cells, arm):
+    return contrast([cells[arm], cells[0]], [1, -1], [pool_variance([cells[arm], cells[0]])] * 2)
+
+
 @pytest.mark.parametrize("studies", few_or_nightly(400, 1000))
 def test_at_most_five_percent_of_null_studies_say_that_something_held(studies):
     rng = np.random.default_rng(0)
     held = told = 0
     for _ in range(studies):
         cells = (rng.random((4, 3, 300)) < 0.7).astype(float)  # four arms that are the same
-        claims = {str(arm): Question(Greater(by=0.0), [contrast([cells[arm], cells[0]], [1, -1])]) for arm in (1, 2, 3)}
+        claims = {str(arm): Question(Greater(by=0.0), [differ(cells, arm)]) for arm in (1, 2, 3)}
         verdicts = judge_all(claims)
         held += any(verdict.kind == "held" for verdict in verdicts.values())
-        told += judge(Greater(by=0.0), [contrast([cells[1], cells[0]], [1, -1])]).kind == "held"
+        told += judge(Question(Greater(by=0.0), [differ(cells, 1)])).kind == "held"
     low, high = scipy.stats.binom(studies, 0.025).ppf(
         [0.001, 0.999]
     )  # in one direction, so half of 5 %: 11 to 42 of 1000
@@ -152,8 +137,16 @@ def test_rules_that_make_no_sense_are_refused():
     for kind, bounds in (
         (Greater, {"by": -0.01}),
         (Equal, {"within": 0}),
-        (Ratio, {"low": 0.5, "high": 2}),
-        (Ratio, {"low": 4, "high": 2}),
     ):
         with pytest.raises(ConfigError, match="the rule"):
             kind(**bounds)
+
+
+def test_figures_are_written_with_their_unit_and_sign():
+    assert [write(each, "points", signed=True) for each in (0.0123, -0.0123, 0.0001)] == ["+1.2", "\u22121.2", "0.0"]
+    assert [show(2.09163, "logit a decade"), show(0.5, "share"), show(-0.5, "logit")] == [
+        "2.09 logit a decade",
+        "50.0\u202f%",
+        "\u22120.50 logit",
+    ]
+    assert write(float("nan"), "points") == "–"

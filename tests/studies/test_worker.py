@@ -11,8 +11,7 @@ import pytest
 
 from tests.studies.planned import POOL, fake_result, make_study
 from vitrail.errors import DiskError, VitrailError
-from vitrail.studies.plan import Plan, Trial, make_plan, read_plan, write_plan
-from vitrail.studies.results import read_result, write_result
+from vitrail.studies.plan import Plan, Trial, make_plan, read_plan, read_result, write_plan, write_result
 from vitrail.studies.worker import WorkerPool, compute_trials
 
 
@@ -96,7 +95,7 @@ def test_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
 def test_workers_are_not_waited_for_beyond_the_time_at_which_a_call_ends(tmp_path: Path) -> None:
     working = WorkerPool(tmp_path, 1, (sys.executable, "-c", "import time; time.sleep(600)"))
     working.wait(lambda: None, ends=time.monotonic() + 0.2, every=0.05)
-    assert [process.poll() for process in working.processes] == [None]
+    assert [process.poll() for process in working.logs] == [None]
     working.stop()
 
 

@@ -442,27 +442,19 @@ def strip(value: float, ends: tuple[float, float], says: str, baseline: float | 
 
 
 def zone_strip(
-    value: tuple[float, float, float],
-    zone: tuple[float, float],
-    words: Format,
-    *,
-    colour: str,
-    none: float,
-    label: str,
-    says: str,
-    log: bool = False,
+    value: tuple[float, float, float], zone: tuple[float, float], words: Format, *, colour: str, label: str, says: str
 ) -> Markup:
-    """Draws an estimate and its interval over the zone in which a claim holds, on a scale of its own.
+    """Draws an estimate and its interval over the zone in which a claim holds, on a scale of its own, with a line at 0.
 
     Args:
         value: estimate, low and high, finite.
         zone: the ends of the zone; infinite where it is open.
         words: formats a value of the scale.
-        none: the value of no effect, marked by a line.
         label: stands above the zone.
-        log: whether the scale is logarithmic; all values must be positive then.
     """
-    across = _scale([*value, *(end for end in zone if math.isfinite(end)), none], words, log)
+    shown = [*value, *(end for end in zone if math.isfinite(end)), 0.0]
+    margin = 0.08 * (max(shown) - min(shown)) or 1.0
+    across = Axis(min(shown) - margin, max(shown) + margin, 14, STRIP - 14, words=words)
     floor, top = 46.0, 20.0
     ends = [across.at(min(max(end, across.low), across.high)) for end in zone]
     parts = [rectangle(ends[0], top, ends[1] - ends[0], floor - top, "emerald", opacity=0.13)]
@@ -473,7 +465,7 @@ def zone_strip(
     middle = min(max((ends[0] + ends[1]) / 2, half), STRIP - half)
     parts.append(text(middle, 13, label, size=11.5, anchor="middle"))
     parts.append(line(across.start, floor, across.stop, floor, "muted", stroke_width=0.8))
-    parts.append(line(across.at(none), top, across.at(none), floor, "muted", stroke_width=1))
+    parts.append(line(across.at(0), top, across.at(0), floor, "muted", stroke_width=1))
     for mark in across.ticks():
         x = across.at(mark)
         parts.append(line(x, floor, x, floor + 4, "muted", stroke_width=0.8))
@@ -482,19 +474,6 @@ def zone_strip(
     parts.append(rectangle(low, 29.5, max(high - low, 2), 7, colour, rx=3.5, opacity=0.5))
     parts.append(dot(estimate, 33, colour, words(value[0]), radius=5))
     return svg(STRIP, floor + 22, says, *parts)
-
-
-def _scale(values: Sequence[float], words: Format, log: bool) -> Axis:
-    """Returns the axis of a strip around all values."""
-    if not log:
-        margin = 0.08 * (max(values) - min(values)) or 0.1 * abs(values[0]) or 1.0
-        return Axis(min(values) - margin, max(values) + margin, 14, STRIP - 14, words=words)
-    low, high = math.log2(min(values)), math.log2(max(values))
-    margin = 0.08 * (high - low) or 1.0
-    low, high = low - margin, high + margin
-    every = math.ceil((high - low) / 7)
-    marks = [2.0**power for power in range(math.ceil(low / every) * every, math.floor(high) + 1, every)]
-    return Axis(2.0**low, 2.0**high, 14, STRIP - 14, log=True, marks=marks, words=words)
 
 
 # --- bars ---

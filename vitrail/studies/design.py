@@ -1,7 +1,6 @@
 """A study as a value: which networks are trained on how many images from which seeds, and which claims that decides.
 
-A study is written and read as YAML; the built-in ones lie in ``definitions``. Settings are those of a `Run`, by their dotted
-path, as ``--set`` takes them. Nothing here imports torch.
+It is read from YAML; the built-in ones lie in ``definitions``. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import as_file, files
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -20,35 +18,12 @@ from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, nearest
 from vitrail.studies.verdicts import Greater, Rule, Unit
 
+DEFINITIONS = Path(__file__).parent / "definitions"
 BUILT_IN = ("vit-paper", "vit-paper-m", "digits")
 MEASURES = ("heads", "positions", "shifts")
 LIMIT, STEPS, RATE, SEED = "data.limit", "schedule.steps", "optim.lr", "seed"  # the settings that a study itself varies
 MOST_TRIALS = 10_000  # of a study; a few bytes can ask for any number of them
-POINTS = 8  # of the learning curve of a trial
-SAMPLE = (
-    1_000  # training images that are evaluated without augmentation; of the curve, and its validation images, at most
-)
-# the settings that all trials of all studies share unless a study says otherwise: equal steps, a schedule of one shape, one
-# optimiser (paper, D.1: Adam for ResNets too), one augmentation, and one thread, so that the bits do not depend on the machine
-COMMON: dict[str, Any] = {
-    "recipe": "study",
-    "data.batch": 128,
-    "data.micro_batch": 128,
-    "data.workers": 0,
-    "optim.name": "adamw",
-    "optim.weight_decay": 0.1,
-    "schedule.warmup": 0.1,
-    "schedule.kind": "cosine",
-    "schedule.end": 0.0,
-    "augment.crop": "pad",
-    "augment.pad_mode": "zero",
-    "augment.flip": 0.5,
-    "compute.precision": "fp32",
-    "compute.compile": False,
-    "compute.threads": 1,
-    "compute.tune": False,
-    "save.evaluations": POINTS,
-}
+SAMPLE = 1_000  # at most, of the training images that are evaluated without augmentation, and of the curve's validation images
 Arms = str | tuple[str, ...]
 
 
@@ -61,9 +36,8 @@ def _check(holds: bool, what: str, remedy: str) -> None:
 class Difference:
     """The accuracy of ``plus`` less that of ``minus``; of several arms ``plus``, the best on validation images.
 
-    Args:
-        at: levels by factor, over which a mean is taken: ``lowest``, ``highest``, ``lowest third``, ``all``, or a level. A factor
-            that is not named is at its highest level.
+    ``at`` gives by factor the levels over which a mean is taken: ``highest``, the default, ``lowest``, ``lowest third``, ``all``,
+    or a level.
     """
 
     kind: Literal["difference"] = "difference"
@@ -78,7 +52,6 @@ class Pairs:
 
     kind: Literal["pairs"] = "pairs"
     pairs: tuple[tuple[str, str], ...]
-    at: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,70 +68,31 @@ class Slope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compute:
-    """How many times less compute the arms ``plus`` need than the arms ``minus`` for the same accuracy."""
-
-    kind: Literal["compute"] = "compute"
-    plus: tuple[str, ...]
-    minus: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The mean over trials of a figure that was measured inside of the models of an arm, less another.
+    """The mean over trials of a figure that was measured inside of the models of an ``arm``, less that of the arm ``against``; of
+    several arms, the first that the experiment has.
 
-    Args:
-        arm: whose models; of several, the first that the experiment has.
-        figure: dotted path into the findings of a trial.
-        less: another figure, of the same model.
-        against: whose models' mean of the figure is subtracted; of several, the first that the experiment has.
-        present: the share of trials in which the figure is greater than 0, in place of its mean.
+    ``figure`` is a dotted path into the findings of a trial. ``present`` takes the share of trials in which it is greater than 0.
     """
 
     kind: Literal["finding"] = "finding"
     arm: Arms
     figure: str
-    less: str = ""
     against: Arms = ()
     present: bool = False
     unit: Literal["share", "correlation"] = "share"
 
 
-Contrast = Difference | Pairs | Slope | Compute | Finding
-
-
-def unit_of(contrast: Contrast, scale: Unit) -> Unit:
-    """Returns the unit of a contrast whose accuracies are on ``scale``."""
-    match contrast:
-        case Slope():
-            return "logit a decade"
-        case Compute():
-            return "ratio"
-        case Finding(unit=unit):
-            return unit
-    return scale
-
-
-@dataclass(frozen=True, kw_only=True)
-class SecondaryFigure:
-    """A figure that is shown beside a verdict and decides nothing; of the claim's experiment, or of another one."""
-
-    name: str
-    contrast: Contrast
-    experiment: str = ""
+Contrast = Difference | Pairs | Slope | Finding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim: its words, the contrast of arms that is asked about, and the rule that decides.
+    """One claim: its words, the contrast of arms of an experiment that is asked about, and the rule that decides.
 
-    Args:
-        quote: of the paper; empty for a claim of one's own.
-        experiment: whose arms are compared.
-        scale: of accuracies: ``points``, or ``logit`` where different accuracies are compared or averaged.
-        regime: what must limit the accuracy of all arms that are compared: ``data-limited`` networks fit their own images much
-            better than others; ``compute-limited`` ones do not.
-        beyond: why a study of this size cannot contradict the claim; the verdict is then "held" or "out of range".
+    ``scale`` is that of accuracies: ``logit`` where different ones are compared or averaged. ``regime`` is what must limit all
+    arms: ``data-limited`` networks fit their own images much better than others. ``beyond`` says why a study of this size cannot
+    contradict the claim; the verdict is then "held" or "out of range".
     """
 
     name: str
@@ -172,18 +106,26 @@ class Claim:
     regime: Literal["", "data-limited", "compute-limited"] = ""
     beyond: str = ""
     caveat: str = ""
-    beside: tuple[SecondaryFigure, ...] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """Returns the unit of the contrast."""
+        match self.contrast:
+            case Slope():
+                return "logit a decade"
+            case Finding(unit=unit):
+                return unit
+        return self.scale
 
     def __post_init__(self) -> None:
         _check(bool(self.name), "a claim has no name", "give it one, e.g. name: deeper-is-better")
         if isinstance(self.contrast, Slope):
-            plus, minus = as_arms(self.contrast.plus), as_arms(self.contrast.minus)
-            _check(len(plus) == len(minus), f"the claim {self.name!r} compares {self.contrast.plus} with {self.contrast.minus}",
-                   "give as many arms minus as plus")  # fmt: skip
+            plus, minus = self.contrast.plus, self.contrast.minus
+            what = f"the claim {self.name!r} compares {plus} with {minus}"
+            _check(len(as_arms(plus)) == len(as_arms(minus)), what, "give as many arms minus as plus")
 
 
 def as_arms(arms: Arms) -> tuple[str, ...]:
-    """Returns one arm or several as a tuple."""
     return (arms,) if isinstance(arms, str) else arms
 
 
@@ -206,21 +148,15 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """The images of a study.
-
-    Args:
-        source: anything that ``vitrail train`` takes as its data.
-        validation: how many training images are held out of all trials, for rates and curves. At most a fifth is.
-        test: the split that is evaluated once, at the end of a final trial.
+    """The images of a study: what ``vitrail train`` takes as its data, of which ``validation`` training images, at most a fifth,
+    are held out of all trials, for rates and curves.
     """
 
     source: str = ""
     validation: int = 5_000
-    test: str = "test"
 
     def __post_init__(self) -> None:
         _check(self.validation >= 1, f"pool.validation is {self.validation}", "give a number of images, e.g. 5000")
-        _check(self.test in ("test", "val"), f"pool.test is {self.test!r}", nearest(self.test, ("test", "val")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,12 +164,11 @@ class Experiment:
     """Trials that are compared with each other: every arm at every level of every factor, from ``seeds`` seeds.
 
     Args:
-        arms: the settings of each arm by dotted path, over the study's ``base``. An arm that names another ``model.name`` takes
-            none of its ``model.changes`` from there. ``seed`` is the first seed of an arm, by default 0.
+        arms: settings by dotted path over the study's ``base``, of which an arm with another ``model.name`` takes no
+            ``model.changes``. ``seed`` is the first seed of an arm, by default 0.
         factors: levels by dotted path, as ``{"data.limit": [500, 4000, null]}``; null is all images.
         rates: None takes the rate that the settings name.
-        measure: beside accuracy: of ViTs ``heads``, the mean attention distances, and ``positions``; ``shifts``, how much the
-            output changes with the place of the image.
+        measure: beside accuracy: of ViTs ``heads``, attention distances, and ``positions``; ``shifts``, how far features move.
     """
 
     name: str
@@ -248,9 +183,12 @@ class Experiment:
         _check(bool(self.name), "an experiment has no name", "give it one, e.g. name: patch")
         _check(bool(self.arms), f"{where} has no arms", "give one or more, e.g. arms: {vit: {model.name: vit-ti16}}")
         _check(self.seeds >= 1, f"{where} has {self.seeds} seeds", "give 3 or more")
-        for arm, settings in self.arms.items():
-            remedy = "give settings by dotted path, or {}"
-            _check(isinstance(settings, Mapping), f"the arm {arm!r} of {where} is {settings!r}", remedy)
+        for arm, own in self.arms.items():
+            _check(
+                isinstance(own, Mapping),
+                f"the arm {arm!r} of {where} is {own!r}",
+                "give settings by dotted path, or {}",
+            )
         for path, levels in self.factors.items():
             distinct = isinstance(levels, (list, tuple)) and len(levels) == len({str(level) for level in levels}) > 0
             _check(distinct, f"the factor {path!r} of {where} is {levels!r}", "give a list of different levels")
@@ -266,10 +204,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study: its images, the settings of every trial by dotted path, and the experiments, most important first.
-
-    The reduction to a budget of time drops experiments from the end.
-    """
+    """A study: its images, the settings of every trial by dotted path, and the experiments, most important first."""
 
     name: str
     pool: Pool = Pool()
@@ -290,7 +225,6 @@ class Study:
             _check(known, f"the claim {claim.name!r} needs {claim.experiment!r}", nearest(claim.experiment, names))
 
     def experiment(self, name: str) -> Experiment:
-        """Returns the experiment of this name, which the study has."""
         return next(experiment for experiment in self.experiments if experiment.name == name)
 
     @property
@@ -301,7 +235,7 @@ class Study:
     def run(self, arm: Mapping[str, Any], levels: Mapping[str, Any]) -> Run:
         """Returns the settings of a trial from its first seed. Raises `ConfigError` for an unknown setting."""
         tree: dict[str, Any] = {}
-        for layer in (COMMON, self.base, arm, levels, {"data.source": self.pool.source}):
+        for layer in (common_settings(), self.base, arm, levels, {"data.source": self.pool.source}):
             nested = nest(layer)
             if nested.get("model", {}).get("name"):
                 tree = {**tree, "model": {}}
@@ -320,20 +254,23 @@ def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
+def common_settings() -> dict[str, Any]:
+    """Returns the settings that all trials share unless a study says otherwise, by dotted path."""
+    return read_yaml(DEFINITIONS / "common.yaml")
+
+
+@cache
 def paper_claims() -> dict[str, dict[str, Any]]:
     """Returns the claims of the ViT paper by name, as trees."""
-    with _definition("claims") as path:
-        return {name: {"name": name, **claim} for name, claim in read_yaml(path).items()}
+    return {name: {"name": name, **claim} for name, claim in read_yaml(DEFINITIONS / "claims.yaml").items()}
 
 
 def parse_study(tree: Mapping[str, Any]) -> Study:
     """Builds a study from a tree, in which a claim may be the name of a paper's claim. Raises `ConfigError`."""
-    claims = []
-    for claim in tree.get("claims") or ():
-        if isinstance(claim, str) and claim not in paper_claims():
-            raise ConfigError(f"there is no claim {claim!r}", nearest(claim, paper_claims()))
-        claims.append(paper_claims()[claim] if isinstance(claim, str) else claim)
-    return build(Study, {**tree, "claims": claims})
+    claims, known = tree.get("claims") or (), paper_claims()
+    for name in claims:
+        _check(not isinstance(name, str) or name in known, f"there is no claim {name!r}", nearest(str(name), known))
+    return build(Study, {**tree, "claims": [known[each] if isinstance(each, str) else each for each in claims]})
 
 
 def read_study(path: Path) -> Study:
@@ -341,19 +278,12 @@ def read_study(path: Path) -> Study:
     return parse_study(read_yaml(path))
 
 
-def find_study(name: str) -> Study:
-    """Returns the built-in study of this name. Raises `ConfigError` with the nearest ones."""
+def find_definition(name: str) -> Path:
+    """Returns the file of a built-in study. Raises `ConfigError` with the nearest names."""
     _check(name in BUILT_IN, f"there is no study {name!r}", nearest(name, BUILT_IN))
-    with _definition(name) as path:
-        return read_study(path)
+    return DEFINITIONS / f"{name}.yaml"
 
 
 def write_study(name: str) -> str:
     """Returns a built-in study as YAML: vit-paper, vit-paper-m or digits. Raises `ConfigError` for another name."""
-    _check(name in BUILT_IN, f"there is no study {name!r}", nearest(name, BUILT_IN))
-    with _definition(name) as path:
-        return path.read_text("utf-8")
-
-
-def _definition(name: str) -> Any:
-    return as_file(files("vitrail.studies") / "definitions" / f"{name}.yaml")
+    return find_definition(name).read_text("utf-8")

@@ -1,18 +1,21 @@
-"""The plan of a study: the trials within its time budget, the smallest effect that each claim can detect, and a hash.
+"""The plan of a study, written and hashed before the first trial: its trials and their results, and what fits into a budget.
 
-A plan is written before the first trial, with the claims, their rules and the seeds in it; another plan has another hash, and the
-earlier one is kept. A trial is known by a hash of what decides its result. Nothing here imports torch.
+A trial is known by a hash of what decides its result. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from vitrail.checksums import sha256_of
 from vitrail.config.parse import build, flatten, plain
@@ -21,11 +24,11 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.files import disk_errors, document_errors, read_sealed, write_sealed
 from vitrail.runtime.progress import duration
 from vitrail.studies.design import LIMIT, RATE, SEED, STEPS, Experiment, Rates, Study, parse_study
-from vitrail.studies.results import FORMAT, TrialResult, read_result
 from vitrail.studies.statistics import expect_difference
-from vitrail.training.lr_search import choose_rate
+from vitrail.training.lr_search import RateChoice, choose_rate
 
-SPREAD = 0.006  # sd of the accuracy of one short training between seeds, until there is a study to take it from
+FORMAT = 3  # of plans, of trials and of numbers.json
+TRIALS, RUNS = "trials", "runs"  # inside the folder of a study: results, and trainings that are under way
 HALVINGS = 3  # of the images that a trial sees, at most
 TUNING_SEED = 1_000_000  # of all tuning trials, and of no final one
 # settings that do not decide a result; the device has its kind in the key
@@ -54,7 +57,67 @@ class PoolFacts:
     validation: int
     test: int
     test_split: str  # described
-    size: tuple[int, int] | None  # (height, width) where all images have one
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What one training leaves: kilobytes, whatever its network. ``test``, ``validation`` and ``train``, 1,000 of its own images
+    without augmentation, have ``accuracy`` and ``nll``.
+
+    Args:
+        limit: the number of training images.
+        right: which of the N test images, or validation images in tuning, are right: (N,) bool; (0,) unless it is done.
+        curve: at 8 points ``step``, ``validation_accuracy``, ``validation_nll`` and ``train_accuracy``.
+        flops: executed by the whole training; ``macs6`` is 6 x the multiply-adds of a forward pass x images seen.
+        error: why it failed, or where it diverged.
+        seconds: of the clock; neither it nor a field after it is part of a figure.
+    """
+
+    key: str
+    kind: Literal["final", "tuning"]
+    state: Literal["done", "diverged", "failed"] = "done"
+    seed: int
+    rate: float
+    limit: int = 0
+    steps: int = 0
+    right: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    test: Mapping[str, float] = field(default_factory=dict)
+    validation: Mapping[str, float] = field(default_factory=dict)
+    train: Mapping[str, float] = field(default_factory=dict)
+    curve: tuple[Mapping[str, float], ...] = ()
+    flops: float = 0.0
+    macs6: float = 0.0
+    parameters: int = 0
+    findings: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    seconds: float = 0.0
+    host: str = ""
+    device: str = ""
+    version: str = ""
+    attempts: int = 1
+
+
+Results = Mapping[str, TrialResult]  # by the key of the trial
+
+
+def write_result(folder: Path, result: TrialResult) -> None:
+    """Keeps a result in the study's ``folder``, whole or not at all. Raises `DiskError`."""
+    bits = base64.b64encode(np.packbits(result.right).tobytes()).decode()
+    tree = plain({**vars(result), "format": FORMAT, "right": [len(result.right), bits]})
+    with disk_errors(folder):
+        (folder / TRIALS).mkdir(exist_ok=True)
+    write_sealed(folder / TRIALS / f"{result.key}.json", tree)
+
+
+def read_result(folder: Path, key: str) -> TrialResult | None:
+    """Reads the result of a trial; None where it is missing, damaged or of another format, and has to be computed."""
+    tree = read_sealed(folder / TRIALS / f"{key}.json")
+    if tree is None or tree.pop("format", None) != FORMAT or tree.get("key") != key:
+        return None
+    count, bits = tree["right"]
+    right = np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:count].astype(bool)
+    kept: dict[str, Any] = {**tree, "right": right, "curve": tuple(tree["curve"])}
+    return TrialResult(**kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,33 +145,26 @@ class RateSearch:
         """Returns the training at one rate."""
         if rate not in self.trials:
             run = replace(self.run, optim=replace(self.run.optim, lr=rate))
-            self.trials[rate] = Trial(
-                key=hash_trial("tuning", settings_of(run), self.pool, self.device), kind="tuning", run=run
-            )
+            key = hash_trial("tuning", settings_of(run), self.pool, self.device)
+            self.trials[rate] = Trial(key=key, kind="tuning", run=run)
         return self.trials[rate]
 
-    def tried(self, results: Mapping[str, TrialResult]) -> dict[float, TrialResult]:
+    def tried(self, results: Results) -> dict[float, TrialResult]:
         """Returns the results that there are, by rate."""
         found: dict[float, TrialResult] = {}
-        while new := {
-            rate: results[trial.key] for rate in self._wanted(found) if (trial := self.trial(rate)).key in results
-        }:
+        untried: Sequence[float] = self.rates.grid
+        while new := {rate: results[key] for rate in untried if (key := self.trial(rate).key) in results}:
             found |= new
+            untried = choose_rate(losses_of(found), self.rates.grid).untried
         return dict(sorted(found.items()))
 
-    def _wanted(self, found: Mapping[float, TrialResult]) -> Sequence[float]:
-        return choose_rate(losses_of(found), self.rates.grid).untried
+    def choose(self, results: Results) -> RateChoice:
+        """Returns the rate to take, and those that have to be tried before it is known."""
+        return choose_rate(losses_of(self.tried(results)), self.rates.grid)
 
-    def missing(self, results: Mapping[str, TrialResult]) -> list[Trial]:
+    def missing(self, results: Results) -> list[Trial]:
         """Returns the trials that have to be computed before the rate is known; none if it is."""
-        return [self.trial(rate) for rate in self._wanted(self.tried(results))]
-
-
-class BestRate(NamedTuple):
-    """The ``best`` rate, None where every rate diverged, and whether it is at the ``edge`` of those that were tried."""
-
-    best: float | None
-    edge: bool
+        return [self.trial(rate) for rate in self.choose(results).untried]
 
 
 def losses_of(tried: Mapping[float, TrialResult]) -> dict[float, float]:
@@ -116,30 +172,17 @@ def losses_of(tried: Mapping[float, TrialResult]) -> dict[float, float]:
     return {rate: result.validation.get("nll", math.inf) for rate, result in tried.items()}
 
 
-def find_best(tried: Mapping[float, TrialResult]) -> BestRate:
-    """Returns the rate with the lowest loss, of equal ones the lowest rate."""
-    rates, losses = sorted(tried), losses_of(tried)
-    best = min(rates, key=losses.__getitem__, default=None)
-    if best is None or math.isinf(losses[best]):
-        return BestRate(None, edge=False)
-    return BestRate(best, edge=best in (rates[0], rates[-1]))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is computed and judged on some images and a kind of device, and what is not and why.
-
-    ``request`` is what was asked for: the same request continues the same plan. ``detectable`` is the smallest difference
-    that 80 % of studies of this size see, by claim.
-    """
+    """What is computed and judged on some images and a kind of device, and what is not and why."""
 
     study: Study
     pool: PoolFacts
     device: str
-    request: str = ""
+    request: str = ""  # the same request continues the same plan
     reductions: tuple[str, ...] = ()
     not_asked: tuple[dict[str, str], ...] = ()
-    detectable: dict[str, float] = field(default_factory=dict)
+    detectable: dict[str, float] = field(default_factory=dict)  # by claim, what 80 % of studies of this size see
 
     @cached_property
     def places(self) -> dict[str, dict[Place, Trial]]:
@@ -149,21 +192,18 @@ class Plan:
     @cached_property
     def trials(self) -> dict[str, Trial]:
         """The final trials by key, seed by seed: of a study that is stopped early the first seeds are complete."""
-        ranked: list[tuple[int, Trial]] = []
-        for experiment in self.study.experiments:
-            placed = list(self.places[experiment.name].values())
-            ranked += [(number % experiment.seeds, trial) for number, trial in enumerate(placed)]
-        return {trial.key: trial for _, trial in sorted(ranked, key=lambda entry: entry[0])}
+        ranked = [
+            (number % experiment.seeds, trial)
+            for experiment in self.study.experiments
+            for number, trial in enumerate(self.places[experiment.name].values())
+        ]
+        return {trial.key: trial for _, trial in sorted(ranked, key=itemgetter(0))}
 
     @cached_property
     def searches(self) -> dict[str, RateSearch]:
         """The searches for learning rates by key, in the order of their experiments."""
-        placed = (trial.search for trials in self.places.values() for trial in trials.values())
-        found: dict[str, RateSearch] = {}
-        for search in placed:
-            if search is not None:
-                found.setdefault(search.key, search)
-        return found
+        placed = [trial.search for trials in self.places.values() for trial in trials.values()]
+        return {search.key: search for search in placed if search is not None}
 
     def _place(self, experiment: Experiment) -> Iterator[tuple[Place, Trial]]:
         for arm, settings in experiment.arms.items():
@@ -182,26 +222,23 @@ class Plan:
 
     def _search(self, run: Run, rates: Rates) -> RateSearch:
         """Returns the search for the network of ``run``: on all images, for a share of the study's own length."""
-        steps = max(round(self.study.base[STEPS] * rates.length), 1)
-        run = replace(
-            run,
-            seed=TUNING_SEED,
-            data=replace(run.data, limit=None),
-            schedule=replace(run.schedule, steps=steps),
-            optim=replace(run.optim, lr=rates.grid[0]),
-        )
-        how = self.pool.fingerprint, self.device
-        key = hash_trial("tuning", {**settings_of(run), RATE: list(rates.grid)}, *how)
-        return RateSearch(key=key, run=run, rates=rates, pool=how[0], device=how[1])
+        schedule = replace(run.schedule, steps=max(round(self.study.base[STEPS] * rates.length), 1))
+        data, optim = replace(run.data, limit=None), replace(run.optim, lr=rates.grid[0])
+        run = replace(run, seed=TUNING_SEED, data=data, schedule=schedule, optim=optim)
+        pool = self.pool.fingerprint
+        key = hash_trial("tuning", {**settings_of(run), RATE: list(rates.grid)}, pool, self.device)
+        return RateSearch(key=key, run=run, rates=rates, pool=pool, device=self.device)
 
-    def list_ready(self, results: Mapping[str, TrialResult]) -> list[Trial] | None:
+    def list_ready(self, results: Results) -> list[Trial] | None:
         """Returns the trials without a result that can be computed now, in their order; None if every trial has one."""
-        waiting = {key: missing for key, search in self.searches.items() if (missing := search.missing(results))}
-        tuning = [trial for missing in waiting.values() for trial in missing]
+        tuning = self._list_untried(results)
         final = [trial for trial in self.trials.values() if trial.key not in results]
         if not tuning and not final:
             return None
-        return [*tuning, *(trial for trial in final if trial.search is None or trial.search.key not in waiting)]
+        return [*tuning, *(trial for trial in final if trial.search is None or not trial.search.missing(results))]
+
+    def _list_untried(self, results: Results) -> list[Trial]:
+        return [trial for search in self.searches.values() for trial in search.missing(results)]
 
     def foreseen(self) -> Iterator[Trial]:
         """Yields every trial, as far as it is known before the first result: no continued grid of rates."""
@@ -209,20 +246,13 @@ class Plan:
             yield from map(search.trial, search.rates.grid)
         yield from self.trials.values()
 
-    def read_results(self, folder: Path, known: Mapping[str, TrialResult] | None = None) -> dict[str, TrialResult]:
+    def read_results(self, folder: Path, known: Results | None = None) -> dict[str, TrialResult]:
         """Reads the results of all trials that there are by key; those that are ``known`` are not read again."""
         found = dict(known or {})
-
-        def look(trials: Sequence[Trial]) -> bool:
-            keys = [trial.key for trial in trials if trial.key not in found]
-            new = {key: result for key in keys if (result := read_result(folder, key)) is not None}
-            found.update(new)
-            return bool(new)
-
-        look(list(self.trials.values()))
-        for search in self.searches.values():
-            while look(search.missing(found)):
-                pass
+        keys = [trial.key for trial in (*self.foreseen(), *self._list_untried(found))]
+        while new := {key: each for key in keys if key not in found and (each := read_result(folder, key)) is not None}:
+            found |= new
+            keys = [trial.key for trial in self._list_untried(found)]
         return found
 
     @cached_property
@@ -234,12 +264,10 @@ class Plan:
     def sha256(self) -> str:
         """The hash of all that decides figures and verdicts; where the images lie and how the study was called is none of it."""
         named = replace(self.study, pool=replace(self.study.pool, source=Path(self.study.pool.source).name))
-        content = {**self.document, "study": plain(named), "request": ""}
-        return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+        return _hash({**self.document, "study": plain(named), "request": ""})
 
 
 def freeze(levels: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Returns levels by dotted path as sorted pairs, lists as tuples."""
     return tuple(sorted((path, tuple(level) if isinstance(level, list) else level) for path, level in levels.items()))
 
 
@@ -250,8 +278,16 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 def hash_trial(kind: str, settings: Mapping[str, Any], pool: str, device: str) -> str:
     """Returns the SHA-256 of all that decides a result: settings, seed and precision among them, images, and kind of device."""
-    whole = {"format": FORMAT, "kind": kind, "settings": settings, "pool": pool, "device": device}
-    return sha256_of(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
+    return _hash({"format": FORMAT, "kind": kind, "settings": settings, "pool": pool, "device": device})
+
+
+def hash_request(study: Study, budget: float | None) -> str:
+    """Returns the same SHA-256 for equal requests: the same one continues its plan."""
+    return _hash([plain(study), budget])
+
+
+def _hash(content: Any) -> str:
+    return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def write_plan(folder: Path, plan: Plan) -> list[str]:
@@ -276,15 +312,8 @@ def read_plan(folder: Path) -> tuple[Plan, list[str]]:
         raise ConfigError(f"{path} {what}", "give the folder of a study: vitrail study DATA --out DIR")
     with document_errors(path, "give another --out", ConfigError):
         check_format(tree, folder)
-        plan = Plan(
-            study=parse_study(tree["study"]),
-            pool=build(PoolFacts, tree["pool"]),
-            device=str(tree["device"]),
-            request=str(tree["request"]),
-            reductions=tuple(tree["reductions"]),
-            not_asked=tuple(tree["not_asked"]),
-            detectable=dict(tree["detectable"]),
-        )
+        own = {item.name: tree[item.name] for item in fields(Plan)}
+        plan = build(Plan, {**own, "study": parse_study(tree["study"])})
         if plan.document["trials"] != tree["trials"]:
             what = f"the trials of {folder} have other keys in this version of vitrail"
             raise ConfigError(what, "take the version that began the study, or give another --out")
@@ -298,21 +327,15 @@ def check_format(tree: Mapping[str, Any], folder: Path) -> None:
         raise ConfigError(what, "take that version to continue it, or give another --out")
 
 
+# --- a new plan ---
+
+
 def make_plan(
-    study: Study,
-    pool: PoolFacts,
-    *,
-    device: str,
-    request: str = "",
-    price: Callable[[Trial], float],
-    budget: float | None = None,
+    study: Study, pool: PoolFacts, *, device: str, price: Callable[[Trial], float], budget: float | None, request: str
 ) -> Plan:
     """Returns the plan of a study on these images within ``budget`` seconds of one worker's time; None is no bound.
 
-    Args:
-        price: returns the seconds that a trial takes.
-
-    Raises `ConfigError` if not even the smallest form of the study fits.
+    ``price`` returns the seconds that a trial takes. Raises `ConfigError` if not even the smallest form of the study fits.
     """
 
     def cost(form: Study) -> float:
@@ -321,24 +344,19 @@ def make_plan(
     def detect(experiment: Experiment) -> float:
         # a lone arm is compared with one of another experiment
         groups = max(len(experiment.arms) * len(list(experiment.levels())), 2)
-        return expect_difference(SPREAD, seeds=experiment.seeds, images=pool.test, groups=groups).detectable()
+        return expect_difference(seeds=experiment.seeds, images=pool.test, groups=groups).detectable()
 
     asked, notes = fit_to_images(study, pool)
     study, reductions = (asked, []) if budget is None else reduce(asked, cost, budget)
-    kept = {claim.name for claim in study.claims}
-    whole = duration(cost(asked)) if len(kept) < len(asked.claims) else ""
-    why = f"the experiment {{}} does not fit into the budget; the whole study takes {whole} of one core"
+    lost = [claim for claim in asked.claims if claim not in study.claims]
+    why = f"does not fit into the budget; the whole study takes {duration(cost(asked))} of one core" if lost else ""
     return Plan(
         study=study,
         pool=pool,
         device=device,
         request=request,
         reductions=(*notes, *reductions),
-        not_asked=tuple(
-            {"name": claim.name, "why": why.format(claim.experiment)}
-            for claim in asked.claims
-            if claim.name not in kept
-        ),
+        not_asked=tuple({"name": claim.name, "why": f"the experiment {claim.experiment} {why}"} for claim in lost),
         detectable={claim.name: detect(study.experiment(claim.experiment)) for claim in study.claims},
     )
 
@@ -350,11 +368,10 @@ def choose_claims(study: Study, names: Sequence[str]) -> Study:
     """
     if not names:
         return study
-    known = {claim.name: claim for claim in study.claims}
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"the study {study.name!r} has no claim {name!r}", nearest(name, known))
-    claims = tuple(known[name] for name in dict.fromkeys(names))
+    known = [claim.name for claim in study.claims]
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"the study {study.name!r} has no claim {unknown[0]!r}", nearest(unknown[0], known))
+    claims = tuple(claim for claim in study.claims if claim.name in names)
     needed = {claim.experiment for claim in claims}
     return replace(study, claims=claims, experiments=tuple(each for each in study.experiments if each.name in needed))
 
@@ -374,52 +391,35 @@ def fit_to_images(study: Study, pool: PoolFacts) -> tuple[Study, list[str]]:
 def reduce(study: Study, cost: Callable[[Study], float], budget: float) -> tuple[Study, list[str]]:
     """Returns the largest form of ``study`` that takes at most ``budget`` seconds, and the reductions that lead to it.
 
-    In this order: experiments are dropped from the end, then the middle sizes of training sets, then the images that every trial
-    sees are halved. Seeds are never dropped. Raises `ConfigError` if that does not suffice.
+    Experiments are dropped from the end, then the images that every trial sees are halved. Seeds are never dropped. Raises
+    `ConfigError` if that does not suffice.
     """
-    changes, smallest = [], 0.0
-    for form, change in _smaller_forms(study):
-        changes += [change] if change else []
-        if (smallest := cost(form)) <= budget:
-            return form, changes
-    raise ConfigError(
-        f"the study {study.name!r} takes {duration(smallest)} of one core at least, and the budget has {duration(budget)}",
-        "give a longer --budget, or fewer --claims",
-    )
-
-
-def _smaller_forms(study: Study) -> Iterator[tuple[Study, str]]:
-    yield study, ""
-    while len(study.experiments) > 1:
-        *kept, last = study.experiments
-        claims = tuple(claim for claim in study.claims if claim.experiment != last.name)
-        study = replace(study, experiments=tuple(kept), claims=claims)
-        yield study, f"without the experiment {last.name}"
-    if any(len(each.factors.get(LIMIT, ())) > 2 for each in study.experiments):
-        study = replace(study, experiments=tuple(map(_drop_middle, study.experiments)))
-        yield study, f"only the smallest and the largest {LIMIT}"
-    for _ in range(HALVINGS):
-        study = _halve(study)
-        yield study, f"half the images: {study.base[STEPS]} steps"
-
-
-def _drop_middle(experiment: Experiment) -> Experiment:
-    levels = experiment.factors.get(LIMIT, ())
-    kept = {LIMIT: (levels[0], levels[-1])} if len(levels) > 2 else {}
-    return replace(experiment, factors={**experiment.factors, **kept})
+    changes, halvings = list[str](), 0
+    while (least := cost(study)) > budget:
+        if len(study.experiments) > 1:
+            *kept, last = study.experiments
+            claims = tuple(claim for claim in study.claims if claim.experiment != last.name)
+            study = replace(study, experiments=tuple(kept), claims=claims)
+            changes.append(f"without the experiment {last.name}")
+        elif halvings < HALVINGS:
+            study, halvings = _halve(study), halvings + 1
+            changes.append(f"half the images: {study.base[STEPS]} steps")
+        else:
+            what = f"takes {duration(least)} of one core at least, and the budget has {duration(budget)}"
+            raise ConfigError(f"the study {study.name!r} {what}", "give a longer --budget, or fewer --claims")
+    return study, changes
 
 
 def _halve(study: Study) -> Study:
     """Returns the study with half the steps, wherever it names them."""
 
     def half(settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {**settings, **({STEPS: max(settings[STEPS] // 2, 1)} if STEPS in settings else {})}
+        return {**settings, STEPS: max(settings[STEPS] // 2, 1)} if STEPS in settings else dict(settings)
 
     def halved(experiment: Experiment) -> Experiment:
-        levels = {
-            path: tuple(level // 2 for level in each) if path == STEPS else each
-            for path, each in experiment.factors.items()
-        }
-        return replace(experiment, arms={arm: half(each) for arm, each in experiment.arms.items()}, factors=levels)
+        arms, factors = {arm: half(each) for arm, each in experiment.arms.items()}, dict(experiment.factors)
+        if STEPS in factors:
+            factors[STEPS] = tuple(max(level // 2, 1) for level in factors[STEPS])
+        return replace(experiment, arms=arms, factors=factors)
 
     return replace(study, base=half(study.base), experiments=tuple(map(halved, study.experiments)))

@@ -6,20 +6,19 @@ import importlib.metadata
 import math
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from vitrail.analysis.embeddings import (
-    compute_line_similarity,
     compute_neighbour_rate,
     compute_position_similarity,
     extract_position_embeddings,
@@ -32,12 +31,10 @@ from vitrail.errors import DivergedError
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.models import create_backbone
-from vitrail.runs.folder import RunFolder
-from vitrail.runtime.machine import describe, peak_memory
+from vitrail.runtime.machine import describe
 from vitrail.runtime.process import keep_generators
-from vitrail.studies.design import RATE, SAMPLE
-from vitrail.studies.plan import Trial, settings_of
-from vitrail.studies.results import RUNS, TrialResult, write_result
+from vitrail.studies.design import SAMPLE
+from vitrail.studies.plan import RUNS, Trial, TrialResult, write_result
 from vitrail.training.prepare import Prepared
 from vitrail.training.train import train
 
@@ -50,7 +47,7 @@ CURVE = {"validation_accuracy": "val_top1", "validation_nll": "val_nll", "train_
 
 @dataclass(frozen=True)
 class Trainer:
-    """Computes the trials of the study in ``folder``, of which it measures ``measure``; it keeps the images over many trials."""
+    """Computes the trials of the study in ``folder``, and keeps the images over many of them."""
 
     folder: Path
     splits: Splits
@@ -64,15 +61,15 @@ class Trainer:
         """
         save = replace(trial.run.save, train_images=len(self.watched.val or ()))  # the curve watches as many of either
         run = replace(trial.run, optim=replace(trial.run.optim, lr=rate), save=save)
-        settings, started, place = {**settings_of(run), RATE: rate}, time.perf_counter(), self.folder / RUNS / trial.key
+        started, place = time.perf_counter(), self.folder / RUNS / trial.key
         result = TrialResult(
-            key=trial.key, kind=trial.kind, state="done", settings=settings, seed=run.seed, rate=rate,
-            limit=int(run.data.limit or 0), steps=run.schedule.steps or 0, attempts=attempt, **describe_machine(),
+            key=trial.key, kind=trial.kind, seed=run.seed, rate=rate, limit=int(run.data.limit or 0),
+            steps=run.schedule.steps or 0, attempts=attempt, host=socket.gethostname(), device=describe(),
+            version=importlib.metadata.version("vitrail"),
         )  # fmt: skip
 
         def keep(**figures: Any) -> None:
-            spent = {"seconds": time.perf_counter() - started, "peak_bytes": peak_memory()}
-            write_result(self.folder, replace(result, **figures, **spent))
+            write_result(self.folder, replace(result, **figures, seconds=time.perf_counter() - started))
 
         def end(prepared: Prepared) -> dict[str, float]:
             keep(**self._evaluate(trial, prepared))
@@ -87,8 +84,7 @@ class Trainer:
     @cached_property
     def watched(self) -> Splits:
         """What a training sees: without the test images, and with `SAMPLE` validation images for the curve."""
-        assert self.splits.val is not None, "a study has all splits"
-        return replace(self.splits, val=choose_sample(self.splits.val, seed=0), test=None)
+        return replace(self.splits, val=_sample(self.splits.val, seed=0), test=None)
 
     def _evaluate(self, trial: Trial, prepared: Prepared) -> dict[str, Any]:
         """Returns the figures of a result."""
@@ -96,88 +92,51 @@ class Trainer:
         seed, train_images = training.run.seed, prepared.data.train
         assert self.splits.test is not None and self.splits.val is not None, "a study has all splits"
         final = trial.kind == "final"
-        sources = {"validation": self.splits.val, "train": choose_sample(train_images, seed=seed)}
+        sources = {"validation": self.splits.val, "train": _sample(train_images, seed=seed)}
         evaluated = prepared.judge({**sources, **({"test": self.splits.test} if final else {})})
         figures = {name: each.metric.summarize() for name, each in evaluated.items()}
         right = evaluated["test" if final else "validation"].metric.samples()
         assert right is not None, "a classifier is right or wrong"
-        images = training.steps * training.run.data.batch
         return {
             **{name: {"accuracy": each["top1"], "nll": each["nll"]} for name, each in figures.items()},
             "limit": len(train_images),
-            "steps": training.steps,
-            "images": images,
             "right": right > 0.5,
-            "curve": read_curve(training.folder),
+            "curve": tuple(
+                {"step": record["step"], **{name: record[column] for name, column in CURVE.items()}}
+                for record in training.folder.metrics()
+                if "val_top1" in record
+            ),
             "flops": training.operations or 0.0,
-            "macs6": 6.0 * (built.multiply_adds or 0) * images,
+            "macs6": 6.0 * (built.multiply_adds or 0) * training.steps * training.run.data.batch,
             "parameters": built.parameters,
             "findings": measure_findings(self.measure, built.model, self.splits.test, seed) if final else {},
         }
 
 
-def choose_sample(source: Source, *, seed: int) -> Source:
+def _sample(source: Source | None, *, seed: int) -> Source:
     """Returns `SAMPLE` of the images, stratified; of training images those that its curve watches."""
+    assert source is not None, "a study has all splits"
     return take_part(source, count=min(SAMPLE, len(source)), seed=seed)
 
 
-def read_curve(folder: RunFolder) -> tuple[dict[str, float], ...]:
-    """Returns what the evaluations during a training recorded."""
-    return tuple(
-        {"step": record["step"], **{name: record[column] for name, column in CURVE.items()}}
-        for record in folder.metrics()
-        if "val_top1" in record
-    )
-
-
-@cache
-def describe_machine() -> dict[str, Any]:
-    """Returns the machine and the version of the code, which are recorded with a result and never decide it."""
-    version = importlib.metadata.version("vitrail")
-    return {"host": socket.gethostname(), "device": describe(), "version": version, "commit": find_commit()}
-
-
-def find_commit() -> str:
-    """Returns the commit of this source, with ``+`` where files were changed since; empty outside of a repository of its own."""
-
-    def ask(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parents[1]), *words]
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-        return asked.stdout.strip() if asked.returncode == 0 else ""
-
-    try:
-        if not ask("ls-files", "--", "__init__.py"):
-            return ""
-        return ask("rev-parse", "--short", "HEAD") + ("+" if ask("status", "--porcelain", "--", ".") else "")
-    except OSError:  # there is no git
-        return ""
-
-
-def measure_findings(measures: Sequence[str], model: Any, source: Source, seed: int) -> dict[str, Any]:
-    """The findings by measure; those that a network does not have are left out.
-
-    Args:
-        measures: some of `design.MEASURES`.
-        source: the images that attention is averaged over, of which `WATCHED` are taken.
-        seed: of the untrained twin that the position embeddings are compared with.
-    """
-    found: dict[str, Any] = {}
-    if "heads" in measures and model.attention_grids(model.preprocessing.size):
-        found["heads"] = summarise_heads(_measure_heads(model, source))
-    if "positions" in measures and (positions := _measure_positions(model, seed)):
-        found["positions"] = positions
-    if "shifts" in measures:
-        found["shifts"] = _measure_shifts(model, source)
-    return found
-
-
 @torch.inference_mode()
-def _measure_heads(model: Any, source: Source) -> list[HeadFigures]:
-    statistics = HeadStatistics(model)
+def measure_findings(measures: Sequence[str], model: Any, source: Source, seed: int) -> dict[str, Any]:
+    """Returns the findings by measure, as far as the network has them; ``seed`` is that of its untrained twin."""
+    found: dict[str, Any] = {}
+    if not measures:
+        return found
     watched = source.subset(choose_evenly(len(source), WATCHED))
-    for _, images in read_inputs(model, watched, InferenceOptions(batch=32)):
-        statistics.add(images)
-    return statistics.figures()
+    batches = [images for _, images in read_inputs(model, watched, InferenceOptions(batch=32))]
+    if "heads" in measures and model.attention_grids(model.preprocessing.size):
+        statistics = HeadStatistics(model)
+        for images in batches:
+            statistics.add(images)
+        found["heads"] = summarise_heads(statistics.figures())
+    if "positions" in measures and (excess := _compare_positions(model, seed)) is not None:
+        found["positions"] = {"neighbour_excess": excess}
+    if "shifts" in measures:
+        found["shifts"] = _measure_shifts(model, torch.cat(batches))
+    return found
 
 
 def summarise_heads(layers: Sequence[HeadFigures]) -> dict[str, Any]:
@@ -201,33 +160,26 @@ def summarise_heads(layers: Sequence[HeadFigures]) -> dict[str, Any]:
     }
 
 
-def _measure_positions(model: Any, seed: int) -> dict[str, float]:
-    """Of the embeddings of a model and of its untrained twin; empty for a network that adds none."""
+def _compare_positions(model: Any, seed: int) -> float | None:
+    """Returns how much more often the most similar position of a patch is adjacent to it than in the untrained network; None for
+    a network that adds no position embeddings.
+    """
     with keep_generators():
         torch.manual_seed(seed)
         twin = create_backbone(model.config)
     trained, untrained = (extract_position_embeddings(each) for each in (model, twin))
-    if trained is None or untrained is None or min(trained.shape[:2]) < 3:  # lines are compared at distances from 2
-        return {}
-    similarity = compute_position_similarity(trained)
-    lines = compute_line_similarity(similarity)
-    return {
-        "neighbour_rate": compute_neighbour_rate(similarity),
-        "row_column_excess": (lines.row + lines.column) / 2 - lines.elsewhere,
-        "untrained_neighbour_rate": compute_neighbour_rate(compute_position_similarity(untrained)),
-    }
+    if (
+        trained is None or untrained is None or min(trained.shape[:2]) < 3
+    ):  # in smaller grids most positions are adjacent
+        return None
+    of_both = (compute_neighbour_rate(compute_position_similarity(each)) for each in (trained, untrained))
+    return next(of_both) - next(of_both)
 
 
-@torch.inference_mode()
-def _measure_shifts(model: Any, source: Source) -> dict[str, float]:
+def _measure_shifts(model: Any, images: Tensor) -> dict[str, float]:
     """For shifts by 1, 2 and 4 pixels, borders reflected: how far the features ``moved``, relative to the distance of different
-    images, and the share of answers that ``changed``; means over the shifts.
+    images, mean over the shifts.
     """
-    watched = source.subset(choose_evenly(len(source), WATCHED))
-    images = torch.cat([batch for _, batch in read_inputs(model, watched, InferenceOptions(batch=WATCHED))])
     room = F.pad(images, (0, max(SHIFTS), 0, max(SHIFTS)), mode="reflect")
     responses = measure_shift_response(model, room, SHIFTS).values()
-    return {
-        "moved": float(np.mean([each.moved / each.apart if each.apart else 0.0 for each in responses])),
-        "changed": float(np.mean([each.changed or 0.0 for each in responses])),
-    }
+    return {"moved": float(np.mean([each.moved / each.apart if each.apart else 0.0 for each in responses]))}

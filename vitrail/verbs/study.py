@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitrail.config.units import seconds, split_commas
+from vitrail.errors import ConfigError
 from vitrail.runtime.progress import to_stderr
 from vitrail.verbs import options
 from vitrail.verbs.verb import verb
@@ -20,36 +21,27 @@ Folder = Annotated[Path, "The --out of `vitrail study`."]
 
 @verb
 def study(
-    data: Annotated[Any, "Labelled images, what `vitrail train` takes; None for those that the study names."] = None,
+    data: Annotated[str | Path | None, "Labelled images, a path or `digits`; None for those of the study."] = None,
     *,
-    out: Annotated[
-        options.File | None,
-        "The folder for report.html, numbers.json, trials.csv and every result; by default runs/study-NAME.",
-    ] = None,
+    out: Annotated[options.File | None, "The folder for the page and every result; by default runs/study-NAME."] = None,
     budget: Annotated[
-        str | float | None,
-        "Time that it may take in all, as 20m or 1h; experiments that do not fit are left out. No bound by default.",
+        str | float | None, "Time in all, as 20m or 1h; experiments that do not fit are left out."
     ] = None,
-    claims: Annotated[
-        str | Sequence[str] | None, "Claims to test, separated by commas; by default all of the study."
-    ] = None,
+    claims: Annotated[str | Sequence[str] | None, "Claims to test, separated by commas; by default all."] = None,
     study: Annotated[str | None, "A built-in study: vit-paper (the default), vit-paper-m for a GPU, or digits."] = None,
     config: Annotated[options.File | None, "A study of your own as YAML, in place of a built-in one."] = None,
     jobs: Annotated[int | None, "Worker processes of one thread each; by default one for each core."] = None,
     until: Annotated[
-        str | float | None, "Stop after this time, as 8m30s, and judge what is there; the same command continues."
+        str | float | None, "Stop after this time, as 8m30s, and judge; the same command continues."
     ] = None,
-    dry_run: Annotated[
-        bool, "Only print the plan: trials, operations, minutes, and the difference that each claim could detect."
-    ] = False,
+    dry_run: Annotated[bool, "Only print the plan: trials, minutes, and what each claim could detect."] = False,
     quiet: options.Quiet = False,
     command: options.Command = "vitrail.study",
     log: options.Log = to_stderr,
 ) -> StudyReport | None:
     """Tests claims of the ViT paper, or your own, on your images and this machine: held, did not hold, or cannot tell.
 
-    Trains small networks from several seeds within a budget of time, and writes every verdict with its interval to a page.
-    Running the same command again continues where it stopped.
+    Trains small networks from several seeds within a budget of time; the same command again continues where it stopped.
 
     Returns:
         The verdicts, whose ``report`` is the page; None of a dry run, which logs the plan.
@@ -60,30 +52,27 @@ def study(
         Preempted, Interrupted: it was stopped.
     """
     from vitrail.data.sources.arrays import BUILT_IN
-    from vitrail.studies.design import find_study, read_study
+    from vitrail.studies.design import find_definition, read_study
+    from vitrail.studies.plan import choose_claims
     from vitrail.studies.report import report_study
-    from vitrail.studies.run import StudyRequest, plan_only, run_study
+    from vitrail.studies.run import make_priced_plan, run_study
 
-    name = str(data) if isinstance(data, str | Path) else ""
-    built_in = study or ("digits" if name == "digits" else "vit-paper")
-    definition = find_study(built_in) if config is None else read_study(Path(config))
-    if name:
-        source = name if name in BUILT_IN else str(Path(name).expanduser().resolve())
+    if not isinstance(data, str | Path | None):
+        raise ConfigError(
+            "a study takes no images in memory: its workers are processes", "give the path of their folder"
+        )
+    built_in = study or ("digits" if str(data) == "digits" else "vit-paper")
+    definition = read_study(find_definition(built_in) if config is None else Path(config))
+    definition = choose_claims(definition, split_commas(claims or ()))
+    if data is not None:
+        source = str(data) if str(data) in BUILT_IN else str(Path(data).expanduser().resolve())
         definition = replace(definition, pool=replace(definition.pool, source=source))
-    request = StudyRequest(
-        definition=definition,
-        data=None if name else data,
-        budget=None if budget is None else seconds(budget),
-        claims=tuple(split_commas(claims or ())),
-        jobs=jobs,
-        until=None if until is None else seconds(until),
-        command=command,
-    )
-    folder = Path(out or Path("runs") / f"study-{definition.name}")
+    bound, ends = (None if given is None else seconds(given) for given in (budget, until))
     if dry_run:
-        plan_only(request, folder, log)
+        make_priced_plan(definition, budget=bound, jobs=jobs, say=log)
         return None
-    run_study(request, folder, quiet=quiet, say=log)
+    folder = Path(out or Path("runs") / f"study-{definition.name}")
+    run_study(definition, folder, budget=bound, jobs=jobs, until=ends, command=command, quiet=quiet, say=log)
     return report_study(folder)
 
 
