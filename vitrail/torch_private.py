@@ -65,20 +65,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None) -> 
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, kind, [], algorithm)
 
 
-def convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gelu: str,
-    *,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """A convolution, then GELU; where `has_fused` says so."""
-    window = (padding, stride, dilation, groups)
-    return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *window, "gelu", [], APPROXIMATIONS[gelu])
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str, **window: Any) -> Tensor:
+    """A convolution with the ``window`` (padding, stride, dilation, groups), then GELU; where `has_fused` says so."""
+    shape = (window[name] for name in ("padding", "stride", "dilation", "groups"))
+    return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *shape, "gelu", [], APPROXIMATIONS[gelu])
 
 
 _wanted: ContextVar[bool | None] = ContextVar("fused", default=None)

@@ -192,8 +192,6 @@ def eval_batches(
 
 def _repeat_views(ids: np.ndarray, views: int) -> np.ndarray:
     """Repeats every row (B, 3) for consecutive views of its sample: (B V, 3)."""
-    if views == 1:
-        return ids
     rows = ids.repeat(views, axis=0)
     rows[:, 2] = rows[:, 2] * views + np.tile(np.arange(views), len(ids))
     return rows

@@ -2,8 +2,7 @@
 
 A worker imports neither torch nor the user's script (unless something in the script has to be unpickled), so it starts in
 a third of a second. It receives the rows of a batch through a pipe, writes the images into memory that it shares with the
-parent, and replies where each is. If it dies, the memory says at which row. It has no state to save: closing kills it, and
-if the parent process ends in any way, the worker reads the end of its pipe and exits.
+parent, and replies where each is. It has no state to save: if the parent ends in any way, it reads the end of its pipe and exits.
 
 The parent sends one pickle, of the function to call; everything else is lines of JSON and the bytes of images. So nothing
 from the process that opens untrusted files is ever unpickled.
@@ -227,9 +226,18 @@ class _Worker:
 
     def __init__(self) -> None:
         self._memory = create_memory()
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         try:
             self._images = Reader(self._memory)
-            self.process = _start(self._memory)
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", START.format(self._memory.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(self._memory.fileno(),),
+                # one thread per worker, also in numpy and transforms
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", MARK: "1"},
+                start_new_session=True,  # Ctrl-C is handled by the parent
+            )
         except BaseException:
             self._memory.close()
             raise
@@ -285,19 +293,6 @@ def refuse_in_worker() -> None:
     if os.environ.get(MARK):
         fact = "a data worker imported the script that started it, and the script ran again"
         raise ConfigError(fact, "put the code of the script under `if __name__ == '__main__':`, or use workers=0")
-
-
-def _start(memory: BinaryIO) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", START.format(memory.fileno())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pass_fds=(memory.fileno(),),
-        # one thread per worker, also in numpy and transforms
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", MARK: "1"},
-        start_new_session=True,  # Ctrl-C is handled by the parent
-    )
 
 
 def _describe_script() -> dict[str, str]:

@@ -188,8 +188,7 @@ def _fetch(url: str, place: Path, sha256: str, size: int) -> None:
             reason = str(error)
             continue
         if found == sha256:
-            os.replace(part, place)
-            return
+            return os.replace(part, place)
         reason = f"its SHA-256 is {found}, not {sha256}"
     part.unlink(missing_ok=True)
     reason = f"{url} could not be fetched in {TRIES} tries: {reason}"

@@ -24,24 +24,15 @@ def parse_json(content: bytes | str, *, unique: bool = False) -> Any:
         value = json.loads(text, parse_int=_parse_whole, object_pairs_hook=_refuse_twins if unique else None)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEPTH} levels") from None
-    check_depth(value)
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEPTH):
+        children = (child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent))
+        level = [child for child in children if isinstance(child, dict | list)]
+    if level:
+        raise ValueError(f"it is nested deeper than {DEPTH} levels")
     if "\\ud" in text or "\\uD" in text:
         check_unicode(value)
     return value
-
-
-def check_depth(value: Any) -> None:
-    """Raises `ValueError` for lists and objects that are nested deeper than `DEPTH`."""
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(DEPTH):
-        level = [
-            child
-            for parent in level
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, dict | list)
-        ]
-    if level:
-        raise ValueError(f"it is nested deeper than {DEPTH} levels")
 
 
 def check_unicode(value: Any) -> None:

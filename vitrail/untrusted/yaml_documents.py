@@ -36,13 +36,15 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _check(self, event: yaml.Event, is_loop: bool = False) -> None:
-        for is_wrong, fault in (
-            (is_loop, "an alias inside of what it stands for"),
-            (self.depth > DEPTH, f"nested deeper than {DEPTH} levels"),
-            (self.nodes > YAML_NODES, f"more than {YAML_NODES:,} values, with those that aliases repeat"),
-        ):
-            if is_wrong:
-                raise yaml.composer.ComposerError(None, None, fault, event.start_mark)
+        if is_loop:
+            fault = "an alias inside of what it stands for"
+        elif self.depth > DEPTH:
+            fault = f"nested deeper than {DEPTH} levels"
+        elif self.nodes > YAML_NODES:
+            fault = f"more than {YAML_NODES:,} values, with those that aliases repeat"
+        else:
+            return
+        raise yaml.composer.ComposerError(None, None, fault, event.start_mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag in _NUMBERS and len(node.value) > DIGITS:

@@ -240,7 +240,11 @@ def _augment(
     matrices = _resample(levels, ids, policy, made, seed, cropped, moved)
     _apply_tones(made, late, policy.fill)
     if policy.erase:
-        _erase(made, ids, policy, seed)
+        chosen, boxes, states = draw_erasing(policy, ids, seed, size)
+        if chosen.size and policy.erase_fill == "noise":
+            noise_boxes(made, to_device(chosen, made.device), boxes, states)
+        elif chosen.size:
+            _fill(made, chosen, boxes, policy.fill)
     if not whole:
         made /= 255
     return matrices
@@ -349,13 +353,3 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
 def _fill(levels: Tensor, chosen: NDArray[np.intp], boxes: NDArray[np.int64], fill: int) -> None:
     for rows, chunk, corners in split_rows(levels, to_device(chosen, levels.device), to_device(boxes, levels.device)):
         put(levels, rows, chunk.masked_fill(inside(corners, *levels.shape[-2:]), fill))
-
-
-def _erase(levels: Tensor, ids: NDArray[np.int64], policy: Augment, seed: int) -> None:
-    chosen, boxes, states = draw_erasing(policy, ids, seed, (levels.shape[-2], levels.shape[-1]))
-    if not chosen.size:
-        return
-    if policy.erase_fill == "noise":
-        noise_boxes(levels, to_device(chosen, levels.device), boxes, states)
-    else:
-        _fill(levels, chosen, boxes, policy.fill)

@@ -164,7 +164,6 @@ def _blur(images: Tensor, deviation: Tensor) -> Tensor:
 
 
 def _enhance(m: Numbers, sign: Numbers) -> Numbers:
-    """The factor of ImageEnhance by RandAugment's original code."""
     return 0.1 + 1.8 * m
 
 
