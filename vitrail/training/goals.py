@@ -1,16 +1,16 @@
 """A goal is the kind of a run: it determines the data, the model that is trained, its objective, and the files it writes.
 
-`SupervisedGoal` is any task, learned from images with targets and evaluated on those that were held out; `EncoderGoal` learns
-without labels and is evaluated by its features, `TokenizerGoal` is a visual tokenizer for BEiT, evaluated by its codes.
+`SUPERVISED` is any task, learned from images with targets and evaluated on those that were held out; `ENCODER` learns without
+labels and is evaluated by its features, `TOKENIZER` is a visual tokenizer for BEiT, evaluated by its codes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,115 +76,57 @@ OWN_CAPTIONS = {
 }
 
 
-class Goal(Protocol):
-    """The steps that differ between kinds of runs, in the order in which a run needs them.
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """The functions that differ between kinds of runs, in the order in which a run calls them.
 
-    A goal has no state. ``run`` is the requested run until `plan` is called, and resolved from `build` on.
+    ``run`` is the requested run until `plan` is called, and resolved from `build` on.
+
+    Args:
+        check: raises `ConfigError` for settings that are invalid for any data.
+        open: opens the images, with as many training images as the goal needs, and chooses the arguments of the task. Takes the
+            channels of the weights to start from, too. Raises `DataError`.
+        plan: chooses the network for these images.
+        build: builds the model that is trained and saved, on the CPU.
+        objective: creates the objective, and the function that makes its inputs from a batch.
+        validator: creates the function that gives the figures of an evaluation between steps.
+        finish: evaluates the model and writes ``model/``, ``report.html`` and ``card.md``; all ranks evaluate, the first writes.
+        evaluate_first: evaluates before the first step too, to compare with the untrained model.
     """
 
-    evaluate_first: bool  # also before the first step, to compare with the untrained model
-
-    def check(self, run: Run) -> None:
-        """Raises `ConfigError` for settings that are invalid for any data."""
-        ...
-
-    def open(
-        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, channels: int | None = None
-    ) -> RunData:
-        """Opens the images, with as many training images as this goal needs, and chooses the arguments of the task.
-
-        ``channels`` are those of the weights to start from. Raises `DataError`.
-        """
-        ...
-
-    def plan(self, run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
-        """Chooses the network for these images."""
-        ...
-
-    def build(self, run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
-        """Builds the model that is trained and saved, on the CPU."""
-        ...
-
-    def objective(self, run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
-        """Creates the objective, and the function that makes its inputs from a batch."""
-        ...
-
-    def validator(self, run: Run, built: BuiltModel, data: RunData) -> Validator:
-        """Creates the function that gives the figures of an evaluation between steps."""
-        ...
-
-    def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
-        """Evaluates the model and writes ``model/``, ``report.html`` and ``card.md``; every rank evaluates, the first writes."""
-        ...
+    check: Callable[[Run], None]
+    open: Callable[[Run, Any, RunFolder, Transform | None, int | None], RunData]
+    plan: Callable[[Run, RunData, Task | None, Say], NetworkPlan]
+    build: Callable[[Run, RunData, NetworkPlan, Task | None, Say], BuiltModel]
+    objective: Callable[[Run, BuiltModel, RunData, Say], tuple[Objective, Inputs]]
+    validator: Callable[[Run, BuiltModel, RunData], Validator]
+    finish: Callable[[Training, BuiltModel, Ending], Outcome]
+    evaluate_first: bool
 
 
-class SupervisedGoal:
-    """See `Goal`."""
+def check_supervised(run: Run) -> None:
+    find_task(run.task).targets.check_policy(run.augment, run.task)
+    check_model(run)
 
-    evaluate_first = False
 
-    def check(self, run: Run) -> None:
-        find_task(run.task).targets.check_policy(run.augment, run.task)
-        check_model(run)
+def open_labelled(run: Run, data: Any, folder: RunFolder, transform: Transform | None, channels: int | None) -> RunData:
+    run_data = open_run_data(run, data, folder, transform, channels=channels, labels=True)
+    return replace(run_data, arguments=choose_arguments(run_data.splits, run.task, run.model.head))
 
-    def open(
-        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, channels: int | None = None
-    ) -> RunData:
-        run_data = open_run_data(run, data, folder, transform, channels=channels, labels=True)
-        return replace(run_data, arguments=choose_arguments(run_data.splits, run.task, run.model.head))
 
-    def plan(self, run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
-        return plan_network(run, data, start, say)
+def create_supervised_objective(run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
+    """Returns the loss on the targets alone, or also on a teacher's outputs, and its inputs.
 
-    def build(self, run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
-        return build_network(run, data, plan, start, say)
-
-    def objective(self, run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
-        """Returns the loss on the targets alone, or also on a teacher's outputs, and its inputs.
-
-        Raises `ConfigError` for arguments that the objective does not have, or a teacher that cannot teach this.
-        """
-        settings, model = run.objective, built.model
-        augmented = Augmented(
-            policy=run.augment, preprocessing=built.preprocessing, seed=run.seed, cropped=data.cropped
-        )
-        arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
-        if settings.teacher is None:
-            return configure_objective(Supervised, model, arguments), TaskInputs(augmented, model)
-        teacher = load_teacher(settings.teacher, model, run.compute.precision or "fp32", say)
-        arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
-        return configure_objective(Distillation, model.backbone, arguments), TaskInputs(augmented, model, teacher)
-
-    def validator(self, run: Run, built: BuiltModel, data: RunData) -> TaskValidator:
-        return TaskValidator.of(built.model, data.splits, run, data.bad)
-
-    def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
-        run, folder, model = training.run, training.folder, built.model
-        split, source = choose_split(data.splits)
-        options = InferenceOptions(workers=run.data.workers or 0, max_pixels=run.data.max_pixels)
-
-        def evaluate_on(split: str, source: Source) -> EvaluationResult:
-            with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
-                how = {"bad": data.bad, "progress": progress, "ranks": training.ranks}
-                return evaluate_model(model, source, options, split=split, seed=run.seed, **how)
-
-        result = evaluate_on(split, source)
-        val = data.splits.val
-        if model.tuned and model.tuned not in run.model.head and val is not None:
-            validated = result if split == "val" else evaluate_on("val", val)
-            best = validated.figures.get(model.tuned, math.nan)
-            if math.isfinite(best):  # a model that finds nothing keeps its own
-                setattr(model, model.tuned, best)
-        figures, origin = result.figures, provenance(run, training.steps, data.splits, ending)
-        if not training.ranks.first:
-            return Outcome(folder.report, figures, "")
-        save_model(folder.model, model, metrics=figures, provenance=origin)
-        fault_injection.hit("run.after_model")
-        facts = run_facts(run, training.steps, folder, built, data, ending)
-        judged = JudgedRun(facts=facts, model=model, splits=list_splits(data.splits), source=source, judgement=result)
-        report = write_documents(folder.path, judged)
-        name, value = next(iter(figures.items()))
-        return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(result.keys):,} images)")
+    Raises `ConfigError` for arguments that the objective does not have, or a teacher that cannot teach this.
+    """
+    settings, model = run.objective, built.model
+    augmented = Augmented(policy=run.augment, preprocessing=built.preprocessing, seed=run.seed, cropped=data.cropped)
+    arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
+    if settings.teacher is None:
+        return configure_objective(Supervised, model, arguments), TaskInputs(augmented, model)
+    teacher = load_teacher(settings.teacher, model, run.compute.precision or "fp32", say)
+    arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
+    return configure_objective(Distillation, model.backbone, arguments), TaskInputs(augmented, model, teacher)
 
 
 def load_teacher(path: str, model: Task, precision: str, say: Say) -> Teacher:
@@ -198,107 +140,33 @@ def load_teacher(path: str, model: Task, precision: str, say: Say) -> Teacher:
     return Teacher(teacher, model.classes, model.preprocessing, precision)
 
 
-class EncoderGoal:
-    """See `Goal`. The model that is saved has no head."""
+def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> Outcome:
+    run, folder, model, data = training.run, training.folder, built.model, training.batches.data
+    split, source = choose_split(data.splits)
+    options = InferenceOptions(workers=run.data.workers or 0, max_pixels=run.data.max_pixels)
 
-    evaluate_first = True
+    def evaluate_on(split: str, source: Source) -> EvaluationResult:
+        with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
+            how = {"bad": data.bad, "progress": progress, "ranks": training.ranks}
+            return evaluate_model(model, source, options, split=split, seed=run.seed, **how)
 
-    def check(self, run: Run) -> None:
-        check_pretraining(run)
-        check_model(run)
-
-    def open(
-        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, channels: int | None = None
-    ) -> RunData:
-        return open_unlabelled(run, data, folder, transform, channels)
-
-    def plan(self, run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
-        plan = plan_network(run, data, start, say)
-        return replace(plan, image_bytes=plan.image_bytes * OBJECTIVES[run.objective.name].views)
-
-    def build(self, run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
-        return build_network(run, data, plan, start, say)
-
-    def objective(self, run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
-        return make_objective(run, built.model.backbone, built.preprocessing, data, say)
-
-    def validator(self, run: Run, built: BuiltModel, data: RunData) -> FeatureValidator:
-        return FeatureValidator(built.model, data.splits, run, data.bad)
-
-    def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
-        run, folder = training.run, training.folder
-        if not training.ranks.first:
-            return Outcome(folder.report, {}, "")
-        facts = run_facts(run, training.steps, folder, built, data, ending)
-        figures = collect_figures(facts["records"], FeatureValidator.FIGURES)
-        origin = provenance(run, training.steps, data.splits, ending)
-        save_model(folder.model, built.model, metrics=figures, provenance=origin)
-        before, after = (health_from_records(facts["records"], built.model.width, last=last) for last in (False, True))
-        diagnosis = diagnose(after, before) if after is not None else None
-        facts |= {"before": before, "after": after, "diagnosis": diagnosis}
-        return write_pretraining_documents(training, built, data, facts, figures)
-
-
-class TokenizerGoal:
-    """See `Goal`."""
-
-    evaluate_first = True
-
-    def check(self, run: Run) -> None:
-        check_pretraining(run)
-        if run.model.init is not None or run.model.name is not None:
-            raise ConfigError("a tokenizer has no model name and no initial weights", "leave --model and --init out")
-
-    def open(
-        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, channels: int | None = None
-    ) -> RunData:
-        return open_unlabelled(run, data, folder, transform, channels)
-
-    def plan(self, run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
-        """Chooses the size and channels of the data, and the patch of `small-data` for small images."""
-        own_size, own_channels = size_and_channels(data.train)
-        size, channels = run.model.size or own_size or (224, 224), run.data.channels or own_channels or 3
-        patch = 16 if min(size) > 96 else 8 if min(size) > 40 else 4 if min(size) > 16 else 2
-        changes = {"patch_size": (patch, patch), **run.model.changes}
-        config = TokenizerConfig.from_dict({**changes, "in_channels": channels})
-        with torch.device("meta"):
-            tokenizer, image = Tokenizer(config), torch.empty(1, channels, *size)
-        return NetworkPlan(
-            model=replace(run.model, changes=changes, size=size),
-            channels=channels,
-            width=config.width,
-            parameters=sum(parameter.numel() for parameter in tokenizer.parameters()),
-            image_bytes=saved_bytes(tokenizer, image),
-        )
-
-    def build(self, run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
-        size, channels = plan.model.size, plan.channels
-        assert size is not None
-        torch.manual_seed(run.seed)
-        tokenizer = Tokenizer(TokenizerConfig.from_dict({**run.model.changes, "in_channels": channels}))
-        return BuiltModel(
-            model=tokenizer,
-            preprocessing=Preprocessing.paper(size, channels=channels).override(**run.model.preprocessing),
-            about=f"tokenizer of {tokenizer.config.vocabulary:,} codes",
-            parameters=plan.parameters,
-        )
-
-    def objective(self, run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
-        return make_objective(run, built.model, built.preprocessing, data, say)
-
-    def validator(self, run: Run, built: BuiltModel, data: RunData) -> CodeValidator:
-        return CodeValidator(built.model, built.preprocessing, data.splits, run, data.bad)
-
-    def finish(self, training: Training, built: BuiltModel, data: RunData, ending: Ending) -> Outcome:
-        run, folder = training.run, training.folder
-        if not training.ranks.first:
-            return Outcome(folder.report, {}, "")
-        facts = run_facts(run, training.steps, folder, built, data, ending)
-        origin = provenance(run, training.steps, data.splits, ending)
-        save_tokenizer(folder.model, built.model, built.preprocessing, origin)
-        return write_pretraining_documents(
-            training, built, data, facts, collect_figures(facts["records"], CodeValidator.FIGURES)
-        )
+    result = evaluate_on(split, source)
+    val = data.splits.val
+    if model.tuned and model.tuned not in run.model.head and val is not None:
+        validated = result if split == "val" else evaluate_on("val", val)
+        best = validated.figures.get(model.tuned, math.nan)
+        if math.isfinite(best):  # a model that finds nothing keeps its own
+            setattr(model, model.tuned, best)
+    figures = result.figures
+    if not training.ranks.first:
+        return Outcome(folder.report, figures, "")
+    save_model(folder.model, model, metrics=figures, provenance=provenance(training, ending))
+    fault_injection.hit("run.after_model")
+    facts = run_facts(training, built, ending)
+    judged = JudgedRun(facts=facts, model=model, splits=list_splits(data.splits), source=source, judgement=result)
+    report = write_documents(folder.path, judged)
+    name, value = next(iter(figures.items()))
+    return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(result.keys):,} images)")
 
 
 def check_pretraining(run: Run) -> None:
@@ -306,6 +174,10 @@ def check_pretraining(run: Run) -> None:
     for name in ("head_only", "head_first"):
         if getattr(run.model, name):
             raise ConfigError(f"model.{name} is set, and learning without labels has no head", "leave it out")
+    if run.objective.name != "tokenizer":
+        check_model(run)
+    elif run.model.init is not None or run.model.name is not None:
+        raise ConfigError("a tokenizer has no model name and no initial weights", "leave --model and --init out")
 
 
 def open_unlabelled(
@@ -324,16 +196,46 @@ def open_unlabelled(
     return run_data
 
 
-def make_objective(
-    run: Run, encoder: Any, preprocessing: Preprocessing, data: RunData, say: Say
-) -> tuple[Objective, Inputs]:
-    """Creates the objective of a run around ``encoder``, and its inputs, for BEiT with the codes of a tokenizer.
+def plan_tokenizer(run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
+    """Chooses the size and channels of the data, and the patch of `small-data` for small images."""
+    own_size, own_channels = size_and_channels(data.train)
+    size, channels = run.model.size or own_size or (224, 224), run.data.channels or own_channels or 3
+    patch = 16 if min(size) > 96 else 8 if min(size) > 40 else 4 if min(size) > 16 else 2
+    changes = {"patch_size": (patch, patch), **run.model.changes}
+    config = TokenizerConfig.from_dict({**changes, "in_channels": channels})
+    with torch.device("meta"):
+        tokenizer, image = Tokenizer(config), torch.empty(1, channels, *size)
+    return NetworkPlan(
+        model=replace(run.model, changes=changes, size=size),
+        channels=channels,
+        width=config.width,
+        parameters=sum(parameter.numel() for parameter in tokenizer.parameters()),
+        image_bytes=saved_bytes(tokenizer, image),
+    )
+
+
+def build_tokenizer(run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
+    size, channels = plan.model.size, plan.channels
+    assert size is not None
+    torch.manual_seed(run.seed)
+    tokenizer = Tokenizer(TokenizerConfig.from_dict({**run.model.changes, "in_channels": channels}))
+    return BuiltModel(
+        model=tokenizer,
+        preprocessing=Preprocessing.paper(size, channels=channels).override(**run.model.preprocessing),
+        about=f"tokenizer of {tokenizer.config.vocabulary:,} codes",
+        parameters=plan.parameters,
+    )
+
+
+def create_pretraining_objective(run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
+    """Returns the objective of a run around its encoder, and its inputs, for BEiT with the codes of a tokenizer.
 
     Raises:
         ConfigError: the objective does not support the encoder or has no such argument, or a tokenizer is missing.
         CheckpointError: the tokenizer cannot be read.
     """
-    settings, kind, codes = run.objective, OBJECTIVES[run.objective.name], None
+    encoder = built.model.backbone if isinstance(built.model, Task) else built.model
+    preprocessing, settings, kind, codes = built.preprocessing, run.objective, OBJECTIVES[run.objective.name], None
     given: dict[str, Any] = {}
     if kind is MaskedPatch:
         given = {"preprocessing": preprocessing}
@@ -360,6 +262,26 @@ def make_objective(
     return objective, ViewInputs(augmented, objective, codes)
 
 
+def finish_encoder(training: Training, built: BuiltModel, ending: Ending) -> Outcome:
+    """Saves the model without a head."""
+    if not training.ranks.first:
+        return Outcome(training.folder.report, {}, "")
+    facts = run_facts(training, built, ending)
+    figures = collect_figures(facts["records"], FeatureValidator.FIGURES)
+    save_model(training.folder.model, built.model, metrics=figures, provenance=provenance(training, ending))
+    before, after = (health_from_records(facts["records"], built.model.width, last=last) for last in (False, True))
+    facts |= {"before": before, "after": after, "diagnosis": after and diagnose(after, before)}
+    return write_pretraining_documents(training, built, facts, figures)
+
+
+def finish_tokenizer(training: Training, built: BuiltModel, ending: Ending) -> Outcome:
+    if not training.ranks.first:
+        return Outcome(training.folder.report, {}, "")
+    facts = run_facts(training, built, ending)
+    save_tokenizer(training.folder.model, built.model, built.preprocessing, provenance(training, ending))
+    return write_pretraining_documents(training, built, facts, collect_figures(facts["records"], CodeValidator.FIGURES))
+
+
 def collect_figures(records: Sequence[dict], columns: Sequence[str]) -> dict[str, float]:
     """Returns the last value of each of the ``columns``, the accuracy ``knn`` before training, and the last loss."""
     figures: dict[str, float] = {}
@@ -383,12 +305,12 @@ def health_from_records(records: Sequence[dict], width: int, *, last: bool) -> F
 
 
 def write_pretraining_documents(
-    training: Training, built: BuiltModel, data: RunData, facts: dict[str, Any], figures: dict[str, float]
+    training: Training, built: BuiltModel, facts: dict[str, Any], figures: dict[str, float]
 ) -> Outcome:
     """Writes the report and the card of a run whose model is saved."""
     fault_injection.hit("run.after_model")
     name, folder = training.run.objective.name, training.folder
-    about, panels = OBJECTIVES[name].about, draw_panels(training, built.preprocessing, data)
+    about, panels = OBJECTIVES[name].about, draw_panels(training, built.preprocessing)
     page = PretrainingFacts(**facts, objective=name, about_objective=about, panels=panels)
     report = write_pretrain_report(folder.path, page)
     write_card(folder.path, pretraining_card(page))
@@ -396,10 +318,11 @@ def write_pretraining_documents(
     return Outcome(report, figures, summary, warning=page.diagnosis)
 
 
-def draw_panels(training: Training, preprocessing: Preprocessing, data: RunData) -> tuple[Panel, ...]:
+def draw_panels(training: Training, preprocessing: Preprocessing) -> tuple[Panel, ...]:
     """Shows the objective's inputs and predictions for a few images; from val, where that has enough."""
-    objective, batches, val = training.objective, training.batches, data.splits.val
-    source = val if val is not None and len(val) >= SHOWN else data.train
+    objective, batches = training.objective, training.batches
+    val = batches.data.splits.val
+    source = val if val is not None and len(val) >= SHOWN else batches.data.train
     few = replace(batches, source=source, batch=min(SHOWN, len(source)), workers=0, ranks=SINGLE)
     with closing(few(0, 1)) as shown:
         tensors = training.inputs(next(shown).to(few.device))
@@ -418,13 +341,31 @@ def draw_panels(training: Training, preprocessing: Preprocessing, data: RunData)
     )
 
 
-# by the name of the objective
-GOALS: dict[str, Goal] = {
-    "supervised": SupervisedGoal(),
-    "masked-patch": EncoderGoal(),
-    "mae": EncoderGoal(),
-    "beit": EncoderGoal(),
-    "moco": EncoderGoal(),
-    "simclr": EncoderGoal(),
-    "tokenizer": TokenizerGoal(),
-}
+SUPERVISED = Goal(
+    check=check_supervised,
+    open=open_labelled,
+    plan=plan_network,
+    build=build_network,
+    objective=create_supervised_objective,
+    validator=lambda run, built, data: TaskValidator.of(built.model, data.splits, run, data.bad),
+    finish=finish_supervised,
+    evaluate_first=False,
+)
+ENCODER = Goal(
+    check=check_pretraining,
+    open=open_unlabelled,
+    plan=plan_network,
+    build=build_network,
+    objective=create_pretraining_objective,
+    validator=lambda run, built, data: FeatureValidator(built.model, data.splits, run, data.bad),
+    finish=finish_encoder,
+    evaluate_first=True,
+)
+TOKENIZER = replace(
+    ENCODER,
+    plan=plan_tokenizer,
+    build=build_tokenizer,
+    validator=lambda run, built, data: CodeValidator(built.model, built.preprocessing, data.splits, run, data.bad),
+    finish=finish_tokenizer,
+)
+GOALS = {"supervised": SUPERVISED, **dict.fromkeys(OBJECTIVES, ENCODER), "tokenizer": TOKENIZER}

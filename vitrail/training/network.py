@@ -20,6 +20,7 @@ from vitrail.errors import ConfigError
 from vitrail.images.decode import BadImage, upright_size
 from vitrail.models import MODELS, Backbone, configure, sketch
 from vitrail.models.cost import count_cost, image_for, saved_bytes
+from vitrail.objectives import OBJECTIVES
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task, create_task, find_task
@@ -93,13 +94,13 @@ def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> Netwo
     classes = count_head_outputs(kind, data.arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
-    drawn = sketch(config)
+    drawn, views = sketch(config), 1 if run.objective.name == "supervised" else OBJECTIVES[run.objective.name].views
     return NetworkPlan(
         model=model,
         channels=channels,
         width=drawn.width,
         parameters=sum(parameter.numel() for parameter in drawn.parameters()),
-        image_bytes=saved_bytes(drawn.train(), image_for(drawn)),
+        image_bytes=saved_bytes(drawn.train(), image_for(drawn)) * views,
         network=drawn,
     )
 

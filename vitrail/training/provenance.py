@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config.parse import plain
-from vitrail.config.schema import Run
-from vitrail.data.sources.source import Splits, list_splits
-from vitrail.runs.folder import RunFolder, join_records, speed
+from vitrail.data.sources.source import list_splits
+from vitrail.runs.folder import join_records, speed
 from vitrail.runtime.machine import describe, versions
 from vitrail.text import plural
-from vitrail.training.data import RunData
 from vitrail.training.network import BuiltModel
+from vitrail.training.state import Training
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,9 @@ class Outcome:
     warning: str | None = None
 
 
-def provenance(run: Run, steps: int, splits: Splits, ending: Ending) -> dict[str, Any]:
+def provenance(training: Training, ending: Ending) -> dict[str, Any]:
     """Describes where the weights come from: data, split, recipe, compute, versions."""
+    run, splits = training.run, training.batches.data.splits
     held_out = splits.val.keys.digest() if splits.val is not None else None
     return {
         "data": run.data.source,
@@ -54,17 +54,16 @@ def provenance(run: Run, steps: int, splits: Splits, ending: Ending) -> dict[str
         "objective": run.objective.name,
         "teacher": run.objective.teacher,
         "tokenizer": run.objective.tokenizer,
-        "steps": steps,
+        "steps": training.steps,
         "operations": ending.operations,
         "date": date.today().isoformat(),
         "versions": versions(),
     }
 
 
-def run_facts(
-    run: Run, steps: int, folder: RunFolder, built: BuiltModel, data: RunData, ending: Ending
-) -> dict[str, Any]:
+def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str, Any]:
     """Returns the fields of `RunFacts`: what the report and the card of every run say."""
+    run, folder, data = training.run, training.folder, training.batches.data
     today, unread = date.today().isoformat(), len(data.bad)
     notes = folder.find_damage()
     if unread:
@@ -93,7 +92,7 @@ def run_facts(
         "machine": describe(),
         "versions": versions(),
         "date": today,
-        "provenance": versions() | {"seed": run.seed, "steps": steps, "date": today},
+        "provenance": versions() | {"seed": run.seed, "steps": training.steps, "date": today},
         "location": str(folder.path),
         "notes": notes,
     }

@@ -170,7 +170,7 @@ def _begin(run: Run, out: Path | None, data: Any, transform: Transform | None) -
     if extended or not finished:
         return _Begun(run, folder.path, notes)
     try:
-        opened = GOALS[run.objective.name].open(run, data, folder, transform)
+        opened = GOALS[run.objective.name].open(run, data, folder, transform, None)
     except DataError as error:
         notes = [f"the data are not compared with those of this finished run: {error.what}"]
     else:
@@ -225,7 +225,7 @@ def _finish(prepared: Prepared, ending: Ending, say: Say, end: End | None) -> Ou
     fault_injection.hit("run.before_model")
     with use_average(training):
         if end is None:
-            outcome = prepared.goal.finish(training, prepared.built, prepared.data, ending)
+            outcome = prepared.goal.finish(training, prepared.built, ending)
         else:
             figures = dict(end(prepared))
             summary = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
