@@ -19,6 +19,7 @@ from torch import Tensor
 
 # under this name in torch's own documentation ("Extending PyTorch"); there is no public one, and so no other way
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 Tensors = Sequence[Tensor]
 APPROXIMATIONS = {"tanh": "tanh", "exact": "none"}  # of GELU; torch's words and oneDNN's are the same

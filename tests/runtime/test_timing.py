@@ -45,7 +45,7 @@ def test_functions_take_turns_after_a_call_that_does_not_count():
 
 
 def test_rounds_end_with_the_time_but_not_before_the_fewest():
-    assert len(Machine({"a": [1] * 9}).time(rounds=8, fewest=3, seconds=0)["a"].seconds) == 3
+    assert len(Machine({"a": [1] * 9}).time(rounds=8, min_rounds=3, seconds=0)["a"].seconds) == 3
     assert len(Machine({"a": [1] * 9}).time(rounds=8, seconds=500)["a"].seconds) == 5
     assert len(Machine({"a": [1] * 9}).time(rounds=8)["a"].seconds) == 8
 

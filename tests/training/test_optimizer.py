@@ -69,8 +69,8 @@ def test_a_kernel_moves_as_the_matrix_of_its_outputs(shape, layout):
     kernel = nn.Parameter(start.clone(memory_format=layout))
     matrix = nn.Parameter(start.flatten(1).clone())
     kernel.grad, matrix.grad = gradient.clone(memory_format=layout), gradient.flatten(1).clone()
-    Muon([kernel], lr=0.1, kind=torch.float32).step()
-    Muon([matrix], lr=0.1, kind=torch.float32).step()
+    Muon([kernel], lr=0.1, dtype=torch.float32).step()
+    Muon([matrix], lr=0.1, dtype=torch.float32).step()
     torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach(), rtol=1e-6, atol=1e-6)
     assert not torch.equal(kernel.detach(), start)
 

@@ -155,7 +155,7 @@ def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(tmp_pa
     settings = (SMALL, "model.name=vit-ti16", "compute.precision=fp32", "data.batch=64")
     expected = gradients(training(tmp_path / "whole", *settings), 64)
     found = training(tmp_path / "halved", *settings)
-    monkeypatch.setattr(found, "step_module", with_memory_for(16, found.step_module))
+    monkeypatch.setattr(found, "compiled", with_memory_for(16, found.compiled))
     assert_equal_to(expected, gradients(found, 64), 1e-6)
     assert found.run.data.micro_batch == 16
     assert "no longer bit-comparable" in (tmp_path / "halved" / "log.txt").read_text()
@@ -163,7 +163,7 @@ def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(tmp_pa
 
 def test_after_running_out_of_memory_evaluation_and_config_see_the_smaller_micro_batch(tmp_path, monkeypatch) -> None:
     found = training(tmp_path, SMALL, "model.name=vit-ti16", "data.batch=64")
-    monkeypatch.setattr(found, "step_module", with_memory_for(16, found.step_module))
+    monkeypatch.setattr(found, "compiled", with_memory_for(16, found.compiled))
     sizes, read = [], outputs.eval_batches
     monkeypatch.setattr(
         outputs, "eval_batches", lambda *given, batch, **more: sizes.append(batch) or read(*given, batch=batch, **more)
@@ -177,7 +177,7 @@ def test_after_running_out_of_memory_evaluation_and_config_see_the_smaller_micro
 
 def test_out_of_memory_finds_a_divisor_of_any_batch(tmp_path, monkeypatch) -> None:
     found = training(tmp_path, SMALL, "model.name=vit-ti16", "data.batch=100", "data.micro_batch=25")
-    monkeypatch.setattr(found, "step_module", with_memory_for(7, found.step_module))
+    monkeypatch.setattr(found, "compiled", with_memory_for(7, found.compiled))
     take_step(found, next(found.batches(0, 1)))
     assert found.run.data.micro_batch == 5
     assert "20 micro-steps of 5 images" in (tmp_path / "log.txt").read_text()

@@ -80,6 +80,6 @@ def measure_speeds(
 ) -> tuple[float, float]:
     """Returns median milliseconds per image (B, C, H, W) of the model and of the graph, measured alternately."""
     verbs = {"model": partial(model, images), "graph": partial(graph, images)}
-    timings = time_in_turns(verbs, rounds=MOST_ROUNDS, fewest=LEAST_ROUNDS, seconds=SECONDS)
+    timings = time_in_turns(verbs, rounds=MOST_ROUNDS, min_rounds=LEAST_ROUNDS, seconds=SECONDS)
     first, second = (1e3 * timing.median / len(images) for timing in timings.values())
     return first, second

@@ -54,14 +54,14 @@ def describe_end(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def limit(kind: str, most: int) -> None:
+def limit(kind: str, maximum: int) -> None:
     """Sets a resource limit of this process, if the system supports it."""
     with suppress(ImportError, AttributeError, ValueError, OSError):
         import resource
 
         _, hard = resource.getrlimit(getattr(resource, kind))
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(getattr(resource, kind), (most, most))
+        maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
+        resource.setrlimit(getattr(resource, kind), (maximum, maximum))
 
 
 def limit_memory(spare_bytes: int) -> None:

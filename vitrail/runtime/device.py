@@ -18,12 +18,11 @@ def find_device(name: str | None, ranks: Ranks = SINGLE) -> torch.device:
 
     Of several ranks each takes the GPU that it joined with.
     """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name is None:
-        name = next(kind for kind, present in there.items() if present)
-    if not there.get(name.split(":")[0], False):
-        present = ", ".join(kind for kind, is_there in there.items() if is_there)
-        raise ConfigError(f"the device {name!r} is not on this machine", f"choose one of: {present}")
+    backends = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = [backend for backend, is_available in backends.items() if is_available]
+    name = name or available[0]
+    if name.split(":")[0] not in available:
+        raise ConfigError(f"the device {name!r} is not on this machine", f"choose one of: {', '.join(available)}")
     if name == "cuda" and not ranks.is_single:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
@@ -31,8 +30,8 @@ def find_device(name: str | None, ranks: Ranks = SINGLE) -> torch.device:
 
 def in_precision(precision: str, device: torch.device) -> torch.autocast:
     """Returns a context in which operations run in ``precision``."""
-    kind = AUTOCAST.get(precision)
-    return torch.autocast(device.type, kind, enabled=kind is not None)
+    dtype = AUTOCAST.get(precision)
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
 @cache

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from ctypes import CDLL
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import reduce
 from typing import Any, TypeVar
 
 import torch
@@ -28,9 +29,8 @@ from vitrail.runtime.launch import LAUNCHER
 
 Value = TypeVar("Value")
 HEALTH_TIMEOUT = 5  # seconds
-LONGEST = (
-    6 * 3600.0
-)  # seconds that rank 0 may work while the others wait, as on a linear classifier of a million features
+# seconds that rank 0 may work while the others wait, as on a linear classifier of a million features
+MAX_TIMEOUT = 6 * 3600.0
 _ADDED_BY_GLOO = re.compile(r"^\[[^]]*\] |\. This is typically.*")  # its source file, and advice
 _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -70,9 +70,9 @@ class Ranks:
 
     def share(self, count: int) -> slice:
         """Returns this rank's slice of ``count`` rows: slices are contiguous and differ in length by at most one row."""
-        least, more = divmod(count, self.world)
-        start = self.rank * least + min(self.rank, more)
-        return slice(start, start + least + (self.rank < more))
+        length, longer = divmod(count, self.world)  # the first ``longer`` slices have one row more
+        start = self.rank * length + min(self.rank, longer)
+        return slice(start, start + length + (self.rank < longer))
 
     def broadcast(self, value: Value) -> Value:
         """Returns the value that rank 0 gave."""
@@ -111,10 +111,7 @@ class Ranks:
         parts = [torch.empty_like(values) for _ in range(self.world)]
         with lost_ranks():
             dist.all_gather(parts, values, group=self.control_group)
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        return reduce(torch.add, parts)
 
     def largest(self, *numbers: int) -> list[int]:
         """Returns the largest value over ranks of each number."""
@@ -131,11 +128,10 @@ class Ranks:
             return act()
         result: Any = None
         error: VitrailError | None = None
-        if self.first:
-            try:
-                result = act()
-            except VitrailError as caught:
-                error = caught
+        try:
+            result = act() if self.first else None
+        except VitrailError as caught:
+            error = caught
         result, error = self.broadcast((result, error))
         if error is not None:
             raise self.collective_error(error)
@@ -158,14 +154,14 @@ class Ranks:
         except VitrailError as caught:
             error = caught
         errors = self.gather(error)
-        if any(errors):
-            rank, first = next((rank, found) for rank, found in enumerate(errors) if found is not None)
-            if not all(errors):
-                first.what = f"rank {rank}: {first.what}"
-            raise self.collective_error(first)
+        for rank, first in enumerate(errors):
+            if first is not None:
+                if None in errors:
+                    first.what = f"rank {rank}: {first.what}"
+                raise self.collective_error(first)
 
     def collective_error(self, error: VitrailError) -> VitrailError:
-        """Returns ``error``, which every rank raises at this moment, marked so that only rank 0 reports it."""
+        """Returns ``error``, which every rank raises now, marked so that only rank 0 reports it."""
         error.reported = not self.first
         return error
 
@@ -175,32 +171,31 @@ class Ranks:
             dist.barrier(group=self.control_group)
 
     def describe_lost_ranks(self) -> str:
-        """Describes on rank 0 the ranks that do not answer within `HEALTH_TIMEOUT` seconds; empty where that is unknown."""
-        if self.health_group is None:
-            return ""
+        """Returns on rank 0 which ranks do not answer within `HEALTH_TIMEOUT` seconds; empty if that is unknown."""
+        lost = None
         try:
             dist.monitored_barrier(self.health_group, timeout=timedelta(seconds=HEALTH_TIMEOUT), wait_all_ranks=True)
         except RuntimeError as error:
             lost = re.search(r"Ranks ([\d, ]+) failed to pass", str(error))
-            return f"; no answer from rank {lost[1]}" if lost else ""
-        return ""
+        return f"; no answer from rank {lost[1]}" if lost else ""
 
     def check_same(self, **facts: Any) -> None:
         """Raises `ConfigError` on every rank if a fact is not the same on all of them."""
-        for name, values in ((name, self.gather(value)) for name, value in facts.items()):
-            other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
-            if other is not None:
-                what = f"the ranks of this training differ in their {name}"
-                shown = f"rank 0: {values[0]}\nrank {other}: {values[other]}"
-                remedy = "give every rank the same command, files and version of vitrail"
-                raise self.collective_error(ConfigError(what, remedy, value=shown))
+        for name, own in facts.items():
+            first, *others = self.gather(own)
+            for rank, value in enumerate(others, 1):
+                if value != first:
+                    what = f"the ranks of this training differ in their {name}"
+                    remedy = "give every rank the same command, files and version of vitrail"
+                    error = ConfigError(what, remedy, value=f"rank 0: {first}\nrank {rank}: {value}")
+                    raise self.collective_error(error)
 
 
 SINGLE = Ranks()
 
 
 @contextmanager
-def join(device: str | None, timeout: float = LONGEST) -> Iterator[Ranks]:
+def join(device: str | None, timeout: float = MAX_TIMEOUT) -> Iterator[Ranks]:
     """Joins the process group that torch's launcher started until the context ends; `SINGLE` without a launcher.
 
     A process group that the program has made is used and left as it is.
@@ -247,7 +242,7 @@ def join(device: str | None, timeout: float = LONGEST) -> Iterator[Ranks]:
 
 @contextmanager
 def lost_ranks() -> Iterator[None]:
-    """Turns an exchange that failed, because a rank has ended or does not answer, into a `LostRankError`."""
+    """Raises `LostRankError` in place of the error of a collective that failed because a rank ended or does not answer."""
     try:
         yield
     except RuntimeError as error:
@@ -261,7 +256,7 @@ def lost_ranks() -> Iterator[None]:
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether an exchange between ranks failed."""
+    """Whether a collective failed because of another rank."""
     words = str(error).lower()
     return isinstance(error, dist.DistError) or any(
         sign in words for sign in ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "timed out")
@@ -269,16 +264,13 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 def gather_full(tensor: Any) -> Tensor:
-    """Returns the whole of a tensor, which may be spread over the ranks: then all of them call this. Without a graph."""
+    """Returns the full tensor without a graph; for a `DTensor` all ranks call this."""
     tensor = tensor.detach()
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def distribute_like(value: Tensor, tensor: Any) -> Tensor:
-    """Returns a whole ``value`` as ``tensor`` is: on its device, and spread over the ranks in the same way.
-
-    One that is spread already is returned as it is.
-    """
+    """Returns ``value`` on the device of ``tensor`` and, if that is a `DTensor`, distributed over the ranks in the same way."""
     value = value.to(tensor.device)
     if not is_dtensor(tensor) or is_dtensor(value) or not value.ndim:
         return value
@@ -288,30 +280,28 @@ def distribute_like(value: Tensor, tensor: Any) -> Tensor:
 
 
 def localise(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the same memory as plain parameters, where every rank holds the whole of them: a `DTensor` costs time.
+    """Returns replicated parameters as plain ones in the same memory, which are faster to update, and others as they are.
 
-    Gradients are those of the parameters themselves, from where `collect_gradients` takes them.
+    `collect_gradients` moves the gradients to them.
     """
-    return {
-        name: torch.nn.Parameter(parameter.detach().to_local()) if _is_replicated(parameter) else parameter
-        for name, parameter in parameters.items()
-    }
+
+    def localise_one(tensor: Any) -> Any:
+        replicated = is_dtensor(tensor) and all(placement.is_replicate() for placement in tensor.placements)
+        return torch.nn.Parameter(tensor.detach().to_local()) if replicated else tensor
+
+    return {name: localise_one(parameter) for name, parameter in parameters.items()}
 
 
 def collect_gradients(local: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
-    """Moves the gradients of ``parameters`` to what `localise` made of them."""
+    """Moves the gradients of ``parameters`` to those that `localise` returned."""
     for name, plain in local.items():
         parameter = parameters[name]
         if plain is not parameter and parameter.grad is not None:
             plain.grad, parameter.grad = parameter.grad.to_local(), None
 
 
-def _is_replicated(tensor: Any) -> bool:
-    return is_dtensor(tensor) and all(placement.is_replicate() for placement in tensor.placements)
-
-
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether it is a `torch.distributed.tensor.DTensor`, the module of which takes a second to load."""
+    """Whether ``tensor`` is a `torch.distributed.tensor.DTensor`, without loading that module, which takes a second."""
     return hasattr(tensor, "placements")
 
 

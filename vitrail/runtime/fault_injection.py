@@ -12,33 +12,19 @@ import signal
 
 VARIABLE = "VITRAIL_FAULT"
 POINTS = (
-    "checkpoint.begin",
-    "checkpoint.after_folder",
-    "checkpoint.after_first_tensors",
-    "checkpoint.after_tensors",
-    "checkpoint.after_state",
-    "checkpoint.after_manifest",
-    "checkpoint.before_rename",
-    "checkpoint.after_rename",
-    "checkpoint.after_verify",
-    "checkpoint.while_retiring",
-    "checkpoint.end",
-    "run.after_metrics",
-    "run.before_model",
-    "run.after_model",
-    "run.before_finished",
-)
+    "checkpoint.begin", "checkpoint.after_folder", "checkpoint.after_first_tensors", "checkpoint.after_tensors",
+    "checkpoint.after_state", "checkpoint.after_manifest", "checkpoint.before_rename", "checkpoint.after_rename",
+    "checkpoint.after_verify", "checkpoint.while_retiring", "checkpoint.end",
+    "run.after_metrics", "run.before_model", "run.after_model", "run.before_finished",
+)  # fmt: skip
 _SIGNALS = {"kill": getattr(signal, "SIGKILL", signal.SIGTERM), "term": signal.SIGTERM, "int": signal.SIGINT}
 _passed: dict[str, int] = {}
 
 
 def hit(point: str) -> None:
-    """Called at ``point``: performs the action that the environment variable sets for this point and count."""
+    """Performs the action that the environment variable sets for ``point`` and the number of times that it was passed."""
     assert point in POINTS, point
-    asked = os.environ.get(VARIABLE)
-    if not asked:
-        return
-    name, action, count = (*asked.split(":"), "1")[:3]
+    name, action, count = (*os.environ.get(VARIABLE, ":").split(":"), "1")[:3]
     if name != point:
         return
     _passed[point] = _passed.get(point, 0) + 1
@@ -46,6 +32,6 @@ def hit(point: str) -> None:
         return
     if action in _SIGNALS:
         os.kill(os.getpid(), _SIGNALS[action])
-        return
-    code = {"enospc": errno.ENOSPC, "eio": errno.EIO}[action]
-    raise OSError(code, os.strerror(code))
+    else:
+        code = {"enospc": errno.ENOSPC, "eio": errno.EIO}[action]
+        raise OSError(code, os.strerror(code))

@@ -93,11 +93,9 @@ def _launch_once(count: int, arguments: Sequence[str]) -> int:
             elastic_launch(config, sys.executable)("-u", "-m", "vitrail", *arguments)
         except ChildFailedError as error:
             for rank, failure in error.failures.items():
-                if (
-                    failure.exitcode < 0 and -failure.exitcode != signal.SIGTERM
-                ):  # the launcher ends the others with that
-                    name = signal.Signals(-failure.exitcode).name
-                    print(f"rank {rank} was ended by {name}", file=sys.stderr)
+                number = -failure.exitcode
+                if number > 0 and number != signal.SIGTERM:  # with which the launcher ends the other ranks
+                    print(f"rank {rank} was ended by {signal.Signals(number).name}", file=sys.stderr)
         except SignalException as error:
             asked = error.sigval
         finally:

@@ -15,7 +15,7 @@ from typing import Any
 import PIL.Image  # noqa: F401  # loads libtiff
 
 SETTERS = ("TIFFSetWarningHandler", "TIFFSetErrorHandler")
-LONGEST = 300  # bytes of a message
+MAX_BYTES = 300  # of a message
 # void handler(const char *module, const char *format, va_list arguments); a va_list is passed on as it comes
 HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
 _LOADED = re.compile(r"/.*/libtiff[^/\n]*$", re.MULTILINE)
@@ -40,11 +40,10 @@ def redirect_libtiff(log: Callable[[str], None]) -> Iterator[bool]:
     def handle(module: bytes | None, kind: bytes, arguments: int | None) -> None:
         if kind not in known:
             known.add(kind)
-            text = ctypes.create_string_buffer(LONGEST)
-            formatter(text, ctypes.c_size_t(LONGEST), ctypes.c_char_p(kind), ctypes.c_void_p(arguments))
-            log(
-                f"libtiff: {ascii((module or b'') + b': ' + text.value)[2:-1]} (further ones of this kind are not logged)"
-            )
+            text = ctypes.create_string_buffer(MAX_BYTES)
+            formatter(text, ctypes.c_size_t(MAX_BYTES), ctypes.c_char_p(kind), ctypes.c_void_p(arguments))
+            message = ascii((module or b"") + b": " + text.value)[2:-1]
+            log(f"libtiff: {message} (further ones of this kind are not logged)")
 
     before = {name: _set_handler(library, name, ctypes.cast(handle, ctypes.c_void_p)) for name in SETTERS}
     try:

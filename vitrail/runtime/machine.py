@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import torch
 
-from vitrail.runtime.device import has_bf16
+from vitrail.runtime.device import find_device, has_bf16
 from vitrail.runtime.process import cores
 
 try:
@@ -19,16 +20,8 @@ except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
 
 PACKAGES = (
-    "vitrail",
-    "torch",
-    "numpy",
-    "pillow",
-    "safetensors",
-    "scikit-learn",
-    "matplotlib",
-    "pyarrow",
-    "tensorboardX",
-)
+    "vitrail", "torch", "numpy", "pillow", "safetensors", "scikit-learn", "matplotlib", "pyarrow", "tensorboardX"
+)  # fmt: skip
 
 
 def peak_memory() -> int:
@@ -40,9 +33,7 @@ def peak_memory() -> int:
 
 
 def available_memory() -> int | None:
-    """Returns the bytes that processes may still allocate without swapping, within the limit of the control group; None if
-    the system does not report them.
-    """
+    """Returns the bytes that can be allocated without swapping, within the limit of the control group; None if unknown."""
     table = Path("/proc/meminfo")
     if not table.exists():
         return None
@@ -68,12 +59,10 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Returns the processor's name as the system tells it."""
-    if (table := Path("/proc/cpuinfo")).exists():
-        for line in table.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    """Returns the name of the processor."""
+    table = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:(.*)", table.read_text(), re.MULTILINE) if table.exists() else None
+    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def accelerator() -> str:
@@ -91,27 +80,26 @@ def describe() -> str:
 
 def examine() -> dict[str, object]:
     """Returns all of these facts, and the result of `self_check`."""
-    gib = 2**30
     return {
         **versions(),
         "processor": processor(),
         "cores": cores(),
         "bf16": "native" if has_bf16() else "emulated",
         "gpu": accelerator() or "none",
-        "free disk": f"{shutil.disk_usage('.').free / gib:.1f} GiB",
+        "free disk": f"{shutil.disk_usage('.').free / 2**30:.1f} GiB",
         "self-check": self_check(),
     }
 
 
 def self_check() -> str:
-    """``passed``, or what a small network's gradient differed by between this device and fp64 on the CPU."""
-    device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    """Compares the gradient of a small network on this device with fp64 on the CPU: ``passed``, or the difference."""
+    device = find_device(None).type
     generator = torch.Generator().manual_seed(0)
     images, weight = torch.randn(8, 32, generator=generator), torch.randn(32, 32, generator=generator)
 
-    def gradient(where: str, kind: torch.dtype) -> torch.Tensor:
-        leaf = weight.to(where, kind).requires_grad_()
-        torch.nn.functional.gelu(images.to(where, kind) @ leaf).softmax(-1).square().sum().backward()
+    def gradient(device: str, dtype: torch.dtype) -> torch.Tensor:
+        leaf = weight.to(device, dtype).requires_grad_()
+        torch.nn.functional.gelu(images.to(device, dtype) @ leaf).softmax(-1).square().sum().backward()
         assert leaf.grad is not None
         return leaf.grad.cpu().double()
 

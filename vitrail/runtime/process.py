@@ -12,8 +12,9 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import Any
 
 from vitrail.errors import DiskError, Interrupted, Preempted
 
@@ -35,12 +36,8 @@ def keep_large_buffers() -> None:
     Every step frees and takes the same large activations; mapping them afresh cost 40 % of a step of ViT-S on a CPU
     (benchmarks/README.md). Elsewhere than on Linux with glibc this does nothing.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
     for option, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 1 << 26)):
-        mallopt(option, value)
+        _find_libc("mallopt")(option, value)
 
 
 def use_one_arena() -> None:
@@ -48,14 +45,20 @@ def use_one_arena() -> None:
 
     Of other arenas glibc keeps the last part, up to 64 MiB each. Does nothing elsewhere than on Linux with glibc.
     """
-    with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
+    _find_libc("mallopt")(_ARENA_MAX, 1)
 
 
 def release_memory() -> None:
     """Gives freed memory back to the system, including what `keep_large_buffers` keeps. On Linux with glibc only."""
-    with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    _find_libc("malloc_trim")(0)
+
+
+def _find_libc(name: str) -> Any:
+    """Returns a function of the C library, or one that does nothing."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError, TypeError):
+        return lambda *arguments: None
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -71,10 +74,7 @@ def explain_bus_errors() -> None:
     """
     if not hasattr(signal, "SIGBUS") or signal.getsignal(signal.SIGBUS) != signal.SIG_DFL:
         return
-    try:
-        set_handler = ctypes.CDLL(None).signal
-    except (AttributeError, OSError, TypeError):
-        return
+    set_handler = _find_libc("signal")
     set_handler.argtypes, set_handler.restype = [ctypes.c_int, type(_end_with_words)], ctypes.c_void_p
     set_handler(signal.SIGBUS, _end_with_words)
 
@@ -89,7 +89,7 @@ def use_all_cores() -> None:
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Within an operation torch computes with ``count`` threads inside the context, and with the previous number after it."""
+    """Inside the context torch computes each operation with ``count`` threads."""
     import torch
 
     before = torch.get_num_threads()
@@ -102,7 +102,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def keep_generators() -> Iterator[None]:
-    """Inside the context torch's default generators may be seeded; after it they are in the previous state."""
+    """Restores the state of torch's default generators after the context."""
     import torch
 
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
@@ -137,9 +137,8 @@ class StopRequests:
 
 def stopped_by(number: int, where: str) -> Preempted | Interrupted:
     """Returns the error to raise for a signal once the state is saved; ``where`` says how to continue."""
-    if number == signal.SIGTERM:
-        return Preempted("stopped by SIGTERM; a checkpoint is saved", where)
-    return Interrupted("stopped by Ctrl-C; a checkpoint is saved", where)
+    error, name = (Preempted, "SIGTERM") if number == signal.SIGTERM else (Interrupted, "Ctrl-C")
+    return error(f"stopped by {name}; a checkpoint is saved", where)
 
 
 @contextmanager

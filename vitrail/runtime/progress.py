@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from vitrail.markup import join, tag
 
@@ -32,14 +32,6 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None  # the shell of a terminal has none
 
 
-class Bar(Protocol):
-    """One way of showing progress."""
-
-    def update(self, done: int, text: str) -> None: ...
-    def say(self, line: str) -> None: ...
-    def stop(self) -> None: ...
-
-
 class ProgressBar:
     """Progress of ``total`` units, on stderr or in a notebook. ``update`` takes the count done and figures to print beside it.
 
@@ -48,7 +40,7 @@ class ProgressBar:
 
     def __init__(self, title: str, total: int, *, processes: int = 1, quiet: bool = False) -> None:
         self.title, self.total, self.processes, self.quiet = title, total, processes, quiet
-        self._bar: Bar | None = None
+        self._bar: _NotebookBar | _TerminalBar | _PlainLines | None = None
 
     def __enter__(self) -> Self:
         if not self.quiet:
@@ -64,11 +56,9 @@ class ProgressBar:
     def update(self, done: int, **figures: Any) -> None:
         """``figures`` are printed as ``name value``; a bar redraws itself, plain lines come every few seconds."""
         if self._bar is not None:
-            shown = (
-                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-                for name, value in figures.items()
-            )
-            self._bar.update(min(done * self.processes, self.total), "  ".join(shown))
+            figures = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in figures.items()}
+            text = "  ".join(f"{name} {value}" for name, value in figures.items())
+            self._bar.update(min(done * self.processes, self.total), text)
 
     def say(self, line: str) -> None:
         """One line above the bar."""
@@ -124,9 +114,8 @@ class _NotebookBar:
     def __init__(self, title: str, total: int) -> None:
         self.title, self.total = title, total
         self._state, self._drawn = (0, ""), time.monotonic()
-        self._began: tuple[int, float] | None = (
-            None  # units done and the time, at the first update: a run may be resumed
-        )
+        # units done and the time at the first update: a run may be resumed
+        self._began: tuple[int, float] | None = None
         display = import_module("IPython.display").display  # a kernel has it
         self._output = display(self._render(), raw=True, display_id=True)
 
@@ -134,30 +123,26 @@ class _NotebookBar:
         self._state, now = (done, text), time.monotonic()
         self._began = self._began or (done, now)
         if now - self._drawn >= REDRAWN_EVERY:
-            self._draw()
+            self._drawn = now
+            self.stop()
 
     def say(self, line: str) -> None:
         to_stderr(line)
 
     def stop(self) -> None:
-        self._draw()
-
-    def _draw(self) -> None:
-        self._drawn = time.monotonic()
         self._output.update(self._render(), raw=True)
 
     def _render(self) -> dict[str, str]:
         done, text = self._state
-        text = f"{done:,}/{self.total:,}  {text}  {self._remaining()}".rstrip()
+        text = f"{done:,}/{self.total:,}  {text}"
+        if self._began is not None and self._began[0] < done < self.total:
+            seconds = (time.monotonic() - self._began[1]) / (done - self._began[0]) * (self.total - done)
+            text += f"  {duration(seconds)} left"
         bar = tag("progress", value=done, max=max(self.total, 1), style="vertical-align:middle")
-        return {"text/plain": f"{self.title} {text}", "text/html": join(self.title, " ", bar, " ", text)}
-
-    def _remaining(self) -> str:
-        done, _ = self._state
-        if self._began is None or not self._began[0] < done < self.total:
-            return ""
-        seconds = (time.monotonic() - self._began[1]) / (done - self._began[0]) * (self.total - done)
-        return f"{duration(seconds)} left"
+        return {
+            "text/plain": f"{self.title} {text}".rstrip(),
+            "text/html": join(self.title, " ", bar, " ", text.rstrip()),
+        }
 
 
 def duration(seconds: float) -> str:

@@ -57,7 +57,7 @@ def time_in_turns(
     functions: Mapping[Name, Callable[[], object]],
     *,
     rounds: int,
-    fewest: int = 1,
+    min_rounds: int = 1,
     seconds: float = math.inf,
     give_up_ratio: float = math.inf,
     device: torch.device = CPU,
@@ -70,7 +70,7 @@ def time_in_turns(
 
     Args:
         rounds: their largest number.
-        fewest: the smallest number of rounds, after which none begins once ``seconds`` have passed.
+        min_rounds: the smallest number, after which no round begins once ``seconds`` have passed.
         give_up_ratio: a function is not called again once its fastest call took more than this times as long as the
             fastest of all. The first one is called in all rounds, so that one disturbed call does not exclude the default.
         within: returns the context in which a function is called; entering it is not timed.
@@ -92,6 +92,6 @@ def time_in_turns(
         fastest = min(map(min, walls.values()))
         active = [name for name in active if name == first or min(walls[name]) <= give_up_ratio * fastest]
         alone = len(functions) > 1 and len(active) == 1
-        if alone or (number + 1 >= fewest and clock() > ends):
+        if alone or (number + 1 >= min_rounds and clock() > ends):
             break
     return {name: Timing(tuple(walls[name]), tuple(processor[name])) for name in functions}

@@ -27,23 +27,20 @@ from vitrail.runtime.device import in_precision
 from vitrail.runtime.machine import processor
 from vitrail.runtime.process import cores, use_threads
 from vitrail.runtime.timing import Clock, Timing, time_in_turns
-from vitrail.torch_private import fusing
+from vitrail.torch_private import fusing, tree_map_only
 
 MAX_SECONDS = 3.0  # for all measurements of a choice
 MIN_PASS_SECONDS = 0.05  # that the fastest plan should take for one pass through a block: less is not measured well
 MIN_ROUNDS, MAX_ROUNDS = 5, 12  # passes in each plan that should be timed, and those that are enough
 GIVE_UP_RATIO = 2.0  # a plan that takes so many times as long as the best is not measured again
-# images to come for which it is not even timed how long they take, which itself takes as long as two or three
-MIN_IMAGES = 200
+MIN_IMAGES = 200  # for fewer images to come nothing is timed, which itself takes as long as two or three of them
 MIN_GAIN = 0.03  # share of the time of a plan that comes before it, which another must save to be taken
 
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """How a CPU computes: the precision, the threads of an operation, the memory format of maps (B, C, H, W), and whether layers
-    without gradients are calls of oneDNN (None: where `torch_private.takes_fused` returns True).
-
-    Where the precision is the same, the numbers are the same up to rounding.
+    """How a CPU computes: precision, threads of an operation, memory format of maps (B, C, H, W), and whether layers without
+    gradients call oneDNN (None: where `torch_private.takes_fused` returns True).
     """
 
     precision: str
@@ -72,21 +69,14 @@ class ExecutionPlan:
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan that was chosen, and what was measured: seconds of an image in all blocks for each plan.
-
-    Args:
-        gradient: whether that is forward and backward, and not forward only.
-        took: seconds of the whole measurement.
-        before: whether it was measured by an earlier command.
-        disturbed: whether other work had the processor for a part of the measurement.
-    """
+    """The plan that was chosen, and the measured seconds of an image in all blocks for each plan."""
 
     plan: ExecutionPlan
     seconds: dict[ExecutionPlan, float]
-    took: float
-    gradient: bool = True
-    before: bool = False
-    disturbed: bool = False
+    took: float  # seconds of the whole measurement
+    gradient: bool = True  # forward and backward, not forward only
+    before: bool = False  # measured by an earlier command
+    disturbed: bool = False  # other work had the processor for a part of the measurement
 
     def __str__(self) -> str:
         measured = sorted(self.seconds.items(), key=lambda item: item[1])
@@ -97,9 +87,9 @@ class Choice:
         return f"{self.plan.describe(self.seconds)}; ms of an image, {passes}: {', '.join(figures)} ({when})"
 
 
-def list_threads(most: int) -> list[int]:
-    """Returns the numbers of threads that are tried: ``most``, and half of them if these are several."""
-    return [most, most // 2] if most >= 4 else [most]
+def list_threads(maximum: int) -> list[int]:
+    """Returns the numbers of threads to try: ``maximum``, and half of them if these are several."""
+    return [maximum, maximum // 2] if maximum >= 4 else [maximum]
 
 
 def choose_plan(
@@ -114,8 +104,8 @@ def choose_plan(
 ) -> Choice | None:
     """Times ``network``, and chooses the fastest plan; None where measuring could take longer than that saves.
 
-    A small network is timed as a whole; of a larger one each distinct block, which leaves out what lies between them and how
-    their activations crowd the caches.
+    A small network is timed as a whole; of a larger one each distinct block, which leaves out the layers between them. All of it
+    takes about `MAX_SECONDS`, or one image in each block if that takes longer.
 
     Args:
         network: on the meta device, called with images; its blocks are the members of lists named ``blocks``.
@@ -123,16 +113,13 @@ def choose_plan(
         plans: in the order in which they are tried; a later one is taken where it saves `MIN_GAIN` at least.
         batch: images of a micro-batch; fewer are taken where that takes too long.
         gradient: forward and backward, as in training, and not forward only.
-        images: that are to come. A plan that is taken saves `MIN_GAIN` of their time at least, which must not be less than
-            `MAX_SECONDS`.
-
-    All of it takes about `MAX_SECONDS`, or one image in each block if that takes longer.
+        images: to come. `MIN_GAIN` of their time must not be less than `MAX_SECONDS`.
     """
     began = clock()
     if images < MIN_IMAGES:
         return None
     blocks = find_blocks(network, image, 1)
-    most = MAX_SECONDS / (max(len(blocks), 1) * MIN_ROUNDS * len(plans))  # seconds of a pass through a block
+    max_pass_seconds = MAX_SECONDS / (max(len(blocks), 1) * MIN_ROUNDS * len(plans))
 
     def time_pass(block: Block) -> float:
         return _time(block.build(gradient=gradient), plans[:1], 0, clock)[plans[0]].fastest
@@ -140,7 +127,7 @@ def choose_plan(
     alone = list(map(time_pass, blocks))
     if not _is_worth(images, blocks, alone):
         return None
-    counts = [_count_images(seconds, most, batch) for seconds in alone]
+    counts = [_count_images(seconds, max_pass_seconds, batch) for seconds in alone]
     found = {count: find_blocks(network, image, count) for count in set(counts) - {1}} | {1: blocks}
     parts = [found[count][number] for number, count in enumerate(counts)]
     once = [time_pass(part) / count for part, count in zip(parts, counts)]
@@ -175,23 +162,22 @@ def _time(
 
 
 def _is_worth(images: float, blocks: Sequence[Block], seconds: Sequence[float]) -> bool:
-    """Whether the least gain of so many ``images``, of which each block takes so many ``seconds``, is worth `MAX_SECONDS`."""
+    """Whether `MIN_GAIN` of the time of ``images`` is `MAX_SECONDS` or more, if each block takes ``seconds`` for one."""
     whole = sum(each * block.count for each, block in zip(seconds, blocks))
     return images == math.inf or images * whole * MIN_GAIN >= MAX_SECONDS
 
 
-def _count_images(alone: float, most: float, batch: int) -> int:
-    """Returns the images with which a pass takes `MIN_PASS_SECONDS`, and not longer than ``most``; at most a batch.
-
-    A power of two below a batch, so that few numbers occur: the network runs on the meta device for each.
+def _count_images(alone: float, max_seconds: float, batch: int) -> int:
+    """Returns the images with which a pass takes `MIN_PASS_SECONDS`, and not longer than ``max_seconds``: ``batch`` or a smaller
+    power of two, so that few numbers occur, since the network runs on the meta device for each.
     """
-    count = max(1, int(min(max(MIN_PASS_SECONDS, most / 4), most) / max(alone, 1e-9)))
+    count = max(1, int(min(max(MIN_PASS_SECONDS, max_seconds / 4), max_seconds) / max(alone, 1e-9)))
     return min(batch, 1 << count.bit_length() - 1)
 
 
 @dataclass
 class Block:
-    """A block of a network on the meta device, what it is called with, and how many blocks are called with the same."""
+    """A block of a network on the meta device, its arguments, and the number of blocks with arguments of the same shapes."""
 
     module: nn.Module
     arguments: tuple[Any, ...]
@@ -200,8 +186,7 @@ class Block:
 
     def build(self, *, gradient: bool = True, from_images: bool = False) -> Callable[[ExecutionPlan], None]:
         """Returns a pass through a copy with random weights and inputs, backward too with ``gradient``; images need none."""
-        device = torch.device("cpu")
-        module = copy.deepcopy(self.module).to_empty(device=device).train(gradient)
+        module = copy.deepcopy(self.module).to_empty(device="cpu").train(gradient)
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
         for buffer in module.buffers():
@@ -209,8 +194,8 @@ class Block:
 
         @cache
         def make_inputs(channels_last: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            needs = gradient and not from_images
-            return _fill((self.arguments, self.options), device, gradient=needs, channels_last=channels_last)
+            fill = partial(_fill, channels_last=channels_last, gradient=gradient and not from_images)
+            return tree_map_only(Tensor, fill, (self.arguments, self.options))
 
         def run(plan: ExecutionPlan) -> None:
             arguments, options = make_inputs(plan.channels_last)
@@ -231,7 +216,7 @@ def find_blocks(network: nn.Module, image: Sequence[int], images: int) -> list[B
 
     def note(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         shapes = tuple(parameter.shape for parameter in module.parameters())
-        key = (type(module), shapes, _describe((arguments, options)))
+        key = (type(module), shapes, repr((arguments, options)))  # of meta tensors it has the sizes
         if key in found:
             found[key].count += 1
         else:
@@ -252,32 +237,14 @@ def find_blocks(network: nn.Module, image: Sequence[int], images: int) -> list[B
     return list(found.values())
 
 
-def _fill(value: Any, device: torch.device, **how: bool) -> Any:
-    """Returns ``value`` with tensors on ``device`` in place of those on meta: at random, or zeros of whole numbers."""
-    if isinstance(value, Tensor) and value.is_meta:
-        if not value.is_floating_point():
-            return torch.zeros(value.shape, dtype=value.dtype, device=device)
-        filled = torch.randn(value.shape, device=device)
-        if how["channels_last"] and value.ndim == 4:
-            filled = filled.contiguous(memory_format=torch.channels_last)
-        return filled.requires_grad_(how["gradient"])
-    if isinstance(value, dict):
-        return {name: _fill(each, device, **how) for name, each in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_fill(each, device, **how) for each in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
-def _describe(value: Any) -> Any:
-    """Returns a key that is the same for arguments of the same shapes and values."""
-    if isinstance(value, Tensor):
-        return tuple(value.shape)
-    if isinstance(value, dict):
-        return tuple((name, _describe(each)) for name, each in value.items())
-    if isinstance(value, tuple | list):
-        return tuple(map(_describe, value))
-    return repr(value)
+def _fill(tensor: Tensor, *, channels_last: bool, gradient: bool) -> Tensor:
+    """Returns a tensor on the CPU in place of one on the meta device: random numbers, or zeros of whole numbers."""
+    if not tensor.is_floating_point():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    filled = torch.randn(tensor.shape)
+    if channels_last and tensor.ndim == 4:
+        filled = filled.contiguous(memory_format=torch.channels_last)
+    return filled.requires_grad_(gradient)
 
 
 def recall_plan(
@@ -299,13 +266,8 @@ def recall_plan(
         images: that are to come. An earlier choice holds for any number of them.
     """
     machine = {"processor": processor(), "cores": cores(), "torch": torch.__version__}
-    asked = {
-        **machine,
-        "image": list(image),
-        "batch": batch,
-        "ways": [asdict(plan) for plan in plans],
-        "gradient": gradient,
-    }
+    ways = [asdict(plan) for plan in plans]
+    asked = {**machine, "image": list(image), "batch": batch, "ways": ways, "gradient": gradient}
     name = hashlib.sha256(json.dumps([asked, config]).encode()).hexdigest()
     path = cache_folder("tuning") / f"{name}.json"
     if (kept := read_sealed(path)) is not None:
@@ -313,13 +275,8 @@ def recall_plan(
     choice = choose_plan(network, image, plans, batch=batch, gradient=gradient, images=images)
     if choice is None or choice.disturbed:
         return choice
-    content = {
-        **asked,
-        "network": about,
-        "way": asdict(choice.plan),
-        "seconds": [[asdict(plan), taken] for plan, taken in choice.seconds.items()],
-        "took": choice.took,
-    }
+    seconds = [[asdict(plan), taken] for plan, taken in choice.seconds.items()]
+    content = {**asked, "network": about, "way": asdict(choice.plan), "seconds": seconds, "took": choice.took}
     with suppress(DiskError):  # then it is measured again
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)

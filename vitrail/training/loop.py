@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 from vitrail.data.loader import Batch
@@ -32,7 +32,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
     saved = time.monotonic()
     clock = _Clock()
     while True:
-        # ranks stop and save at the same step: any of them may be asked to stop, and the first one has the clock
+        # all ranks stop and save at the same step: any of them may receive a signal, and rank 0 has the clock
         late = time.monotonic() - saved >= training.run.save.every
         asked, due, failed = ranks.largest(stop.asked, ranks.first and late, saver.failed)
         if failed:
@@ -40,10 +40,11 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         if due:
             save(training)
             saved = time.monotonic()
-        if _is_due(training) and not asked:
+        if _is_evaluation_due(training) and not asked:
             asked = _evaluate(training, stop, show)
         if asked:
-            _save_and_wait(training)
+            save(training)
+            saver.wait()
             raise ranks.collective_error(stopped_by(asked, f"run the same command with --out {training.folder.path}"))
         if progress.step >= training.steps:
             break
@@ -55,13 +56,14 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         if progress.step % (training.run.save.log_every or 1) == 0 or progress.step == training.steps:
             _log(training, clock)
         show.update(progress.step, loss=loss, **clock.figures())
-    _save_and_wait(training)
+    save(training)
+    saver.wait()
 
 
-def _is_due(training: Training) -> bool:
-    progress = training.progress
-    wanted = progress.step % training.evaluate_every == 0 or progress.step == training.steps
-    return wanted and (progress.step > 0 or training.evaluate_first) and progress.evaluated < progress.step
+def _is_evaluation_due(training: Training) -> bool:
+    step = training.progress.step
+    wanted = step % training.evaluate_every == 0 or step == training.steps
+    return wanted and (step > 0 or training.evaluate_first) and training.progress.evaluated < step
 
 
 def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
@@ -78,28 +80,28 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
         figures = training.evaluate(stopped)
     if figures is None:
         return asked
-    progress = training.progress
-    progress.evaluated = progress.step
-    record = {"step": progress.step, "epoch": round(progress.step / training.steps_an_epoch, 4), **figures}
-    progress.metrics_bytes = training.folder.write_metrics(record)
-    training.folder.write_timing({"step": progress.step, "evaluation_seconds": round(time.perf_counter() - started, 3)})
-    words = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-    show.say(f"epoch {record['epoch']:g}  step {progress.step}  {words}")
+    training.progress.evaluated = training.progress.step
+    _write(training, figures, {"evaluation_seconds": round(time.perf_counter() - started, 3)})
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+    show.say(f"epoch {_epoch(training):g}  step {training.progress.step}  {shown}")
     return 0
 
 
 def _log(training: Training, clock: _Clock) -> None:
     read_pending(training)
     progress, run = training.progress, training.run
-    record = {
-        "step": progress.step,
-        "epoch": round(progress.step / training.steps_an_epoch, 4),
-        "images": progress.images,
-        **progress.means(),
-        "lr": learning_rate(run.schedule, run.optim.lr, progress.step - 1, training.steps),
-    }
-    progress.metrics_bytes = training.folder.write_metrics(record)
-    training.folder.write_timing({"step": progress.step, **clock.lap()})
+    rate = learning_rate(run.schedule, run.optim.lr, progress.step - 1, training.steps)
+    _write(training, {"images": progress.images, **progress.take_means(), "lr": rate}, clock.lap())
+
+
+def _write(training: Training, figures: Mapping[str, float], timing: Mapping[str, float]) -> None:
+    progress, folder = training.progress, training.folder
+    progress.metrics_bytes = folder.write_metrics({"step": progress.step, "epoch": _epoch(training), **figures})
+    folder.write_timing({"step": progress.step, **timing})
+
+
+def _epoch(training: Training) -> float:
+    return round(training.progress.step / training.steps_an_epoch, 4)
 
 
 def save(training: Training) -> None:
@@ -108,30 +110,22 @@ def save(training: Training) -> None:
     _share_bad(training)
     training.ranks.run_on_rank0(training.folder.sync_metrics)
     progress, folder = training.progress, training.folder.checkpoints
-    kind = {"keep": training.run.save.keep, "evaluated": progress.evaluated == progress.step}
-    training.saver.save(folder, progress.step, collect_tensors(training), collect_state(training), **kind)
-
-
-def _save_and_wait(training: Training) -> None:
-    save(training)
-    training.saver.wait()
+    how = {"keep": training.run.save.keep, "evaluated": progress.evaluated == progress.step}
+    training.saver.save(folder, progress.step, collect_tensors(training), collect_state(training), **how)
 
 
 def _share_bad(training: Training) -> None:
-    """Tells every rank the bad images that the others met. Raises `DataError` on all of them if they are too many."""
-    ranks = training.ranks
-    if ranks.is_single:
-        return
-    bad = training.batches.data.bad
+    """Tells every rank the bad images of the others. Raises `DataError` on all ranks if there are too many."""
+    ranks, bad = training.ranks, training.batches.data.bad
     try:
-        for reasons in ranks.gather(bad.reasons):
+        for reasons in () if ranks.is_single else ranks.gather(bad.reasons):
             bad.merge(reasons)
     except DataError as error:
         raise ranks.collective_error(error) from None
 
 
 class _Clock:
-    """Images and seconds since the last lap, and the part of them spent waiting for data; and of the last seconds."""
+    """Counts images, and the seconds spent waiting for data, since the last lap and in the last few seconds."""
 
     def __init__(self) -> None:
         self._lap = self._recent = (0, 0.0, time.perf_counter())  # images, seconds waited, when it began
@@ -147,24 +141,18 @@ class _Clock:
         self.images += images
 
     def figures(self) -> dict[str, float]:
-        """Returns what the bar shows: figures of the last few seconds."""
+        """Returns the figures of the last few seconds, for the bar."""
         seconds, images, waited = self._since(self._recent)
         if seconds > 5:
-            self._recent = self._now()
+            self._recent = self.images, self.waited, time.perf_counter()
         return {"images/s": images / seconds, "waiting": waited / seconds}
 
     def lap(self) -> dict[str, float]:
         """Returns the figures for ``timing.jsonl`` since the last lap, which ends here."""
         seconds, images, waited = self._since(self._lap)
-        self._lap = self._now()
-        return {
-            "seconds": round(seconds, 4),
-            "images_per_second": round(images / seconds, 2),
-            "data_wait": round(waited / seconds, 4),
-        }
-
-    def _now(self) -> tuple[int, float, float]:
-        return self.images, self.waited, time.perf_counter()
+        self._lap = self.images, self.waited, time.perf_counter()
+        rate, data_wait = round(images / seconds, 2), round(waited / seconds, 4)
+        return {"seconds": round(seconds, 4), "images_per_second": rate, "data_wait": data_wait}
 
     def _since(self, then: tuple[int, float, float]) -> tuple[float, int, float]:
         images, waited, began = then

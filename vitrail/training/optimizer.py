@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class Muon(torch.optim.Optimizer):
         params: matrices and kernels of convolutions, or groups of them.
         momentum: of the running mean of gradients; the update looks ahead by one more step (Nesterov).
         weight_decay: decoupled, multiplied by the learning rate.
-        kind: in which the iteration multiplies; fp32 where that is faster.
+        dtype: of the products in the iteration; fp32 is faster on some processors.
         ranks: processes with the same parameters, or with shards of them, which share the work.
     """
 
@@ -44,66 +44,63 @@ class Muon(torch.optim.Optimizer):
         *,
         momentum: float = 0.95,
         weight_decay: float = 0.1,
-        kind: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype = torch.bfloat16,
         ranks: Ranks = SINGLE,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self.kind, self.ranks = kind, ranks
+        self.dtype, self.ranks = dtype, ranks
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Makes one update from the gradients."""
         assert closure is None, "the loop computes the gradients"
         for group in self.param_groups:
-            pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
-            if pairs:
-                self._update(pairs, group["lr"], group["momentum"], group["weight_decay"])
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._update(parameters, group["lr"], group["momentum"], group["weight_decay"])
 
-    def _update(self, pairs: list[tuple[Tensor, Tensor]], rate: float, momentum: float, decay: float) -> None:
-        parameters, gradients = ([pair[side] for pair in pairs] for side in (0, 1))
-        states = [self.state[parameter] for parameter in parameters]
-        for parameter, state in zip(parameters, states):
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-        means = [state["momentum_buffer"] for state in states]
+    def _update(self, parameters: list[Tensor], rate: float, momentum: float, decay: float) -> None:
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        means = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
         lerp_(means, gradients, 1 - momentum)
         ahead = lerp(gradients, means, momentum)
         multiply_(parameters, 1 - rate * decay)
-        for parameter, direction in zip(parameters, orthogonalise(ahead, self.kind, self.ranks), strict=True):
+        for parameter, direction in zip(parameters, orthogonalise(ahead, self.dtype, self.ranks), strict=True):
             side = max(len(parameter), parameter.numel() // len(parameter))
             parameter.add_(distribute_like(direction, parameter), alpha=-rate * 0.2 * side**0.5)
 
 
-def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ranks: Ranks = SINGLE) -> list[Tensor]:
+def orthogonalise(matrices: list[Tensor], dtype: torch.dtype = torch.bfloat16, ranks: Ranks = SINGLE) -> list[Tensor]:
     """Returns each matrix, or kernel of a convolution, with its singular vectors and with singular values of about 0.7 to 1.2.
 
-    The iteration was designed for bf16; fp32 is for processors where that is slow, up to 40 times for small matrices. Of several
-    ranks, whose matrices may be spread over them, each computes every W-th matrix of a shape, and all get the whole of all
-    results.
+    The iteration was designed for bf16; fp32 is for processors where that is slow, up to 40 times for small matrices. Each of W
+    ranks computes every W-th matrix of a shape, and all ranks get all results in full.
     """
     flat = [matrix.flatten(1) for matrix in matrices]
     wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in flat]  # m <= n
-    alike: dict[torch.Size, list[int]] = defaultdict(list)
-    for place, matrix in enumerate(wide):
-        alike[matrix.shape].append(place)
-    for places in alike.values():
-        whole = [gather_full(wide[place]) for place in places]
-        shares = [places[rank :: ranks.world] for rank in range(ranks.world)]
-        own = torch.stack(whole)[ranks.rank :: ranks.world]  # no matrix, where there are too few
-        results = _iterate(own, kind)
-        for share, part in zip(shares, ranks.gather_rows(results, [len(share) for share in shares])):
-            for place, result in zip(share, part, strict=True):
-                wide[place] = result
+    by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+    for index, matrix in enumerate(wide):
+        by_shape[matrix.shape].append(index)
+    for indices in by_shape.values():
+        stack = torch.stack([gather_full(wide[index]) for index in indices])
+        shares = [indices[rank :: ranks.world] for rank in range(ranks.world)]
+        results = _iterate(stack[ranks.rank :: ranks.world], dtype)  # empty if there are fewer matrices than ranks
+        for share, part in zip(shares, ranks.gather_rows(results, list(map(len, shares)))):
+            for index, result in zip(share, part, strict=True):
+                wide[index] = result
     return [
         (result if len(result) == len(matrix) else result.mT).reshape(matrix.shape)
         for result, matrix in zip(wide, matrices, strict=True)
     ]
 
 
-def _iterate(stack: Tensor, kind: torch.dtype) -> Tensor:
+def _iterate(stack: Tensor, dtype: torch.dtype) -> Tensor:
     """Runs Newton and Schulz's iteration on each of (S, m, n), with a polynomial of the fifth degree in place of the third."""
     a, b, c = COEFFICIENTS
-    x = stack.to(kind)
+    x = stack.to(dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT  # (S, m, m)
@@ -140,13 +137,10 @@ def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapp
     groups: dict[tuple[float, float], dict] = {}
     for depth, layer in enumerate(layers):
         scale = settings.layer_decay ** (len(layers) - 1 - depth)
-        for name in layer:
-            if name not in parameters:
-                continue
+        for name in (name for name in layer if name in parameters):
             decay = 0.0 if name in spared else settings.weight_decay
-            group = groups.setdefault(
-                (scale, decay), {"params": [], "names": [], "scale": scale, "weight_decay": decay}
-            )
+            empty = {"params": [], "names": [], "scale": scale, "weight_decay": decay}
+            group = groups.setdefault((scale, decay), empty)
             group["params"].append(parameters[name])
             group["names"].append(name)
     return list(groups.values())
@@ -167,6 +161,7 @@ class Optimiser:
     ) -> None:
         self.settings, self.exact = settings, exact
         self.parameters = dict(parameters)
+        self.parts: list[torch.optim.Optimizer]
         groups = group_parameters(model, settings, parameters)
         fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
         # the vector instructions of a fused update round the ends of a tensor otherwise, and shards have other ends
@@ -175,9 +170,7 @@ class Optimiser:
         if settings.name == "sgd":
             if any(map(is_dtensor, parameters.values())):  # torch has no fused SGD for these
                 how = {"foreach": True}
-            self.parts: list[torch.optim.Optimizer] = [
-                torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, **how)
-            ]
+            self.parts = [torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, **how)]
         elif settings.name == "adamw":
             self.parts = [torch.optim.AdamW(groups, **adamw)]
         else:
@@ -185,10 +178,10 @@ class Optimiser:
             spared = {*first, *last, *model.no_decay()}  # type: ignore[operator]
             hidden = {name for name, weight in parameters.items() if is_matrix(weight) and name not in spared}
             matrices, rest = _split(groups, hidden)
-            # frozen as far as the head, there may be nothing for one of them
             narrow = precision != "fp32" or all(parameter.is_cuda for parameter in parameters.values())
-            kind = torch.bfloat16 if narrow else torch.float32  # a CPU that trains in fp32 multiplies it faster
-            self.parts = [Muon(matrices, settings.lr, kind=kind, ranks=ranks)] if matrices else []
+            dtype = torch.bfloat16 if narrow else torch.float32  # a CPU that trains in fp32 multiplies it faster
+            # if only the head is trained, either may have no parameters
+            self.parts = [Muon(matrices, settings.lr, dtype=dtype, ranks=ranks)] if matrices else []
             self.parts += [torch.optim.AdamW(rest, **adamw)] if rest else []
 
     @property
@@ -231,21 +224,16 @@ class Optimiser:
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `tensors` gave."""
-        kept: dict[str, dict[str, Tensor]] = {}
-        for path, value in tensors.items():
-            name, _, quantity = path.rpartition("/")
-            kept.setdefault(name, {})[quantity] = value
+        """Restores the state that `tensors` returned."""
         for part in self.parts:
             part.state.clear()
-            for group in part.param_groups:
-                for name, parameter in zip(group["names"], group["params"]):
-                    if name in kept:
-                        part.state[parameter] = {
-                            # AdamW counts its steps in a scalar that stays where the optimiser made it
-                            quantity: distribute_like(value, parameter) if value.ndim or parameter.is_cuda else value
-                            for quantity, value in kept[name].items()
-                        }
+            owned = {name: p for group in part.param_groups for name, p in zip(group["names"], group["params"])}
+            for path, value in tensors.items():
+                name, _, quantity = path.rpartition("/")
+                if (parameter := owned.get(name)) is not None:
+                    # AdamW counts its steps in a scalar that stays where the optimiser made it
+                    moved = distribute_like(value, parameter) if value.ndim or parameter.is_cuda else value
+                    part.state[parameter][quantity] = moved
 
 
 def _split(groups: list[dict], chosen: set[str]) -> tuple[list[dict], list[dict]]:
@@ -260,7 +248,7 @@ def _split(groups: list[dict], chosen: set[str]) -> tuple[list[dict], list[dict]
 
 
 class Average:
-    """An exponential moving average of the weights ; its decay rises to ``decay`` as ``(1 + t) / (ramp + t)``."""
+    """An exponential moving average of the weights; its decay rises to ``decay`` as ``(1 + t) / (ramp + t)``."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float, ramp: float = 10.0) -> None:
         self.decay, self.ramp = decay, ramp

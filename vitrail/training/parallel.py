@@ -28,7 +28,7 @@ UNIT_BYTES = 2**22  # smaller blocks are exchanged together with the rest: each 
 
 
 def parallelise(objective: Kind, compute: ComputeSettings, ranks: Ranks, device: torch.device) -> Kind:
-    """A copy of ``objective`` whose parameters are `DTensor`, as ``compute.parallel`` says: the one that computes and learns."""
+    """Returns a copy of ``objective`` to train, whose parameters are `DTensor` as ``compute.parallel`` says."""
     parallel = copy.deepcopy(objective)
     bf16 = compute.precision == "bf16-weights"
     policy = MixedPrecisionPolicy(

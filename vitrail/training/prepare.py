@@ -259,7 +259,6 @@ def assemble(
     training = Training(
         run=run,
         steps=TRIAL_STEPS if steps is None else steps,
-        images=len(data.train),
         objective=objective,
         trained=trained,
         inputs=inputs,
@@ -283,7 +282,7 @@ def assemble(
         device=device,
         ranks=ranks,
         evaluate_first=goal.evaluate_first,
-        scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
+        scaler=torch.amp.GradScaler(device.type, enabled=run.compute.precision == "fp16"),
         digests=digests,
     )
     if steps is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -46,7 +46,7 @@ class Progress:
         self.sums = {name: self.sums.get(name, 0.0) + value for name, value in measured.items()}
         self.count += 1
 
-    def means(self) -> dict[str, float]:
+    def take_means(self) -> dict[str, float]:
         """Returns the means over the steps since the last call."""
         means = {name: total / self.count for name, total in self.sums.items()}
         self.sums, self.count = {}, 0
@@ -55,10 +55,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class PendingMetrics:
-    """What a step measured, on the device until it is read: scalars, and the images by which a divergence is named."""
+    """The metrics of a step: scalars that stay on the device until they are read."""
 
     step: int
-    keys: list[str]
+    keys: list[str]  # of the images, by which a divergence is reported
     measured: Mapping[str, Tensor]  # "loss" first
     norm: Tensor
 
@@ -67,16 +67,14 @@ class PendingMetrics:
 class Training:
     """Everything a run works with, made by `training.prepare`.
 
-    ``run`` is resolved. It is the only copy of the settings: what reads them between steps reads them here, for running out of
-    memory makes the micro-batch smaller.
+    ``run`` is resolved. It is the only copy of the settings, because running out of memory makes the micro-batch smaller.
 
-    ``objective`` is what is evaluated and saved. The optimiser moves ``trained``, which is the same or, on several ranks, a copy
-    whose parameters are spread over them; what computes is ``compute_model``.
+    ``objective`` is evaluated and saved. The optimiser updates ``trained``: the same module or, on several ranks, a copy whose
+    parameters are `DTensor`. ``compute_model`` computes the gradients: ``trained``, or its copy in bf16.
     """
 
     run: Run
     steps: int
-    images: int  # of the training split
     objective: Objective
     trained: Objective
     inputs: Inputs
@@ -86,9 +84,9 @@ class Training:
     validator: Validator
     folder: RunFolder
     device: torch.device
+    scaler: torch.amp.GradScaler  # enabled for fp16
     ranks: Ranks = SINGLE
     evaluate_first: bool = False  # before the first step too
-    scaler: torch.amp.GradScaler | None = None
     operations: float | None = None  # floating-point operations of all steps, where they can be counted
     digests: Mapping[str, str] = field(default_factory=dict)  # of the data, see `fingerprint_data`
     progress: Progress = field(default_factory=Progress)
@@ -97,40 +95,40 @@ class Training:
 
     def __post_init__(self) -> None:
         self.saver = BackgroundSaver(self.ranks)
-        # the working copy computes in bf16; the optimiser, the average and the checkpoints see the fp32 weights
+        # the optimiser, the average and the checkpoints see the fp32 weights
         copied = self.run.compute.precision == "bf16-weights" and self.ranks.is_single
         self.compute_model = copy.deepcopy(self.trained).to(torch.bfloat16) if copied else self.trained
-        compiled = self.run.compute.compile and self.ranks.is_single  # what is spread is compiled block by block
-        self.step_module = torch.compile(self.compute_model) if compiled else self.compute_model
+        compiled = self.run.compute.compile and self.ranks.is_single  # a parallel model is compiled block by block
+        self.compiled = torch.compile(self.compute_model) if compiled else self.compute_model
 
     def freeze_backbone(self) -> None:
-        """Leaves the backbone as it is as long as the head learns alone (`ModelSettings.head_first`); call before each step."""
+        """Freezes the backbone as long as only the head is trained (`ModelSettings.head_first`); call before each step."""
         if share := self.run.model.head_first:
             for parameter in self.trained_backbone:
                 parameter.requires_grad_(self.progress.step >= share * self.steps)
 
     @cached_property
     def trained_backbone(self) -> list[nn.Parameter]:
-        """What the working copy trains but the head."""
+        """The trained parameters of the compute model except for those of the head."""
         names = self.optimiser.parameters.keys() - find_head_names(self.trained)
         return [parameter for name, parameter in self.compute_model.named_parameters() if name in names]
 
     @cached_property
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters of what is trained, by name."""
+        """All parameters of ``trained`` by name."""
         return dict(self.trained.named_parameters())
 
     @property
     def defers(self) -> bool:
-        """Whether steps are read together, when one is logged: reading would make the host wait for a GPU in each of them.
+        """Whether metrics are read only when a step is logged, so that the host does not wait for the GPU in each step.
 
         Ranks exchange the loss of each step anyway, and the scaler of fp16 reads each norm.
         """
-        return self.device.type == "cuda" and self.ranks.is_single and self.scaler is None
+        return self.device.type == "cuda" and self.ranks.is_single and not self.scaler.is_enabled()
 
     @property
     def steps_an_epoch(self) -> float:
-        return self.images / self.run.data.batch
+        return len(self.batches.data.train) / self.run.data.batch
 
     @property
     def evaluate_every(self) -> int:
@@ -147,37 +145,33 @@ class Training:
 
     @torch.no_grad()
     def refresh_compute_model(self) -> None:
-        """Brings the working copy up to the weights."""
+        """Copies the weights into the compute model."""
         if self.compute_model is not self.trained:
             copy_(list(self.compute_model.parameters()), list(self.trained.parameters()))
 
 
-class use_average:
-    """While entered, the objective holds the weights as they are used: averaged where the run averages, whole on every rank."""
+@contextmanager
+def use_average(training: Training) -> Iterator[None]:
+    """Inside, the objective has the weights for inference: averaged if the run averages, and whole on every rank."""
+    averaged = {} if training.average is None else training.average.tensors
+    if training.trained is not training.objective:
+        weights = {**training.trained.state_dict(), **averaged}
+        _load(training.objective.state_dict(), {name: gather_full(tensor) for name, tensor in weights.items()})
+        yield
+        return
+    parameters = training.optimiser.parameters
+    before = {name: parameters[name].detach().clone() for name in averaged}
+    _load(parameters, averaged)
+    try:
+        yield
+    finally:
+        _load(parameters, before)
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
-        self.kept: list[Tensor] = []
 
-    def __enter__(self) -> None:
-        training = self.training
-        averaged: Mapping[str, Tensor] = {} if training.average is None else training.average.tensors
-        if training.trained is not training.objective:
-            own = training.objective.state_dict()
-            moved = {**training.trained.state_dict(), **averaged}
-            self._put(own, {name: gather_full(tensor) for name, tensor in moved.items()})
-        elif averaged:
-            parameters = training.optimiser.parameters
-            self.kept = [parameter.detach().clone() for parameter in parameters.values()]
-            self._put(parameters, averaged)
-
-    def __exit__(self, *error: object) -> None:
-        if self.kept:
-            self._put(self.training.optimiser.parameters, dict(zip(self.training.optimiser.parameters, self.kept)))
-
-    @torch.no_grad()
-    def _put(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        copy_(list(tensors.values()), [values[name] for name in tensors])
+@torch.no_grad()
+def _load(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    if values:
+        copy_([tensors[name] for name in values], list(values.values()))
 
 
 # settings whose fields are not those of a class
@@ -185,7 +179,7 @@ FREE_FORM = ("model.changes", "model.preprocessing", "objective.changes")
 
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Copies of all that a checkpoint holds: groups of named tensors, as they lie, and the plain state."""
+    """Returns copies of the tensors and of the plain state of a checkpoint; shards stay on their device."""
     groups = collect_tensors(training)
     tensors = {
         group: {
@@ -198,7 +192,7 @@ def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 
 def collect_tensors(training: Training) -> dict[str, dict[str, Tensor]]:
-    """Groups of all named tensors that a checkpoint holds: those with which the training computes, not copies."""
+    """Returns the tensors of a checkpoint by group and name; they share the memory of ``training``."""
     groups = {"objective": training.trained.state_dict(), "optimiser": training.optimiser.tensors()}
     if training.average is not None:
         groups["average"] = training.average.tensors
@@ -210,32 +204,32 @@ def collect_state(training: Training) -> dict[str, Any]:
     return {
         "progress": asdict(training.progress),
         "steps": training.steps,
-        "scaler": training.scaler.state_dict() if training.scaler is not None else None,
+        "scaler": training.scaler.state_dict() or None,
         "settings": identify(training.run),
         "images": {name: digest for name, digest in training.digests.items() if not name.startswith(UNTRAINED)},
     }
 
 
 def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
-    """Puts ``training`` where the checkpoint was taken."""
+    """Restores the state that a checkpoint was taken of."""
     groups = saved.tensors or _read_own_part(training, saved)
     own = training.trained.state_dict()
-    spread = {
+    weights = {
         name: distribute_like(value, own[name]) if name in own else value for name, value in groups["objective"].items()
     }
-    training.trained.load_state_dict(spread)
+    training.trained.load_state_dict(weights)
     training.optimiser.load_tensors(groups["optimiser"])
     if training.average is not None:
         for name, tensor in training.average.tensors.items():
             tensor.copy_(distribute_like(groups["average"][name], tensor))
-    if training.scaler is not None:
+    if training.scaler.is_enabled():
         training.scaler.load_state_dict(saved.state["scaler"])
     training.progress, training.pending = Progress(**saved.state["progress"]), []
     training.refresh_compute_model()
 
 
 def _read_own_part(training: Training, saved: checkpoint.Checkpoint) -> dict[str, dict[str, Tensor]]:
-    """Returns the groups of a checkpoint of several ranks, spread as this training is: a rank reads no more than it holds."""
+    """Returns the groups of a checkpoint of several ranks, sharded as ``training`` is: a rank reads only its own part."""
     from vitrail.runs.tensor_shards import list_tensors, read_shards
 
     assert saved.shards is not None
@@ -274,10 +268,7 @@ def check_same_run(training: Training, saved: checkpoint.Checkpoint) -> None:
 
 
 def resume(training: Training, saved: checkpoint.Checkpoint, say: Callable[[str], None]) -> None:
-    """Continues from a checkpoint; says which damaged ones were skipped and what a longer schedule changes.
-
-    Raises `CheckpointError` for a checkpoint of another run.
-    """
+    """Continues from a checkpoint; logs which damaged ones were skipped. Raises `CheckpointError` for one of another run."""
     for line in saved.refused:
         say(f"skipped a damaged checkpoint: {line}")
     check_same_run(training, saved)

@@ -24,33 +24,25 @@ from vitrail.training.state import PendingMetrics, Training
 
 
 def take_step(training: Training, batch: Batch) -> float:
-    """One update from one batch; returns the loss of the last step that was read, which is this one unless the training defers.
-
-    Progress is counted, the average follows.
-    """
-    run, progress = training.run, training.progress
+    """Makes one update; returns the loss of the last step that was read, which is this one unless the training defers."""
+    run, progress, optimiser, scaler = training.run, training.progress, training.optimiser, training.scaler
     inputs = training.inputs(batch.to(training.device))
-    rate = learning_rate(run.schedule, run.optim.lr, progress.step, training.steps)
-    training.optimiser.set_rate(rate)
+    optimiser.set_rate(learning_rate(run.schedule, run.optim.lr, progress.step, training.steps))
     measured, images = add_over_ranks(training, backward(training, inputs), len(inputs[0]))
-    scaler = training.scaler
-    if scaler is not None:
-        for part in training.optimiser.parts:
-            scaler.unscale_(part)
-    norm = training.optimiser.gradient_norm()
+    for part in optimiser.parts:
+        scaler.unscale_(part)
+    norm = optimiser.gradient_norm()
     measured = {name: value.detach() for name, value in measured.items()}
     training.pending.append(PendingMetrics(progress.step, batch.keys[batch.halo :], measured, norm))
     if not training.defers:
         read_pending(training)
-    if scaler is None:
-        training.optimiser.step()
-    else:
-        # clipping spreads one part's overflow to the gradients of all parts: none of them takes this step
-        for part in training.optimiser.parts if math.isfinite(float(norm)) else ():
+    # clipping spreads one part's overflow to the gradients of all parts: none of them takes this step
+    if not scaler.is_enabled() or math.isfinite(float(norm)):
+        for part in optimiser.parts:
             scaler.step(part)
-        scaler.update()
+    scaler.update()
     if training.average is not None:
-        training.average.update(training.optimiser.parameters, progress.step)
+        training.average.update(optimiser.parameters, progress.step)
     progress.step += 1
     progress.images += images
     training.trained.after_step(progress.step / training.steps)
@@ -59,12 +51,12 @@ def take_step(training: Training, batch: Batch) -> float:
 
 
 def read_pending(training: Training) -> None:
-    """Adds what the steps since the last call measured to the progress. Raises `DivergedError` for one that is not finite."""
+    """Adds the pending metrics to the progress. Raises `DivergedError` if a loss is not finite."""
     pending, training.pending = training.pending, []
     for metrics in pending:
         measured = {name: float(value) for name, value in metrics.measured.items()}
         training.loss, norm = measured["loss"], float(metrics.norm)
-        if not math.isfinite(training.loss) or (training.scaler is None and not math.isfinite(norm)):
+        if not math.isfinite(training.loss) or not (training.scaler.is_enabled() or math.isfinite(norm)):
             _raise_diverged(training, metrics, norm)
         training.progress.add(measured)
 
@@ -99,7 +91,7 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
 
 def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dict[str, Tensor]:
     training.optimiser.zero_grad()
-    training.compute_model.zero_grad(set_to_none=True)  # what an attempt that ran out of memory left
+    training.compute_model.zero_grad(set_to_none=True)  # left by an attempt that ran out of memory
     ranks, images = training.ranks, len(inputs[0]) if training.ranks.is_single else training.run.data.batch
     if isinstance(training.compute_model, ContrastiveObjective) and (micro < images or not ranks.is_single):
         return _backward_contrastive(training, training.compute_model, inputs, micro)
@@ -111,9 +103,9 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
             # once an update; the gradients of shards are exchanged at once, since whole ones would not fit in memory
             training.trained.set_requires_gradient_sync(count == len(micro_batches) - 1)  # type: ignore[attr-defined]
         with training.autocast:
-            loss, measured = training.step_module(*chunk)
+            loss, measured = training.compiled(*chunk)
         share = counted / images
-        scale_loss(training, loss * share).backward()
+        training.scaler.scale(loss * share).backward()
         for name, value in {"loss": loss, **measured}.items():
             totals[name] = totals.get(name, 0) + value.detach() * share
         _collect_gradients(training)
@@ -129,8 +121,11 @@ def split_batch(training: Training, inputs: tuple[Tensor, ...], micro: int) -> l
     ranks, images = training.ranks, len(inputs[0])
     if ranks.is_single:
         return [(chunk, len(chunk[0])) for chunk in zip(*(tensor.split(micro) for tensor in inputs))]
-    least, more = divmod(training.run.data.batch, ranks.world)
-    steps = min(-(-(least + (more > 0)) // micro), least)
+    smaller, larger = (
+        training.run.data.batch // ranks.world,
+        -(-training.run.data.batch // ranks.world),
+    )  # parts of a batch
+    steps = min(-(-larger // micro), smaller)
     micro_batches = list(zip(*(tensor.tensor_split(steps) for tensor in inputs)))
     blank = tuple(tensor[:1] for tensor in inputs)
     assert images, "the loader refuses a part without a good image"
@@ -170,7 +165,7 @@ def _backward_contrastive(
             inputs,
             micro,
             seed=partial(seed, training),
-            scale=lambda loss: scale_loss(training, loss * missing),
+            scale=lambda loss: training.scaler.scale(loss * missing),
             ranks=ranks,
         )
     _collect_gradients(training)
@@ -185,10 +180,6 @@ def seed(training: Training, count: int) -> None:
         value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
         value ^= value >> 31
     torch.manual_seed(value >> 1)
-
-
-def scale_loss(training: Training, loss: Tensor) -> Tensor:
-    return loss if training.scaler is None else training.scaler.scale(loss)
 
 
 def _collect_gradients(training: Training) -> None:
