@@ -57,6 +57,7 @@ def watch_batches(training: Training) -> list[str]:
         finally:
             events.append("closed")
 
+    batches.data = read.data  # type: ignore[attr-defined]
     training.batches = batches  # type: ignore[assignment]
     return events
 

@@ -25,13 +25,11 @@ MFU = 0.3  # reached by NeMo with ViT-g on H100
 
 @dataclass(frozen=True)
 class Device:
-    """An accelerator by its data sheet: operations per second (16 bits, dense), bytes, and bytes per second to its neighbours in
-    the same machine, in each direction.
-    """
+    """An accelerator by its data sheet."""
 
-    operations: float
-    memory: float
-    link: float
+    operations: float  # per second, 16 bits, dense
+    memory: float  # bytes
+    link: float  # bytes per second to its neighbours in the same machine, in each direction
 
 
 DEVICES = {
@@ -47,12 +45,12 @@ DEVICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """``count`` devices, ``local`` in each machine, and the bytes per second that a machine sends to the others."""
+    """``count`` devices, ``local`` of them in each machine."""
 
     device: Device
     count: int
     local: int
-    network: float
+    network: float  # bytes per second that a machine sends to the others
 
     @classmethod
     def parse(cls, devices: str, network: str | None = None) -> Cluster:
@@ -77,28 +75,17 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a training asks of its devices, per parameter and per image.
-
-    Args:
-        parameters, block: number of parameters, and of those of the largest block, which is gathered at a time.
-        multiply_adds: of the forward pass of one image.
-        activations: bytes that one image keeps for the backward pass.
-        state: bytes of optimiser state for each parameter.
-        average: whether there is an average of the weights.
-        gathered: bytes of a parameter that is gathered: 4, or 2 with bf16 weights.
-        batch: images of an update.
-        images: of the whole run; None where it is unknown.
-    """
+    """What a training asks of its devices, per parameter and per image."""
 
     parameters: int
-    block: int
-    multiply_adds: int
-    activations: float
-    state: int
-    average: bool
-    gathered: int
-    batch: int
-    images: float | None = None
+    block: int  # parameters of the largest block, which is gathered at a time
+    multiply_adds: int  # of the forward pass of one image
+    activations: float  # bytes that one image keeps for the backward pass
+    state: int  # bytes of optimiser state for each parameter
+    average: bool  # whether there is an average of the weights
+    gathered: int  # bytes of a parameter that is gathered: 4, or 2 with bf16 weights
+    batch: int  # images of an update
+    images: float | None = None  # of the whole run, if known
 
     @classmethod
     def of(cls, run: Run, config: Config, images: int | None = None) -> Workload:
@@ -108,9 +95,8 @@ class Workload:
         steps, epochs = run.schedule.steps, run.schedule.epochs
         seen = steps * run.data.batch if steps is not None else epochs * images if epochs and images else None
         blocks = [sum(p.numel() for p in block.parameters()) for block in getattr(drawn, "blocks", [drawn])]
-        activations = saved_bytes(
-            drawn.train(), image_for(drawn)
-        )  # before the cost, which is counted without gradients
+        # before the cost, which is counted without gradients
+        activations = saved_bytes(drawn.train(), image_for(drawn))
         return cls(
             parameters=sum(p.numel() for p in drawn.parameters()),
             block=max(blocks),
@@ -126,36 +112,25 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """One way of spreading a training over a cluster.
-
-    ``memory`` in bytes of a device, ``compute`` and ``exchange`` in seconds of an update, ``sent`` in bytes that a device sends
-    in an update, inside its machine and out of it.
-    """
+    """One way of distributing a training over a cluster."""
 
     parallel: Parallel
     micro: int
-    memory: float
+    memory: float  # bytes of a device
     fits: bool
-    compute: float
+    compute: float  # seconds of an update
     exchange: float
-    sent: tuple[float, float]
+    sent: tuple[float, float]  # bytes that a device sends in an update, inside its machine and out of it
     images_per_second: float
     days: float | None
-
-    @property
-    def step(self) -> float:
-        """Seconds of an update."""
-        return max(self.compute, self.exchange)
+    step: float  # seconds of an update
 
 
 def static_bytes(work: Workload, shards: int) -> float:
     """Bytes of a device for parameters, gradients, optimiser, average, the copy that is evaluated, and gathered blocks."""
-    spread = 4 + 4 + work.state + 4 * work.average
-    whole = 4 * work.parameters
-    if shards == 1:
-        return spread * work.parameters + whole
+    sharded = (4 + 4 + work.state + 4 * work.average) * work.parameters / shards
     # two blocks are gathered at a time, and the gradient of one is whole until it is reduced
-    return spread * work.parameters / shards + whole + (2 * work.gathered + 4) * work.block
+    return sharded + 4 * work.parameters + (0 if shards == 1 else (2 * work.gathered + 4) * work.block)
 
 
 def sent_bytes(work: Workload, cluster: Cluster, parallel: Parallel, steps: int) -> tuple[float, float]:
@@ -168,13 +143,11 @@ def sent_bytes(work: Workload, cluster: Cluster, parallel: Parallel, steps: int)
         return size * (devices - 1) / devices
 
     local, machines = cluster.local, cluster.count // cluster.local
-    reduced = 8 * work.parameters
-    if parallel == "replicate":
-        return (ring(reduced, cluster.count), 0.0) if machines == 1 else (0.0, ring(reduced, cluster.count))
-    moved = (2 * work.gathered + 4) * work.parameters * steps
-    if parallel == "shard":
-        return (ring(moved, cluster.count), 0.0) if machines == 1 else (0.0, ring(moved, cluster.count))
-    return ring(moved, local), ring(reduced / local * steps, machines)
+    reduced, moved = 8 * work.parameters, (2 * work.gathered + 4) * work.parameters * steps
+    if parallel == "hybrid":
+        return ring(moved, local), ring(reduced / local * steps, machines)
+    sent = ring(reduced if parallel == "replicate" else moved, cluster.count)
+    return (sent, 0.0) if machines == 1 else (0.0, sent)
 
 
 def estimate(work: Workload, cluster: Cluster, parallel: Parallel, micro: int, mfu: float = MFU) -> Estimate:
@@ -197,6 +170,7 @@ def estimate(work: Workload, cluster: Cluster, parallel: Parallel, micro: int, m
         sent=(inside, outside),
         images_per_second=work.batch / step,
         days=None if work.images is None else work.images / work.batch * step / 86400,
+        step=step,
     )
 
 
@@ -209,7 +183,7 @@ def compare(work: Workload, cluster: Cluster) -> Iterator[Estimate]:
         what = f"a batch of {work.batch} is too small for {cluster.count} devices"
         raise ConfigError(what, "give at least one image for each: a larger --batch")
     share = -(-work.batch // cluster.count)
-    sizes = [share, *(size for size in (2**power for power in range(20, -1, -1)) if size < share)]
+    sizes = [share, *(2**power for power in range(20, -1, -1) if 2**power < share)]
     strategies = STRATEGIES if cluster.count > cluster.local else ("replicate", "shard")
     for parallel in strategies:
         tried = [estimate(work, cluster, parallel, size) for size in sizes]

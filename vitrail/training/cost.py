@@ -30,16 +30,25 @@ from vitrail.training.state import Training, restore, snapshot
 from vitrail.training.step import backward, take_step
 from vitrail.training.validation import read_options
 
-READ = 2  # images, from which the shapes of a batch are known: some objectives compare images
+MIN_IMAGES = 2  # of a small batch: some objectives compare images
+EVALUATION_SHARE = 0.06  # of a run bounded by time
+RESERVE = 0.03  # for starting, saving and the report
+TRIAL_STEPS = 1_000_000  # so many that the few steps of a measurement stay at the beginning of the warm-up
+LONG_STEP = 0.8  # seconds; a batch whose gradient takes longer is cut
+STEPS_SECONDS, MIN_STEPS, MAX_STEPS = 3.0, 4, 100  # of the measurement of whole steps
+EVALUATION_SECONDS = 2.0  # of that of an evaluation
 
 
 def run_operations(training: Training) -> float | None:
     """Counts the operations that all steps of a run execute, over all ranks: forward and backward passes of the objective as
     `step_operations` counts them, and those of a teacher, a momentum encoder or a tokenizer; not those of evaluations.
 
-    Two images are read. None where the objective cannot be counted, because it looks at the values of tensors.
+    A few images are read. None where the objective cannot be counted, because it looks at the values of tensors.
     """
-    inputs = _read_inputs(training)
+    images = min(MIN_IMAGES * training.run.data.repeats, training.run.data.batch)
+    few = replace(training.batches, batch=images, workers=0, ranks=SINGLE)
+    with keep_generators(), closing(few(0, 1)) as batches:
+        inputs = training.inputs(next(batches).to(training.device))
     try:
         counted = [_operations_an_update(training, inputs)]
         if share := training.run.model.head_first:
@@ -50,14 +59,6 @@ def run_operations(training: Training) -> float | None:
     given = 0 if frozen is None else training.run.data.batch * frozen.operations(size)
     first = math.ceil(share * training.steps)  # steps in which the head learns alone
     return float(counted[0] * first + counted[-1] * (training.steps - first) + given * training.steps)
-
-
-def _read_inputs(training: Training) -> tuple[Tensor, ...]:
-    """Returns the inputs of the objective for a few images."""
-    images = min(READ * training.run.data.repeats, training.run.data.batch)
-    few = replace(training.batches, batch=images, workers=0, ranks=SINGLE)
-    with keep_generators(), closing(few(0, 1)) as batches:
-        return training.inputs(next(batches).to(training.device))
 
 
 def _operations_an_update(training: Training, few: Sequence[Tensor], *, head_only: bool = False) -> int:
@@ -72,15 +73,6 @@ def _operations_an_update(training: Training, few: Sequence[Tensor], *, head_onl
         backward = partial(cached_backward, micro=micro, seed=lambda index: None)
         return step_operations(objective, inputs, backward=backward)
     return round(step_operations(objective, inputs, frozen=frozen) * data.batch / images)
-
-
-EVALUATION_SHARE = 0.06  # of a run bounded by time
-RESERVE = 0.03  # for starting, saving and the report
-TRIAL_STEPS = 1_000_000  # so many that the few steps of a measurement stay at the beginning of the warm-up
-LONG_STEP = 0.8  # seconds; a batch whose gradient takes longer is cut
-FEWEST_IMAGES = 2  # of a cut batch: some objectives compare images
-STEPS_SECONDS, FEWEST_STEPS, MOST_STEPS = 3.0, 4, 100  # of the measurement of whole steps
-EVALUATION_SECONDS = 2.0  # of that of an evaluation
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,7 @@ def buy_steps(trial: Training, say: Say) -> tuple[Run, int]:
 
 
 def measure_cost(training: Training) -> Cost:
-    """Measures what ``training`` takes here and now; its weights are restored afterwards.
+    """Measures the cost of ``training`` on this machine; its weights are restored afterwards.
 
     The time of a step on a part of its batch is scaled to the whole, except for the optimiser's share of it. Steps in which
     only the head learns, which are faster, are not taken into account.
@@ -130,7 +122,7 @@ def _cut_batch(training: Training) -> tuple[Training, float]:
     """
     data = training.run.data
     gradually = training.device.type == "cpu" and not training.run.compute.compile
-    images = min(FEWEST_IMAGES * data.repeats if gradually else data.micro_batch or data.batch, data.batch)
+    images = min(MIN_IMAGES * data.repeats if gradually else data.micro_batch or data.batch, data.batch)
     while True:
         part = _resize_batch(training, images)
         with closing(part.batches(0, 1)) as batches:
@@ -167,7 +159,7 @@ def _time_steps(training: Training) -> float:
     """Returns the mean over the steps of `STEPS_SECONDS`, without the first quarter, which warms up."""
     lengths: list[float] = []
     with closing(training.batches(0, training.steps)) as batches:
-        while len(lengths) < FEWEST_STEPS or (sum(lengths) < STEPS_SECONDS and len(lengths) < MOST_STEPS):
+        while len(lengths) < MIN_STEPS or (sum(lengths) < STEPS_SECONDS and len(lengths) < MAX_STEPS):
             lengths.append(_time(training, lambda: take_step(training, next(batches))))
             if len(lengths) == training.steps:
                 break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ from vitrail.tasks.task import read_arguments
 
 Transform = Callable[[Any], Any]
 WELL_MIXED = 0.8  # of the entropy of labels in random batches, below which a warning is due
+UNTRAINED = "test"  # the split that no step and no evaluation between steps reads
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The images of a run, those that cannot be read, and the ``arguments`` of the task that follow from its training images."""
+    """The images of a run, those that cannot be read, and the ``arguments`` that the task takes from its training images."""
 
     splits: Splits
     bad: BadImages
@@ -42,11 +43,11 @@ class RunData:
 
     @property
     def opened(self) -> Splits:
-        """The splits as they lie on the disk, also the images that are decoded into memory."""
+        """The splits as they are on the disk, before `keep_small`."""
         return self.undecoded or self.splits
 
     def keep_small(self, sample: int | None = None) -> RunData:
-        """The same data with sets of small images decoded once, into memory or the folder ``decoded``; see `keep_decoded`."""
+        """Returns the data with sets of small images decoded, into memory or the folder ``decoded``; see `keep_decoded`."""
         decoded: dict[str, Any] = {
             name: keep_decoded(part, channels=self.channels, bad=self.bad, sample=sample, shared=self.decoded)
             for name, part in list_splits(self.splits).items()
@@ -61,7 +62,7 @@ class RunData:
 
     @property
     def cropped(self) -> bool:
-        """Whether batches come as the network takes them; else augmentation crops them."""
+        """Whether images are read in the size of the network's input; else augmentation crops them."""
         return self.train.kind == "files" or self.transform is not None
 
 
@@ -78,9 +79,8 @@ def open_run_data(
     Raises `DataError` or `ConfigError` as `open_data`, and where the run asks for more training images than there are.
     """
     channels = run.data.channels or channels
-    source = run.data.source if data is None else data
     splits = open_data(
-        source,
+        run.data.source if data is None else data,
         seed=run.seed,
         validation=run.data.validation,
         channels=channels,
@@ -125,27 +125,26 @@ def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
     return replace(splits, train=take_part(train, count=count, seed=seed), layout=layout)
 
 
-def warn_of_order(train: Source, seed: int) -> list[str]:
-    """Returns a warning where images can only be shuffled in part, and that leaves the classes badly mixed."""
+def warn_of_order(train: Source, seed: int) -> Iterator[str]:
+    """Yields a warning where images can only be shuffled in part, and that leaves the classes badly mixed."""
     labels = train.targets
     if train.units is None or isinstance(labels, Annotations) or labels.ndim != 1 or not train.labelled:
-        return []
+        return
     mixing = measure_mixing(labels, train.units, seed)
-    if mixing >= WELL_MIXED:
-        return []
-    return [
-        f"the images seem to be sorted by class ({mixing:.0%} of the entropy of labels that random batches have), and data "
-        "that do not fit in memory or have to be fetched are shuffled in parts: write them in random order, Parquet in smaller "
-        "row groups, or shards with `vitrail data shard`"
-    ]
+    if mixing < WELL_MIXED:
+        yield (
+            f"the images seem to be sorted by class ({mixing:.0%} of the entropy of labels that random batches have), and data "
+            "that do not fit in memory or have to be fetched are shuffled in parts: write them in random order, Parquet in "
+            "smaller row groups, or shards with `vitrail data shard`"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBatches:
-    """This rank's part of the batches of a resolved run; called with two steps, it yields those in between (`train_batches`).
+    """Called with two steps, yields this rank's part of the batches between them (`train_batches`).
 
-    Each image comes in ``views`` views, with its target as ``collate`` makes it. A smaller ``batch``, another ``source`` or
-    fewer ``workers`` are for looking at a few images.
+    Each image comes in ``views`` views, with its target as ``collate`` makes it. Measurements and pictures of a few images take a
+    smaller ``batch``, another ``source`` or fewer ``workers``.
     """
 
     run: Run

@@ -31,10 +31,7 @@ READING_IMAGES, READING_SECONDS = 64, 1.0  # of the measurement of reading
 
 
 def dry_run(run: Run, *, data: Any = None, say: Say) -> None:
-    """Gives ``say`` the plan of ``run`` line by line, then what its steps take, which is measured within seconds.
-
-    Nothing is left on the disk, and no weights are built.
-    """
+    """Calls ``say`` with each line of the plan of ``run``, then of the measured cost of its steps. Leaves nothing on the disk."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = RunFolder(Path(temporary) / "run")
         folder.open()

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from vitrail.checksums import sha256_of
-from vitrail.config.schema import Run
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.errors import CheckpointError, DataError
 from vitrail.files import read_sealed, replace_file, write_sealed
@@ -23,12 +22,12 @@ from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import Say
 from vitrail.stamps import Changes, Stamps, find_changes
 from vitrail.text import plural
-from vitrail.training.data import RunData
+from vitrail.training.data import UNTRAINED, RunData
+from vitrail.training.state import Training
 from vitrail.weights.resolve import hash_model, resolve_model
 
 RECORD, STAMPS = "split.json", "stamps.npz"
 TARGETS = " targets"  # behind the name of a split, the digest of its classes and targets
-UNTRAINED = "test"  # the split that no step and no evaluation on the way reads
 START_AGAIN = "put them back as they were, or start a new run with another --out (--init takes this one's weights)"
 
 
@@ -38,22 +37,12 @@ def fingerprint_data(data: RunData) -> dict[str, str]:
     return used | {name + TARGETS: part.digest_targets() for name, part in list_splits(data.opened).items()}
 
 
-def record_or_check(
-    folder: RunFolder,
-    run: Run,
-    data: RunData,
-    digests: Mapping[str, str],
-    saved: Checkpoint | None,
-    say: Say,
-    *,
-    stamped: bool = True,
-) -> None:
-    """Records what a new run depends on, or compares it with what was recorded.
+def record_or_check(training: Training, saved: Checkpoint | None, say: Say, *, stamped: bool = True) -> None:
+    """Records the fingerprint of a new run, or compares it with the recorded one.
 
     Files that are damaged are written again if the images and targets are those of the checkpoint.
 
     Args:
-        digests: of `fingerprint_data`.
         saved: the checkpoint to resume from, which has the digests too.
         stamped: whether the state of each image is recorded, by which a change can be named.
 
@@ -61,6 +50,7 @@ def record_or_check(
         DataError: the run began with other images or targets, another teacher or another tokenizer.
         CheckpointError: ``split.json`` is damaged, and the checkpoint, of an earlier version, does not have the digests.
     """
+    folder, run, data, digests = training.folder, training.run, training.batches.data, training.digests
     record = read_sealed(folder.path / RECORD)
     if record is None and (folder.path / RECORD).exists() and saved is not None:
         if saved.state.get("images") is None:
@@ -78,25 +68,22 @@ def record_or_check(
     refused += _compare_weights(begun, weights, ("teacher", "tokenizer"))
     changed = [*untrained, *unknown, *_compare_weights(begun, weights, ("init",)), *_compare_versions(begun)]
     if refused:
-        raise _explain(folder, refused)
+        raise _changed_data(folder, refused)
     for line in changed:
         say(f"warning  {line}")
     if record is not None and stamps is not None and not changed:
         return
     val = data.splits.val
-    recorded = _write_stamps(folder, data.opened) if stamped else None
-    write_sealed(
-        folder.path / RECORD,
-        {
-            "seed": data.splits.seed,
-            "images": dict(digests),
-            "held_out": [str(key) for key in val.keys] if data.splits.held_out and val is not None else [],
-            "classes": list(data.opened.classes),
-            "weights": weights,
-            "versions": begun.get("versions", versions()),
-            "stamps": recorded,
-        },
-    )
+    record = {
+        "seed": data.splits.seed,
+        "images": dict(digests),
+        "held_out": [str(key) for key in val.keys] if data.splits.held_out and val is not None else [],
+        "classes": list(data.opened.classes),
+        "weights": weights,
+        "versions": begun.get("versions", versions()),
+        "stamps": _write_stamps(folder, data.opened) if stamped else None,
+    }
+    write_sealed(folder.path / RECORD, record)
 
 
 def check_finished(folder: RunFolder, data: RunData) -> None:
@@ -105,10 +92,10 @@ def check_finished(folder: RunFolder, data: RunData) -> None:
     digests = {name + TARGETS: part.digest_targets() for name, part in list_splits(data.opened).items()}
     refused, untrained, _ = _compare(begun, digests, data.opened, _read_stamps(folder, begun) or {})
     if refused or untrained:
-        raise _explain(folder, refused + untrained)
+        raise _changed_data(folder, refused + untrained)
 
 
-def _explain(folder: RunFolder, lines: list[str]) -> DataError:
+def _changed_data(folder: RunFolder, lines: list[str]) -> DataError:
     what = f"the data are not those with which the run {folder.path} began"
     return DataError(what, START_AGAIN, value="\n".join(lines))
 
@@ -116,8 +103,8 @@ def _explain(folder: RunFolder, lines: list[str]) -> DataError:
 def _compare(
     begun: Mapping[str, Any], digests: Mapping[str, str], opened: Splits, stamps: Mapping[tuple[str, str], Stamps]
 ) -> tuple[list[str], list[str], list[str]]:
-    """A line for each change of the data that a run trains or is evaluated on, for each of other data, and for each split with
-    files whose content is not known to be the same.
+    """Returns a line for each change of the data that a run trains or is evaluated on, for each change of other data, and for
+    each split with files whose content may have changed.
     """
     before, parts = begun.get("images", {}), list_splits(opened)
     changes: dict[str, list[str]] = {}
@@ -143,15 +130,14 @@ def _compare_split(
     digests: Mapping[str, str],
     stamps: Mapping[tuple[str, str], Stamps],
 ) -> tuple[list[str], int]:
-    """Returns a line for each change of a split; and the number of its files whose content is not known to be the same."""
+    """Returns a line for each change of a split, and the number of its files whose content may have changed."""
     now = part.stamp() if any(split == name for split, _ in stamps) else {}
     found = {what: find_changes(stamps[name, what], now[what]) for what in now if (name, what) in stamps}
     if found.keys() == {"images", "targets"}:  # targets come and go with their images
         found["targets"] = Changes(changed=found["targets"].changed)
     lines = [f"{name} {what}: {words}" for what, changes in found.items() if (words := changes.describe())]
-    if not lines and any(
-        before.get(key, digests[key]) != digests[key] for key in {name, name + TARGETS} & digests.keys()
-    ):
+    keys = {name, name + TARGETS} & digests.keys()
+    if not lines and any(before.get(key, digests[key]) != digests[key] for key in keys):
         lines = [f"{name}: other images, classes or targets"]
     return lines, sum(len(changes.unknown) for changes in found.values())
 
@@ -163,10 +149,8 @@ def _compare_weights(begun: Mapping[str, Any], weights: Mapping[str, str], names
 
 def _compare_versions(begun: Mapping[str, Any]) -> list[str]:
     now = versions()
-    before = begun.get("versions", now)
-    changed = [
-        f"{name} {now[name]} in place of {before[name]}" for name in now if before.get(name, now[name]) != now[name]
-    ]
+    before = {**now, **begun.get("versions", {})}
+    changed = [f"{name} {now[name]} in place of {before[name]}" for name in now if before[name] != now[name]]
     return [f"{', '.join(changed)}: from here on the run may differ in the last bits"] if changed else []
 
 
@@ -190,12 +174,9 @@ def _write_stamps(folder: RunFolder, opened: Splits) -> str:
 
 
 def _read_stamps(folder: RunFolder, begun: Mapping[str, Any]) -> dict[tuple[str, str], Stamps] | None:
-    """Returns the recorded state of each image and target, by split and kind; None where it is missing or damaged."""
-    try:
-        content = (folder.path / STAMPS).read_bytes()
-    except OSError:
-        return None
-    if sha256_of(content) != begun.get("stamps"):
+    """Returns the recorded state of each image and target, by split and kind; None if it is missing or damaged."""
+    path = folder.path / STAMPS
+    if not path.is_file() or sha256_of(content := path.read_bytes()) != begun.get("stamps"):
         return None
     arrays = np.load(io.BytesIO(content), allow_pickle=False)
     named = {tuple(key.split(" ")) for key in arrays}

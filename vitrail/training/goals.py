@@ -160,7 +160,7 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
     figures = result.figures
     if not training.ranks.first:
         return Outcome(folder.report, figures, "")
-    save_model(folder.model, model, metrics=figures, provenance=provenance(training, ending))
+    save_model(folder.model, model, metrics=figures, provenance=provenance(training))
     fault_injection.hit("run.after_model")
     facts = run_facts(training, built, ending)
     judged = JudgedRun(facts=facts, model=model, splits=list_splits(data.splits), source=source, judgement=result)
@@ -268,7 +268,7 @@ def finish_encoder(training: Training, built: BuiltModel, ending: Ending) -> Out
         return Outcome(training.folder.report, {}, "")
     facts = run_facts(training, built, ending)
     figures = collect_figures(facts["records"], FeatureValidator.FIGURES)
-    save_model(training.folder.model, built.model, metrics=figures, provenance=provenance(training, ending))
+    save_model(training.folder.model, built.model, metrics=figures, provenance=provenance(training))
     before, after = (health_from_records(facts["records"], built.model.width, last=last) for last in (False, True))
     facts |= {"before": before, "after": after, "diagnosis": after and diagnose(after, before)}
     return write_pretraining_documents(training, built, facts, figures)
@@ -278,7 +278,7 @@ def finish_tokenizer(training: Training, built: BuiltModel, ending: Ending) -> O
     if not training.ranks.first:
         return Outcome(training.folder.report, {}, "")
     facts = run_facts(training, built, ending)
-    save_tokenizer(training.folder.model, built.model, built.preprocessing, provenance(training, ending))
+    save_tokenizer(training.folder.model, built.model, built.preprocessing, provenance(training))
     return write_pretraining_documents(training, built, facts, collect_figures(facts["records"], CodeValidator.FIGURES))
 
 
@@ -347,7 +347,7 @@ SUPERVISED = Goal(
     plan=plan_network,
     build=build_network,
     objective=create_supervised_objective,
-    validator=lambda run, built, data: TaskValidator.of(built.model, data.splits, run, data.bad),
+    validator=lambda run, built, data: TaskValidator(built.model, data.splits, run, data.bad),
     finish=finish_supervised,
     evaluate_first=False,
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +29,6 @@ from vitrail.tasks.task import Task
 from vitrail.weights.tokenizers import SavedTokenizer
 
 CHUNK = 128  # images that a frozen network sees at once, whatever the batch: it has no micro-steps to save memory by
-
-
-class FrozenNetwork(Protocol):
-    """A network that is not trained, and whose outputs for the images of a batch an objective takes."""
-
-    def __call__(self, images: Tensor) -> Tensor: ...
-
-    def operations(self, size: tuple[int, int]) -> int:
-        """Floating-point operations for one image of ``size`` (height, width)."""
-        ...
 
 
 class Teacher:
@@ -69,11 +58,8 @@ class Teacher:
         if missing:
             shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             knows = f"it knows {len(model.classes)} classes: {', '.join(model.classes[:5])}, ..."
-            raise ConfigError(
-                f"the teacher does not know {len(missing)} of the {len(classes)} classes: {shown}",
-                remedy,
-                value=knows,
-            )
+            what = f"the teacher does not know {len(missing)} of the {len(classes)} classes: {shown}"
+            raise ConfigError(what, remedy, value=knows)
         if model.multi_label:
             raise ConfigError("the teacher gives every image several labels", "take one that chooses among the classes")
         if model.preprocessing.channels != preprocessing.channels:
@@ -81,15 +67,12 @@ class Teacher:
                 f"the teacher takes {model.preprocessing.channels} channels, the student {preprocessing.channels}",
                 "give them images of as many, with data.channels",
             )
-        self.model = model.eval().requires_grad_(False)
-        self.preprocessing = preprocessing
-        device = device_of(model)
-        self.columns = torch.tensor([number[name] for name in classes], device=device)
-        self.precision = precision
+        self.model, self.preprocessing, self.precision = model.eval().requires_grad_(False), preprocessing, precision
+        self.columns = torch.tensor([number[name] for name in classes], device=device_of(model))
 
     @torch.no_grad()
     def operations(self, size: tuple[int, int]) -> int:
-        """Of one image of any size: it is scaled to the teacher's."""
+        """Returns the floating-point operations for one image of any ``size``, which is scaled to the teacher's."""
         own = self.model.preprocessing
         network, image = on_meta(self.model).eval(), torch.empty(1, own.channels, *own.size, device="meta")
         return count_operations(lambda: network(image))
@@ -130,22 +113,27 @@ class TokenizerCodes:
 
     @torch.no_grad()
     def operations(self, size: tuple[int, int]) -> int:
-        """Of the codes of one image of ``size`` (height, width)."""
+        """Returns the floating-point operations for one image of ``size`` (height, width)."""
         tokenizer = on_meta(self.tokenizer).eval()
         image = torch.empty(1, self.own.channels, *self._size(size), device="meta")
         return count_operations(lambda: tokenizer.encode(image))
 
     def _size(self, size: Sequence[int]) -> tuple[int, int]:
-        """Returns the size at which the tokenizer sees images of ``size``."""
-        grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
-        rows, columns = self.tokenizer.config.patch_size
-        return grid[0] * rows, grid[1] * columns
+        """Returns the size to which images of ``size`` are scaled for the tokenizer."""
+        grid, patch = self._grid(size), self.tokenizer.config.patch_size
+        return grid[0] * patch[0], grid[1] * patch[1]
+
+    def _grid(self, size: Sequence[int]) -> tuple[int, int]:
+        return size[0] // self.patch_size[0], size[1] // self.patch_size[1]
 
     @torch.no_grad()
     def decode(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
         """Decodes codes (B, N) to images of ``size`` (height, width): (B, C, H, W), normalised for the encoder."""
-        grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
-        return renormalise(self.tokenizer.decode(codes.unflatten(1, grid)), self.own, self.preprocessing, size)
+        decoded = self.tokenizer.decode(codes.unflatten(1, self._grid(size)))
+        return renormalise(decoded, self.own, self.preprocessing, size)
+
+
+FrozenNetwork = Teacher | TokenizerCodes  # not trained; an objective takes its outputs for the images of a batch
 
 
 def renormalise(images: Tensor, source: Preprocessing, target: Preprocessing, size: tuple[int, int]) -> Tensor:
@@ -161,29 +149,17 @@ def apply_in_chunks(network: FrozenNetwork, images: Tensor) -> Tensor:
     return torch.cat([network(chunk) for chunk in images.split(CHUNK)])
 
 
-class Inputs(Protocol):
-    """Makes the inputs of an objective from a batch, in part by a ``frozen`` network."""
-
-    @property
-    def frozen(self) -> FrozenNetwork | None: ...
-
-    def __call__(self, batch: Batch) -> tuple[Tensor, ...]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Augmented:
-    """The images of a batch, augmented and normalised: (B, C, h, w)."""
+    """Augments and normalises the images of a batch."""
 
     policy: Augment
     preprocessing: Preprocessing
     seed: int
     cropped: bool  # they come in the size that the network takes
 
-    def __call__(self, batch: Batch) -> Tensor:
-        return self.place(batch)[0]
-
-    def place(self, batch: Batch) -> tuple[Tensor, Placement]:
-        """Returns the images, and where their pixels come from."""
+    def __call__(self, batch: Batch) -> tuple[Tensor, Placement]:
+        """Returns the images (B, C, h, w), and where their pixels come from."""
         images, size = batch.images, self.preprocessing.size
         read = images.shape[-2], images.shape[-1]
         made, matrices = augment(images, batch.ids, self.policy, size=size, seed=self.seed, cropped=self.cropped)
@@ -192,8 +168,8 @@ class Augmented:
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """Images (B, C, h, w), their targets, moved with the pixels and mixed and smoothed by the policy, and, in a distillation, the
-    outputs (B, K) of a teacher for the same images.
+    """Makes the inputs of a supervised objective: images (B, C, h, w), their targets, moved with the pixels, mixed and smoothed,
+    and, in a distillation, the outputs (B, K) of a teacher for the same images.
     """
 
     augmented: Augmented
@@ -201,7 +177,7 @@ class TaskInputs:
     frozen: FrozenNetwork | None = None  # the teacher
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
-        images, placement = self.augmented.place(batch)
+        images, placement = self.augmented(batch)
         targets = self.task.targets.move(batch.targets, placement)
         policy, seed = self.augmented.policy, self.augmented.seed
         ids = batch.lead if batch.lead is not None and policy.mix_each == "batch" else batch.ids
@@ -214,8 +190,8 @@ class TaskInputs:
 
 @dataclass(frozen=True)
 class ViewInputs:
-    """The views of each image, V times (B, C, h, w), the random tensors of the objective, and the output of a frozen network for
-    the first view, where there is one. The views of an image lie next to one another in the batch.
+    """Makes the inputs of an objective without labels: the views of each image, V times (B, C, h, w), the random tensors of the
+    objective, and the output of a frozen network for the first view. The views of an image are neighbours in the batch.
     """
 
     augmented: Augmented
@@ -224,9 +200,12 @@ class ViewInputs:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
         views = self.objective.views
-        images = self.augmented(batch)  # (B V, C, h, w)
+        images, _ = self.augmented(batch)  # (B V, C, h, w)
         noise = self.objective.draw(batch.ids[::views], self.augmented.preprocessing.size, self.augmented.seed)
         parts = [images[view::views].contiguous() for view in range(views)]
         drawn = [to_device(tensor, images.device) for tensor in noise]
         targets = [] if self.frozen is None else [apply_in_chunks(self.frozen, parts[0])]
         return *parts, *drawn, *targets
+
+
+Inputs = TaskInputs | ViewInputs

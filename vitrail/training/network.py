@@ -33,18 +33,14 @@ SIZES_READ = 65  # images whose headers decide the size of inputs
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPlan:
-    """Which network a run trains.
+    """The network that a run trains."""
 
-    ``model`` has nothing automatic left in it. ``width`` is that of its features, and ``image_bytes`` are the activations that
-    one image keeps for the backward pass. ``network`` is itself, on the meta device, where its blocks can be timed.
-    """
-
-    model: ModelSettings
+    model: ModelSettings  # without automatic settings
     channels: int
-    width: int
+    width: int  # of its features
     parameters: int
-    image_bytes: float
-    network: Backbone | None = None
+    image_bytes: float  # activations that one image keeps for the backward pass
+    network: Backbone | None = None  # on the meta device, where its blocks can be timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +60,8 @@ def check_model(run: Run) -> None:
         name = run.model.name or "vit-s16"
         configure(name, **changes_for(run, configure(name), lambda line: None))
     elif run.model.name is not None:
-        raise ConfigError(
-            f"both --init {run.model.init} and --model {run.model.name} name a network", "give one of them"
-        )
+        what = f"both --init {run.model.init} and --model {run.model.name} name a network"
+        raise ConfigError(what, "give one of them")
 
 
 def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
@@ -76,9 +71,8 @@ def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> Netwo
     kind, name, defaults, init = find_task(run.task), run.model.name, {}, None
     if kind.pixels and run.model.size is None and own_size is None:
         cell = (start.config if start is not None else MODELS[name or "vit-s16"]).cells[-1]
-        own_size = choose_size(
-            train, cell, kind.pixels["cuda" if find_device(run.compute.device).type == "cuda" else "cpu"]
-        )
+        device = "cuda" if find_device(run.compute.device).type == "cuda" else "cpu"
+        own_size = choose_size(train, cell, kind.pixels[device])
     if start is None:
         channels = run.data.channels or own_channels or 3
         size = run.model.size or own_size or (224, 224)
@@ -135,10 +129,7 @@ def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None
 
 
 def choose_size(train: Source, cell: tuple[int, int], pixels: int) -> tuple[int, int]:
-    """(height, width) of inputs that show whole images of files: that of the middle image, in whole cells of the last map.
-
-    Larger images are scaled down to about so many ``pixels``.
-    """
+    """Returns the median size (height, width) of the images, scaled down to about ``pixels``, in whole cells of the last map."""
     sizes = []
     for row in np.unique(np.linspace(0, len(train) - 1, min(SIZES_READ, len(train))).astype(int)).tolist():
         with suppress(BadImage):
@@ -155,6 +146,7 @@ def size_and_channels(train: Source) -> tuple[tuple[int, int] | None, int | None
     """Returns the (height, width) and channels of images in memory; (None, None) for files."""
     for row in range(min(len(train), SIZES_READ)):
         with suppress(BadImage):
-            content = train.contents[row]
-            return (content.shape[:2], content.shape[2]) if isinstance(content, np.ndarray) else (None, None)
+            if isinstance(content := train.contents[row], np.ndarray):
+                return content.shape[:2], content.shape[2]
+            break
     return None, None

@@ -57,40 +57,37 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
         say(f"ranks    {ranks.world}, {ranks.local_world} on this machine; parameters: {compute.parallel}")
     elif device.type == "cuda" and torch.cuda.device_count() > 1:
         say(f"note     one of {torch.cuda.device_count()} GPUs is used; --devices all uses them all")
+    threads = compute.threads or cores()
     compute = replace(
         compute,
         device=str(device) if ranks.is_single else device.type,
         precision=precision,
         compile=compute.compile if compute.compile is not None else device.type == "cuda",
-        threads=compute.threads or cores(),
+        threads=threads,
     )
-    files = train.kind == "files"
-    workers = data.workers if data.workers is not None else (max((compute.threads or 1) - 1, 1) if files else 0)
+    workers = max(threads - 1, 1) if train.kind == "files" else 0
     data = replace(
         data,
         micro_batch=data.micro_batch or default_micro_batch(plan.image_bytes, data.batch, device),
-        workers=workers,
+        workers=workers if data.workers is None else data.workers,
         channels=plan.channels,
         pixel_range=data.pixel_range or find_levels(train),
     )
     steps = length_in_steps(run, len(train))
     save = replace(run.save, log_every=run.save.log_every or (max(1, min(50, steps // 100)) if steps else 10))
     losses = find_task(run.task).losses
-    loss = run.objective.loss or (losses[int(train.multi_label)] if losses else None)
-    objective = replace(run.objective, loss=loss)
+    objective = replace(run.objective, loss=run.objective.loss or (losses[int(train.multi_label)] if losses else None))
     run = replace(run, model=plan.model, compute=compute, data=data, save=save, objective=objective)
-    say(
-        f"compute  {device}, {precision}, compile {'on' if compute.compile else 'off'}, "
-        f"{plural(compute.threads or 1, 'thread')}, {plural(workers, 'worker')}, "
-        f"batch {data.batch} = {run.accumulate} x {data.micro_batch}"
-    )
+    computed = f"{device}, {precision}, compile {'on' if compute.compile else 'off'}, {plural(threads, 'thread')}"
+    batch = f"batch {data.batch} = {run.accumulate} x {data.micro_batch}"
+    say(f"compute  {computed}, {plural(data.workers or 0, 'worker')}, {batch}")
     return run
 
 
 def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ranks = SINGLE) -> Run:
-    """``run`` with the precision and the threads that are fastest for its network on this processor, where it leaves them open.
+    """Returns ``run`` with the fastest precision and threads for its network on this processor, unless it sets them.
 
-    All ranks measure at the same time, as they will compute, and take what the first one finds.
+    All ranks measure at the same time, as they will compute, and take the choice of rank 0.
     """
     compute = run.compute
     if not compute.tune or device.type != "cpu" or plan.network is None or plan.width < NARROW:
@@ -98,9 +95,8 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ran
     threads = compute.threads or cores()
     counts = [threads] if compute.threads or not ranks.is_single else list_threads(threads)
     precisions = [compute.precision] if compute.precision else ["fp32", "bf16"]
-    plans = [
-        ExecutionPlan(precision, max(count // ranks.local_world, 1)) for count in counts for precision in precisions
-    ]
+    shares = [max(count // ranks.local_world, 1) for count in counts]
+    plans = [ExecutionPlan(precision, share) for share in shares for precision in precisions]
     if len(plans) == 1:
         return run
     assert plan.model.size is not None
@@ -147,13 +143,10 @@ def default_micro_batch(image_bytes: float, batch: int, device: torch.device) ->
 
 
 def length_in_steps(run: Run, images: int) -> int | None:
-    """Returns the updates in the run; None where only a measurement can tell (``schedule.time``)."""
-    schedule = run.schedule
-    if schedule.steps is not None:
-        return schedule.steps
-    if schedule.epochs is None:
-        return None
-    return TrainStream(images=images, batch=run.data.batch, seed=run.seed).steps_for(schedule.epochs)
+    """Returns the updates in the run; None if its length is a time (``schedule.time``), whose steps are measured."""
+    if run.schedule.steps is not None or run.schedule.epochs is None:
+        return run.schedule.steps
+    return TrainStream(images=images, batch=run.data.batch, seed=run.seed).steps_for(run.schedule.epochs)
 
 
 @dataclass(frozen=True)
@@ -166,10 +159,7 @@ class Prepared:
     data: RunData
 
     def judge(self, parts: Mapping[str, Source]) -> dict[str, EvaluationResult]:
-        """Returns every figure of a supervised run's model, as it is now, on each of several sources; in fp32, over all ranks.
-
-        Args:
-            parts: by name, e.g. ``{"test": data.splits.test, "train": some of data.train}``.
+        """Evaluates the model of a supervised run, as it is now, on each of ``parts`` by name; in fp32, over all ranks.
 
         Raises `DataError` for an empty or unlabelled source.
         """
@@ -198,7 +188,7 @@ def prepare(
         data: anything `open_data` takes; by default the path in ``run.data.source``.
         transform: the user's own map from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         say: takes each line that a user should read.
-        sample: for a dry run, how many small images are decoded, of all that would be kept in memory.
+        sample: for a dry run, the number of small images that are decoded.
         ranks: the processes that train together; each of them calls this.
 
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
@@ -208,15 +198,15 @@ def prepare(
     def open_all() -> tuple[Task | None, RunData, NetworkPlan, torch.device]:
         goal.check(run)
         device = find_device(run.compute.device, ranks)
-        path = run.model.init
-        start = None if path is None else weights.load(resolve_model(path).path.resolve(), log=say)
+        init = run.model.init
+        start = None if init is None else weights.load(resolve_model(init).path.resolve(), log=say)
         run_data = goal.open(run, data, folder, transform, start.config.in_channels if start else None)
         say(describe_data(run_data.splits))
-        for words in find_layout_warnings(run_data.splits, run.data.source):
-            say(f"warning  {words}")
+        for warning in find_layout_warnings(run_data.splits, run.data.source):
+            say(f"warning  {warning}")
         run_data = run_data.keep_small(sample)
-        for words in warn_of_order(run_data.train, run.seed):
-            say(f"warning  {words}")
+        for warning in warn_of_order(run_data.train, run.seed):
+            say(f"warning  {warning}")
         return start, run_data, goal.plan(run, run_data, start, say), device
 
     start, run_data, plan, device = ranks.run_on_all(open_all)

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitrail.config.parse import plain
 from vitrail.data.sources.source import list_splits
-from vitrail.runs.folder import join_records, speed
+from vitrail.runs.folder import busy_seconds, join_records, speed
 from vitrail.runtime.machine import describe, versions
 from vitrail.text import plural
 from vitrail.training.network import BuiltModel
@@ -18,17 +18,11 @@ from vitrail.training.state import Training
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run came to its end: the command that started it and the seconds it took; ``quiet`` shows no progress.
-
-    ``operations`` are the floating-point operations of all steps, where they are known. ``device_hours`` is the time that steps
-    and evaluations took on all devices together, before a stop and, where they were repeated, after it.
-    """
+    """The command that started a run, the seconds that it took, and whether to show no progress at its end."""
 
     command: str
     seconds: float
     quiet: bool
-    operations: float | None
-    device_hours: float
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,12 @@ class Outcome:
     warning: str | None = None
 
 
-def provenance(training: Training, ending: Ending) -> dict[str, Any]:
+def device_hours(training: Training) -> float:
+    """Returns the time of all steps and evaluations on all devices together, including those repeated after a stop."""
+    return busy_seconds(training.folder) * training.ranks.world / 3600
+
+
+def provenance(training: Training) -> dict[str, Any]:
     """Describes where the weights come from: data, split, recipe, compute, versions."""
     run, splits = training.run, training.batches.data.splits
     held_out = splits.val.keys.digest() if splits.val is not None else None
@@ -55,7 +54,7 @@ def provenance(training: Training, ending: Ending) -> dict[str, Any]:
         "teacher": run.objective.teacher,
         "tokenizer": run.objective.tokenizer,
         "steps": training.steps,
-        "operations": ending.operations,
+        "operations": training.operations,
         "date": date.today().isoformat(),
         "versions": versions(),
     }
@@ -85,8 +84,8 @@ def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str
         "recipe_settings": plain(run.optim) | plain(run.schedule),
         "base": run.model.init or "",
         "records": join_records(folder),
-        "operations": ending.operations,
-        "device_hours": ending.device_hours,
+        "operations": training.operations,
+        "device_hours": device_hours(training),
         "seconds": ending.seconds,
         "images_per_second": speed(folder),
         "machine": describe(),

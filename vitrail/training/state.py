@@ -22,8 +22,7 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.distributed import SINGLE, Ranks, distribute_like, gather_full, is_dtensor
 from vitrail.torch_private import copy_
-from vitrail.training.data import TrainingBatches
-from vitrail.training.fingerprint import UNTRAINED
+from vitrail.training.data import UNTRAINED, TrainingBatches
 from vitrail.training.inputs import Inputs
 from vitrail.training.optimizer import Average, Optimiser, find_head_names
 from vitrail.training.schedule import learning_rate

@@ -16,7 +16,7 @@ from vitrail.data.sources.open import FoundData
 from vitrail.errors import DataError, VitrailError
 from vitrail.rows import Scores
 from vitrail.runs import checkpoint
-from vitrail.runs.folder import FollowerFolder, RunFolder, busy_seconds, default_folder, find_unfinished, why_stopped
+from vitrail.runs.folder import FollowerFolder, RunFolder, default_folder, find_unfinished, why_stopped
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import StopRequests, keep_generators, use_threads
@@ -28,7 +28,7 @@ from vitrail.training.fingerprint import check_finished, record_or_check
 from vitrail.training.goals import GOALS
 from vitrail.training.loop import fit
 from vitrail.training.prepare import Prepared, prepare
-from vitrail.training.provenance import Ending, Outcome
+from vitrail.training.provenance import Ending, Outcome, device_hours
 from vitrail.training.state import resume, use_average
 from vitrail.weights.resolve import resolve_model
 
@@ -37,7 +37,7 @@ End = Callable[[Prepared], Mapping[str, float]]
 
 @dataclass(frozen=True, repr=False)
 class Result(Scores):
-    """A finished run: its folder, its report, and the figures of its final model; with ``end`` no report is there."""
+    """A finished run: its folder, its report, which does not exist with ``end``, and the figures of its final model."""
 
     folder: Path
     report: Path
@@ -51,16 +51,6 @@ class Result(Scores):
         from vitrail.weights import load
 
         return load(self.folder)
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """The run to train in ``folder``, what to warn of, and the result of a run that is finished."""
-
-    run: Run
-    folder: Path
-    notes: list[str]
-    result: Result | None = None
 
 
 def train(
@@ -84,8 +74,8 @@ def train(
         quiet: no progress on stderr.
         command: the command that started this, for the report.
         ranks: the processes that train together, each of which calls this; by default those that torch's launcher started.
-        end: called after the last step, on every rank, in place of judging the model and writing it; it gives the figures of the
-            result. ``built.model`` then has its final weights, averaged where the run averages, and `Prepared.judge` judges it.
+        end: called after the last step, on every rank, in place of evaluating the model and writing it; it returns the figures of
+            the result. ``built.model`` then has its final, averaged weights, and `Prepared.judge` evaluates it.
 
     With ``end`` the folder gets the settings, the split, metrics, timing, log, checkpoints and, with the figures, the status; it
     gets no ``model/``, report, card or mistakes. A run that is stopped in ``end`` calls it again when it is resumed; a finished
@@ -95,18 +85,18 @@ def train(
     """
     given = nullcontext(ranks) if ranks is not None else join(run.compute.device, run.compute.timeout)
     with given as ranks:
-        begun = ranks.run_on_rank0(lambda: _begin(run, out, data, transform))
-        if begun.result is not None:
-            for note in begun.notes if ranks.first and not quiet else ():
+        quiet = quiet or not ranks.first
+        run, path, notes, result = ranks.run_on_rank0(lambda: _begin(run, out, data, transform))
+        if result is not None:
+            for note in () if quiet else notes:
                 to_stderr(f"warning  {note}")
-            return begun.result
-        run, path = begun.run, begun.folder
+            return result
         folder = RunFolder(path) if ranks.first else FollowerFolder(path, ranks.rank)
         ranks.run_on_rank0(folder.open)
         if not ranks.first:
             folder.open()
-        say = _log_and_print(folder, quiet or not ranks.first)
-        for note in begun.notes:
+        say = _log_and_print(folder, quiet)
+        for note in notes:
             say(f"warning  {note}")
         if not folder.status() and (folder.path / "status.json").exists():
             say("warning  status.json is damaged; resuming from the newest checkpoint")
@@ -118,23 +108,15 @@ def train(
             with keep_generators(), StopRequests() as stop, lost_ranks():
                 if recipe := recipe_of(run):
                     say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
-                if run.optim.rates:
-                    losses = (
-                        f"{rate}: {'diverged' if loss is None else f'{loss:.4f}'}"
-                        for rate, loss in run.optim.rates.items()
-                    )
-                    say(f"rate     {run.optim.lr:g}, chosen by validation losses: {', '.join(losses)}")
+                if rates := run.optim.rates:
+                    losses = {rate: "diverged" if loss is None else f"{loss:.4f}" for rate, loss in rates.items()}
+                    tried = ", ".join(f"{rate}: {loss}" for rate, loss in losses.items())
+                    say(f"rate     {run.optim.lr:g}, chosen by validation losses: {tried}")
                 prepared = prepare(run, folder, data=data, transform=transform, say=say, ranks=ranks)
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
-                    # a program that judges for itself, as a study does, has its own record of its data
-                    _run_steps(prepared, stop, quiet or not ranks.first, say, stamped=end is None)
-                    ending = Ending(
-                        command=command,
-                        seconds=time.perf_counter() - started,
-                        quiet=quiet or not ranks.first,
-                        operations=prepared.training.operations,
-                        device_hours=busy_seconds(folder) * ranks.world / 3600,
-                    )
+                    # a program that evaluates for itself, as a study does, has its own record of its data
+                    _run_steps(prepared, stop, quiet, say, stamped=end is None)
+                    ending = Ending(command, time.perf_counter() - started, quiet)
                     outcome = ranks.broadcast(_finish(prepared, ending, say, end))
                 return Result(folder.path, outcome.report, outcome.figures)
         except BaseException as error:
@@ -147,18 +129,18 @@ def train(
             folder.close()
 
 
-def _begin(run: Run, out: Path | None, data: Any, transform: Transform | None) -> _Begun:
-    """Finds out whether a run is new, goes on or is finished.
+def _begin(
+    run: Run, out: Path | None, data: Any, transform: Transform | None
+) -> tuple[Run, Path, list[str], Result | None]:
+    """Returns the run to train, its folder, warnings, and the result of a run that is finished.
 
     Raises `ConfigError` for the settings of another run, `DataError` where a finished run was trained on other data, and
     `CheckpointError` for a teacher or tokenizer that does not exist.
     """
-    objective = run.objective
-    # in full, because `latest` may be another one when the run is resumed
-    teacher, tokenizer = (
-        path and str(resolve_model(path).path.resolve()) for path in (objective.teacher, objective.tokenizer)
-    )
-    run, extended, notes = replace(run, objective=replace(objective, teacher=teacher, tokenizer=tokenizer)), False, []
+    given = {"teacher": run.objective.teacher, "tokenizer": run.objective.tokenizer}
+    # full paths, because `latest` may be another one when the run is resumed
+    paths: dict[str, Any] = {name: str(resolve_model(path).path.resolve()) for name, path in given.items() if path}
+    run, extended, notes = replace(run, objective=replace(run.objective, **paths)), False, []
     folder = RunFolder(out or name_folder(run))
     finished = folder.status().get("state") == "finished"
     if folder.config.exists():
@@ -168,14 +150,14 @@ def _begin(run: Run, out: Path | None, data: Any, transform: Transform | None) -
         if before not in (None, now):
             notes.append(f"micro-batches of {now} images in place of {before}: the run may differ in the last bits")
     if extended or not finished:
-        return _Begun(run, folder.path, notes)
+        return run, folder.path, notes, None
     try:
         opened = GOALS[run.objective.name].open(run, data, folder, transform, None)
     except DataError as error:
         notes = [f"the data are not compared with those of this finished run: {error.what}"]
     else:
         check_finished(folder, opened)
-    return _Begun(run, folder.path, notes, Result(folder.path, folder.report, folder.status().get("figures", {})))
+    return run, folder.path, notes, Result(folder.path, folder.report, folder.status().get("figures", {}))
 
 
 def name_folder(run: Run) -> Path:
@@ -195,14 +177,12 @@ def _log_and_print(folder: RunFolder, quiet: bool) -> Say:
 
 def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say, *, stamped: bool) -> None:
     """Trains from the newest checkpoint, where there is one, to the last step."""
-    training = prepared.training
-    folder, progress = training.folder, training.progress
+    training, folder = prepared.training, prepared.training.folder
     saved = checkpoint.load_newest(folder.checkpoints, training.ranks)
-    run, data, digests = training.run, prepared.data, training.digests
-    training.ranks.run_on_rank0(lambda: record_or_check(folder, run, data, digests, saved, say, stamped=stamped))
+    training.ranks.run_on_rank0(lambda: record_or_check(training, saved, say, stamped=stamped))
     if saved is not None:
         resume(training, saved, say)
-        progress = training.progress
+    progress = training.progress
     # in this order: a finished run with the settings of a longer one would pass for the longer one
     folder.write_status("running", steps=training.steps)
     folder.write_config(training.run)
@@ -211,16 +191,15 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say, *,
         say(f"warning  {damage}")
     training.operations = training.ranks.run_on_rank0(lambda: run_operations(training))
     if training.operations is not None:
-        images = training.steps * training.run.data.batch
-        each = large(training.operations / images, "FLOP")
-        say(f"flops    {large(training.operations, 'FLOP')} in all steps, {each} an image")
+        each = training.operations / training.steps / training.run.data.batch
+        say(f"flops    {large(training.operations, 'FLOP')} in all steps, {large(each, 'FLOP')} an image")
     say(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
     with ProgressBar("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
 
 
 def _finish(prepared: Prepared, ending: Ending, say: Say, end: End | None) -> Outcome:
-    """Judges the averaged weights, and writes the model, the report and the card; or does what ``end`` does with them."""
+    """Evaluates the averaged weights, and writes the model, the report and the card; or calls ``end``."""
     training = prepared.training
     fault_injection.hit("run.before_model")
     with use_average(training):
@@ -231,9 +210,9 @@ def _finish(prepared: Prepared, ending: Ending, say: Say, end: End | None) -> Ou
             summary = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
             outcome = Outcome(training.folder.report, figures, summary)
     fault_injection.hit("run.before_finished")
-    seconds = round(ending.seconds, 1)
-    facts = {"seconds": seconds, "operations": ending.operations, "device_hours": ending.device_hours}
-    training.folder.write_status("finished", steps=training.steps, **facts, figures=outcome.figures)
+    facts = {"seconds": round(ending.seconds, 1), "operations": training.operations}
+    facts |= {"device_hours": device_hours(training), "figures": outcome.figures}
+    training.folder.write_status("finished", steps=training.steps, **facts)
     if outcome.warning:
         say(f"warning  {outcome.warning}")
     say(f"done     {outcome.summary} after {duration(ending.seconds)}")

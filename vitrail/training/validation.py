@@ -1,13 +1,15 @@
 """The figures of an evaluation between steps: of a classifier, of the features of an encoder, of the codes of a tokenizer.
 
+A validator is called on every rank, with the run as it stands, whether to stop, and the ranks that may share the work. It returns
+None if it was stopped; every rank asks equally often. `count_images` returns the number of images that each rank reads.
+
 N images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,39 +31,20 @@ from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks import Task
 
 NEIGHBOURS = 20
-FEWEST = 30  # images to classify by their neighbours
+MIN_QUERIES = 30  # images to classify by their neighbours
 Stopped = Callable[[], bool]
 
 
-class Validator(Protocol):
-    """Called with the run as it stands, with whether to stop, and with the ranks that may share the work; None if stopped.
-
-    Every rank calls it, and asks equally often whether to stop.
-    """
-
-    def count_images(self, ranks: Ranks) -> float:
-        """Returns the number of images that each rank reads."""
-        ...
-
-    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None: ...
-
-
-@dataclass(frozen=True)
 class TaskValidator:
     """The first figures of a model on each of its parts, named ``val_...`` on the validation split, and ``train_...`` on
     ``save.train_images`` training images without augmentation.
     """
 
-    model: Task
-    parts: Mapping[str, Source]
-    bad: Bad
-
-    @classmethod
-    def of(cls, model: Task, splits: Splits, run: Run, bad: Bad) -> TaskValidator:
-        parts, train = {} if splits.val is None else {"val": splits.val}, splits.train
+    def __init__(self, model: Task, splits: Splits, run: Run, bad: Bad) -> None:
+        self.model, self.bad, train = model, bad, splits.train
+        self.parts = {} if splits.val is None else {"val": splits.val}
         if train is not None and (count := min(run.save.train_images, len(train))):
-            parts["train"] = take_part(train, count=count, seed=run.seed)
-        return cls(model, parts, bad)
+            self.parts["train"] = take_part(train, count=count, seed=run.seed)
 
     def count_images(self, ranks: Ranks) -> float:
         return sum(map(len, self.parts.values())) / ranks.world
@@ -80,27 +63,24 @@ class FeatureValidator:
     """Figures of an encoder: ``effective_rank`` and ``spread`` of its features, and with labels the accuracy ``knn`` of the
     nearest neighbours among training images, with that of the most frequent class, ``chance``.
 
-    The same images each time: two thirds of ``save.watched`` from train, whose neighbours are known, and one third from val,
-    or from train too where val has too few, to classify. Rank and spread are those of all of them. They are few, so every rank
-    computes all of them.
+    The same images each time: two thirds of ``save.watched`` are training images with known labels; one third, from val, or from
+    train if val has too few, is classified. They are few, so every rank computes all of them.
     """
 
     FIGURES: ClassVar[tuple[str, ...]] = ("knn", "chance", "effective_rank", "spread")
 
     def __init__(self, model: Task, splits: Splits, run: Run, bad: Bad) -> None:
-        train = splits.train
+        train, val = splits.train, splits.val
         assert train is not None, "there are no training images"
         self.model, self.bad = model, bad
         known, queries = 2 * run.save.watched // 3, run.save.watched // 3
         order = permutation(run.seed, 0, len(train))
-        self.known = train.subset(order[:known])
-        other = splits.val
-        if other is None or len(other) < FEWEST:
-            half = len(order) // 2  # too few images for both parts are halved
-            first = min(known, half)
-            self.known, self.queries = train.subset(order[:first]), train.subset(order[first : first + queries])
+        if val is not None and len(val) >= MIN_QUERIES:
+            self.queries = val.subset(permutation(run.seed, 0, len(val))[:queries])
         else:
-            self.queries = other.subset(permutation(run.seed, 0, len(other))[:queries])
+            known = min(known, len(order) // 2)
+            self.queries = train.subset(order[known : known + queries])
+        self.known = train.subset(order[:known])
 
     def count_images(self, ranks: Ranks) -> float:
         return len(self.known) + len(self.queries)
@@ -171,6 +151,9 @@ class CodeValidator:
             "psnr_mean_colour": psnr(torch.cat(flat)).item(),
             "codes_in_use": perplexity(torch.cat(codes), self.tokenizer.config.vocabulary).item(),
         }
+
+
+Validator = TaskValidator | FeatureValidator | CodeValidator
 
 
 def _root_mean_square(errors: torch.Tensor) -> torch.Tensor:

@@ -40,4 +40,4 @@ def plan_cluster(run: Run, data: str | None, devices: str, network: str | None, 
     work = Workload.of(run, network_config, None if train is None else len(train))
     for line in describe(work, cluster, devices):
         say(line)
-    return [{**asdict(row), "step": row.step} for row in compare(work, cluster)]
+    return list(map(asdict, compare(work, cluster)))
