@@ -331,12 +331,6 @@ class BackgroundSaver:
             with disk_errors(final):
                 begin(aside)
 
-        def digest_own_file() -> dict[str, Facts]:
-            with disk_errors(final):
-                fault_injection.hit("checkpoint.after_first_tensors")
-                own = sorted((aside / SHARDS).glob(f"shard-{ranks.rank + 1:05d}-*"))
-                return {f"{SHARDS}/{path.name}": digest_file(path) for path in own}
-
         def complete() -> None:
             with disk_errors(final):
                 publish(aside, final, state, files, SHARDED)
@@ -344,8 +338,11 @@ class BackgroundSaver:
         try:
             ranks.run_on_rank0(make_folder)
             write_shards(aside / SHARDS, tensors, ranks)
-            stated = ranks.gather(ranks.run_on_all(digest_own_file))
-            files = {name: facts for part in stated for name, facts in part.items()}
+            with ranks.share_errors(), disk_errors(final):
+                fault_injection.hit("checkpoint.after_first_tensors")
+                own = sorted((aside / SHARDS).glob(f"shard-{ranks.rank + 1:05d}-*"))
+                digests = {f"{SHARDS}/{path.name}": digest_file(path) for path in own}
+            files = {name: facts for part in ranks.gather(digests) for name, facts in part.items()}
             ranks.run_on_rank0(complete)
         except DiskError:
             if ranks.first:

@@ -137,11 +137,6 @@ class Ranks:
             raise self.collective_error(error)
         return result
 
-    def run_on_all(self, act: Callable[[], Value]) -> Value:
-        """Calls ``act`` on every rank and returns its own result; see `share_errors`."""
-        with self.share_errors():
-            return act()
-
     @contextmanager
     def share_errors(self) -> Iterator[None]:
         """Runs a block without collectives on every rank; at its end a `VitrailError` of any rank is raised on all of them."""

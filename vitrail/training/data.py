@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -125,18 +125,19 @@ def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
     return replace(splits, train=take_part(train, count=count, seed=seed), layout=layout)
 
 
-def warn_of_order(train: Source, seed: int) -> Iterator[str]:
-    """Yields a warning where images can only be shuffled in part, and that leaves the classes badly mixed."""
+def warn_of_order(train: Source, seed: int) -> str:
+    """Returns a warning where images can only be shuffled in part, and that leaves the classes badly mixed; else nothing."""
     labels = train.targets
     if train.units is None or isinstance(labels, Annotations) or labels.ndim != 1 or not train.labelled:
-        return
+        return ""
     mixing = measure_mixing(labels, train.units, seed)
-    if mixing < WELL_MIXED:
-        yield (
-            f"the images seem to be sorted by class ({mixing:.0%} of the entropy of labels that random batches have), and data "
-            "that do not fit in memory or have to be fetched are shuffled in parts: write them in random order, Parquet in "
-            "smaller row groups, or shards with `vitrail data shard`"
-        )
+    if mixing >= WELL_MIXED:
+        return ""
+    return (
+        f"the images seem to be sorted by class ({mixing:.0%} of the entropy of labels that random batches have), and data that "
+        "do not fit in memory or have to be fetched are shuffled in parts: write them in random order, Parquet in smaller row "
+        "groups, or shards with `vitrail data shard`"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

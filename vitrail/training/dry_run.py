@@ -26,23 +26,19 @@ from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
 
 SAMPLE = 512  # small images that are decoded, in place of all of them
-LARGEST_BATCH = 1 << 16  # where the search for the largest micro-batch ends
+MAX_BATCH = 1 << 16  # where the search for the largest micro-batch ends
 READING_IMAGES, READING_SECONDS = 64, 1.0  # of the measurement of reading
 
 
 def dry_run(run: Run, *, data: Any = None, say: Say) -> None:
     """Calls ``say`` with each line of the plan of ``run``, then of the measured cost of its steps. Leaves nothing on the disk."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = RunFolder(Path(temporary) / "run")
+    with tempfile.TemporaryDirectory() as temporary, closing(RunFolder(Path(temporary) / "run")) as folder:
         folder.open()
-        try:
-            with keep_generators():
-                prepared = prepare(run, folder, data=data, say=say, sample=SAMPLE)
-                _describe(prepared.training, prepared.built, say)
-                with use_threads(prepared.training.run.compute.threads or 1):
-                    _measure(prepared.training, say)
-        finally:
-            folder.close()
+        with keep_generators():
+            prepared = prepare(run, folder, data=data, say=say, sample=SAMPLE)
+            _describe(prepared.training, prepared.built, say)
+            with use_threads(prepared.training.run.compute.threads or 1):
+                _measure(prepared.training, say)
 
 
 def _describe(training: Training, built: BuiltModel, say: Say) -> None:
@@ -91,10 +87,9 @@ def _find_largest_batch(training: Training) -> str:
         return f"{training.run.data.micro_batch} (by the memory rule for a CPU)"
     with closing(training.batches(0, training.steps)) as batches:
         inputs = training.inputs(next(batches).to(training.device))
-    ran = training.run.data.micro_batch or len(inputs[0])
 
     def step(size: int) -> None:
-        if size <= ran:  # when the step was measured
+        if size <= (training.run.data.micro_batch or len(inputs[0])):  # ran when the step was measured
             return
         rows = torch.arange(size, device=training.device) % len(inputs[0])
         try:
@@ -103,4 +98,4 @@ def _find_largest_batch(training: Training) -> str:
         finally:
             training.compute_model.zero_grad(set_to_none=True)
 
-    return str(find_largest_batch(step, LARGEST_BATCH))
+    return str(find_largest_batch(step, MAX_BATCH))

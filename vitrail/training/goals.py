@@ -115,10 +115,7 @@ def open_labelled(run: Run, data: Any, folder: RunFolder, transform: Transform |
 
 
 def create_supervised_objective(run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
-    """Returns the loss on the targets alone, or also on a teacher's outputs, and its inputs.
-
-    Raises `ConfigError` for arguments that the objective does not have, or a teacher that cannot teach this.
-    """
+    """Returns the loss on the targets, or on a teacher's outputs too, and its inputs. Raises `ConfigError`."""
     settings, model = run.objective, built.model
     augmented = Augmented(policy=run.augment, preprocessing=built.preprocessing, seed=run.seed, cropped=data.cropped)
     arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
@@ -130,7 +127,7 @@ def create_supervised_objective(run: Run, built: BuiltModel, data: RunData, say:
 
 
 def load_teacher(path: str, model: Task, precision: str, say: Say) -> Teacher:
-    """Loads the model at ``path`` as a teacher of ``model``, on its device."""
+    """Loads the model at ``path`` as a teacher of ``model``. Raises `ConfigError` if it cannot teach it."""
     if not model.learns_from_teacher:
         what = "the images have several labels each, and a teacher gives one" if model.multi_label else ""
         raise ConfigError(what or f"the task {model.name} has no use for a teacher", "train without --teacher")
@@ -208,7 +205,6 @@ def plan_tokenizer(run: Run, data: RunData, start: Task | None, say: Say) -> Net
     return NetworkPlan(
         model=replace(run.model, changes=changes, size=size),
         channels=channels,
-        width=config.width,
         parameters=sum(parameter.numel() for parameter in tokenizer.parameters()),
         image_bytes=saved_bytes(tokenizer, image),
     )
@@ -230,9 +226,7 @@ def build_tokenizer(run: Run, data: RunData, plan: NetworkPlan, start: Task | No
 def create_pretraining_objective(run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
     """Returns the objective of a run around its encoder, and its inputs, for BEiT with the codes of a tokenizer.
 
-    Raises:
-        ConfigError: the objective does not support the encoder or has no such argument, or a tokenizer is missing.
-        CheckpointError: the tokenizer cannot be read.
+    Raises `ConfigError`, and `CheckpointError` for a tokenizer that cannot be read.
     """
     encoder = built.model.backbone if isinstance(built.model, Task) else built.model
     preprocessing, settings, kind, codes = built.preprocessing, run.objective, OBJECTIVES[run.objective.name], None
@@ -285,18 +279,16 @@ def finish_tokenizer(training: Training, built: BuiltModel, ending: Ending) -> O
 def collect_figures(records: Sequence[dict], columns: Sequence[str]) -> dict[str, float]:
     """Returns the last value of each of the ``columns``, the accuracy ``knn`` before training, and the last loss."""
     figures: dict[str, float] = {}
-    for name in columns:
-        values = [record[name] for record in records if name in record]
-        if values:
+    for name in (*columns, "loss"):
+        if values := [record[name] for record in records if name in record]:
             figures[name] = values[-1]
             if name == "knn":
                 figures["knn_untrained"] = values[0]
-    losses = [record["loss"] for record in records if "loss" in record]
-    return {**figures, "loss": losses[-1]} if losses else figures
+    return figures
 
 
 def health_from_records(records: Sequence[dict], width: int, *, last: bool) -> FeatureHealth | None:
-    """Returns the rank and spread of the features before training, or at the end of it, as they were recorded."""
+    """Returns the recorded health of the features before training, or with ``last`` at its end."""
     recorded = [record for record in records if "effective_rank" in record]
     if not recorded or (not last and recorded[0]["step"] != 0):
         return None

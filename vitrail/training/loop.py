@@ -16,12 +16,11 @@ from vitrail.training.step import read_pending, take_step
 
 
 def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
-    """Runs the remaining steps, evaluating and saving on the way; at the end the last step is evaluated and saved.
-
-    However it ends, the workers that read the batches are stopped, and no checkpoint is being written.
+    """Runs the remaining steps, evaluating and saving between them and after the last one.
 
     Raises `Preempted` or `Interrupted` once the state is saved, and `DivergedError` before a non-finite update is made or, where
-    the training defers reading, before anything is logged, evaluated or saved after it.
+    the training defers reading, before anything is logged, evaluated or saved after it. However it ends, the workers are stopped
+    and no checkpoint is being written.
     """
     with closing(training.saver), closing(training.batches(training.progress.step, training.steps)) as batches:
         _fit(training, batches, stop, show)
@@ -81,9 +80,9 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
     if figures is None:
         return asked
     training.progress.evaluated = training.progress.step
-    _write(training, figures, {"evaluation_seconds": round(time.perf_counter() - started, 3)})
+    epoch = _write(training, figures, {"evaluation_seconds": round(time.perf_counter() - started, 3)})
     shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-    show.say(f"epoch {_epoch(training):g}  step {training.progress.step}  {shown}")
+    show.say(f"epoch {epoch:g}  step {training.progress.step}  {shown}")
     return 0
 
 
@@ -94,14 +93,13 @@ def _log(training: Training, clock: _Clock) -> None:
     _write(training, {"images": progress.images, **progress.take_means(), "lr": rate}, clock.lap())
 
 
-def _write(training: Training, figures: Mapping[str, float], timing: Mapping[str, float]) -> None:
+def _write(training: Training, figures: Mapping[str, float], timing: Mapping[str, float]) -> float:
+    """Writes a line of the metrics and one of the timing; returns the epoch."""
     progress, folder = training.progress, training.folder
-    progress.metrics_bytes = folder.write_metrics({"step": progress.step, "epoch": _epoch(training), **figures})
+    epoch = round(progress.step / training.steps_an_epoch, 4)
+    progress.metrics_bytes = folder.write_metrics({"step": progress.step, "epoch": epoch, **figures})
     folder.write_timing({"step": progress.step, **timing})
-
-
-def _epoch(training: Training) -> float:
-    return round(training.progress.step / training.steps_an_epoch, 4)
+    return epoch
 
 
 def save(training: Training) -> None:

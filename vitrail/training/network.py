@@ -37,7 +37,6 @@ class NetworkPlan:
 
     model: ModelSettings  # without automatic settings
     channels: int
-    width: int  # of its features
     parameters: int
     image_bytes: float  # activations that one image keeps for the backward pass
     network: Backbone | None = None  # on the meta device, where its blocks can be timed
@@ -45,7 +44,7 @@ class NetworkPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
-    """The model that a run trains and saves, its preprocessing and its size."""
+    """The model that a run trains and saves, and its size."""
 
     model: Any  # a Task, without a head where it learns without labels, or a Tokenizer
     preprocessing: Preprocessing
@@ -92,7 +91,6 @@ def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> Netwo
     return NetworkPlan(
         model=model,
         channels=channels,
-        width=drawn.width,
         parameters=sum(parameter.numel() for parameter in drawn.parameters()),
         image_bytes=saved_bytes(drawn.train(), image_for(drawn)) * views,
         network=drawn,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,21 +56,19 @@ class Muon(torch.optim.Optimizer):
         assert closure is None, "the loop computes the gradients"
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._update(parameters, group["lr"], group["momentum"], group["weight_decay"])
-
-    def _update(self, parameters: list[Tensor], rate: float, momentum: float, decay: float) -> None:
-        for parameter in parameters:
-            if "momentum_buffer" not in self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        means = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
-        lerp_(means, gradients, 1 - momentum)
-        ahead = lerp(gradients, means, momentum)
-        multiply_(parameters, 1 - rate * decay)
-        for parameter, direction in zip(parameters, orthogonalise(ahead, self.dtype, self.ranks), strict=True):
-            side = max(len(parameter), parameter.numel() // len(parameter))
-            parameter.add_(distribute_like(direction, parameter), alpha=-rate * 0.2 * side**0.5)
+            if not parameters:
+                continue
+            for parameter in parameters:
+                if "momentum_buffer" not in self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            means = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+            gradients = [parameter.grad for parameter in parameters]
+            lerp_(means, gradients, 1 - group["momentum"])
+            ahead = lerp(gradients, means, group["momentum"])
+            multiply_(parameters, 1 - group["lr"] * group["weight_decay"])
+            for parameter, direction in zip(parameters, orthogonalise(ahead, self.dtype, self.ranks), strict=True):
+                side = max(len(parameter), parameter.numel() // len(parameter))
+                parameter.add_(distribute_like(direction, parameter), alpha=-group["lr"] * 0.2 * side**0.5)
 
 
 def orthogonalise(matrices: list[Tensor], dtype: torch.dtype = torch.bfloat16, ranks: Ranks = SINGLE) -> list[Tensor]:
@@ -184,13 +182,10 @@ class Optimiser:
             self.parts = [Muon(matrices, settings.lr, dtype=dtype, ranks=ranks)] if matrices else []
             self.parts += [torch.optim.AdamW(rest, **adamw)] if rest else []
 
-    @property
-    def groups(self) -> Iterable[dict]:
-        return (group for part in self.parts for group in part.param_groups)
-
     def set_rate(self, rate: float) -> None:
-        for group in self.groups:
-            group["lr"] = rate * group["scale"]
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = rate * group["scale"]
 
     def step(self) -> None:
         for part in self.parts:

@@ -90,7 +90,7 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ran
     All ranks measure at the same time, as they will compute, and take the choice of rank 0.
     """
     compute = run.compute
-    if not compute.tune or device.type != "cpu" or plan.network is None or plan.width < NARROW:
+    if not compute.tune or device.type != "cpu" or plan.network is None or plan.network.width < NARROW:
         return run
     threads = compute.threads or cores()
     counts = [threads] if compute.threads or not ranks.is_single else list_threads(threads)
@@ -195,32 +195,24 @@ def prepare(
     """
     goal = GOALS[run.objective.name]
 
-    def open_all() -> tuple[Task | None, RunData, NetworkPlan, torch.device]:
+    with ranks.share_errors():
         goal.check(run)
-        device = find_device(run.compute.device, ranks)
-        init = run.model.init
+        device, init = find_device(run.compute.device, ranks), run.model.init
         start = None if init is None else weights.load(resolve_model(init).path.resolve(), log=say)
         run_data = goal.open(run, data, folder, transform, start.config.in_channels if start else None)
         say(describe_data(run_data.splits))
         for warning in find_layout_warnings(run_data.splits, run.data.source):
             say(f"warning  {warning}")
         run_data = run_data.keep_small(sample)
-        for warning in warn_of_order(run_data.train, run.seed):
+        if warning := warn_of_order(run_data.train, run.seed):
             say(f"warning  {warning}")
-        return start, run_data, goal.plan(run, run_data, start, say), device
-
-    start, run_data, plan, device = ranks.run_on_all(open_all)
-    tuned = tune(run, plan, device, say, ranks)
-
-    def build() -> tuple[Run, BuiltModel]:
-        resolved = resolve(tuned, plan, run_data.train, device, say, ranks)
-        built = goal.build(resolved, run_data, plan, start, say)
+        plan = goal.plan(run, run_data, start, say)
+    run = tune(run, plan, device, say, ranks)
+    with ranks.share_errors():
+        run = resolve(run, plan, run_data.train, device, say, ranks)
+        built = goal.build(run, run_data, plan, start, say)
         built.model.to(device)
-        return resolved, built
-
-    resolved, built = ranks.run_on_all(build)
-    training = assemble(resolved, goal, built, run_data, folder, device, say, ranks)
-    return Prepared(goal, training, built, run_data)
+    return Prepared(goal, assemble(run, goal, built, run_data, folder, device, say, ranks), built, run_data)
 
 
 def assemble(

@@ -101,10 +101,9 @@ class FeatureValidator:
     @torch.inference_mode()
     def _features(self, source: Source, run: Run, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns the features (N, D) of a source and its targets (N,), without bad images."""
-        features, targets = [], []
-        model = self.model
+        features, targets, model, options = [], [], self.model, read_options(run)
         with at_rest(model):
-            for batch, output in run_model(model, source, read_options(run), verb=model.features, bad=self.bad):
+            for batch, output in run_model(model, source, options, verb=model.features, bad=self.bad):
                 if stopped():
                     return None
                 features.append(output.cpu().numpy())
@@ -134,8 +133,8 @@ class CodeValidator:
         codes, errors, flat = [], [], []
         with at_rest(self.tokenizer) as device:
             options = read_options(run)
-            reading = {"batch": options.batch, "workers": options.workers, "max_pixels": options.max_pixels}
-            for batch in eval_batches(self.queries, self.preprocessing, bad=self.bad, **reading):
+            how = {"batch": options.batch, "workers": options.workers, "max_pixels": options.max_pixels}
+            for batch in eval_batches(self.queries, self.preprocessing, bad=self.bad, **how):
                 if stopped():
                     return None
                 images = self.preprocessing.normalise(batch.images.to(device))  # (B, C, H, W)
@@ -144,8 +143,9 @@ class CodeValidator:
                 means = nn.functional.avg_pool2d(pictures, patch)  # (B, C, h, w)
                 mean_colours = means.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
                 codes.append(batch_codes)
-                errors.append(_root_mean_square(self.preprocessing.denormalise(rebuilt) - pictures))
-                flat.append(_root_mean_square(mean_colours - pictures))
+                # the root mean square of each image's errors, (B, C, H, W) to (B,), from which `psnr` is that of all pixels
+                errors.append((self.preprocessing.denormalise(rebuilt) - pictures).square().mean((1, 2, 3)).sqrt())
+                flat.append((mean_colours - pictures).square().mean((1, 2, 3)).sqrt())
         return {
             "psnr_held_out": psnr(torch.cat(errors)).item(),
             "psnr_mean_colour": psnr(torch.cat(flat)).item(),
@@ -154,11 +154,6 @@ class CodeValidator:
 
 
 Validator = TaskValidator | FeatureValidator | CodeValidator
-
-
-def _root_mean_square(errors: torch.Tensor) -> torch.Tensor:
-    """Returns the root mean square of each image's errors, (B, C, H, W) to (B,), from which `psnr` is that of all pixels."""
-    return errors.square().mean((1, 2, 3)).sqrt()
 
 
 def read_options(run: Run) -> InferenceOptions:
