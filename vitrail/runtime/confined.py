@@ -1,7 +1,7 @@
-"""Processes for files from strangers: started with a minimal environment, and limited in memory, time and disk.
+"""Processes for untrusted files: started with a minimal environment, and limited in memory, time and disk.
 
-`run_alone` starts a program, and the program limits itself with `limit` and `limit_memory`. It imports this module and nothing
-else of vitrail, so this module imports the standard library only.
+`run_alone` starts a program, which limits itself with `limit` and `limit_memory`. It imports nothing else of vitrail, so this
+module imports the standard library only.
 """
 
 from __future__ import annotations
@@ -27,14 +27,7 @@ def run_alone(
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs a Python file in a separate process, without the environment, the user's packages and the output of this one.
 
-    Args:
-        program: path of the Python file.
-        options: its only argument.
-        folder: its working directory.
-        stdout: what becomes of its output; ``subprocess.PIPE`` returns it.
-
-    Raises:
-        TimeoutExpired: the process was killed after ``seconds``.
+    Its argument is ``options``, its working directory ``folder``. Raises `TimeoutExpired` if it was killed after ``seconds``.
     """
     environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     return subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Literal
 
 import torch
@@ -34,14 +33,8 @@ def in_precision(precision: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
-@cache
-def has_bf16() -> bool:
-    """Whether this processor has instructions for bf16; how fast they are is another matter (`vitrail.runtime.tuning`)."""
-    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
-
-
 def default_precision(device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
-    """bf16 on a GPU that has it and fp16 on one that has not; fp32 elsewhere, where only a measurement tells what is fast."""
+    """Returns bf16 for a GPU that has it and fp16 for others; fp32 elsewhere, where only a measurement tells what is fast."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "fp32"

@@ -1,9 +1,6 @@
-"""The process group of a training: collectives for values, errors and files.
+"""The process group of a training, which torch's launcher starts: collectives for values, errors and files.
 
-torch's launcher starts the processes and gives each its rank in environment variables. Rank 0 reads the clock, writes the files
-and logs; it broadcasts what it decides.
-
-W ranks.
+Rank 0 reads the clock, writes the files and logs; it broadcasts its decisions. W ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +58,6 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
     @property
@@ -279,12 +275,11 @@ def localise(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
     `collect_gradients` moves the gradients to them.
     """
-
-    def localise_one(tensor: Any) -> Any:
-        replicated = is_dtensor(tensor) and all(placement.is_replicate() for placement in tensor.placements)
-        return torch.nn.Parameter(tensor.detach().to_local()) if replicated else tensor
-
-    return {name: localise_one(parameter) for name, parameter in parameters.items()}
+    local = dict(parameters)
+    for name, tensor in parameters.items():
+        if is_dtensor(tensor) and all(placement.is_replicate() for placement in tensor.placements):
+            local[name] = torch.nn.Parameter(tensor.detach().to_local())
+    return local
 
 
 def collect_gradients(local: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
@@ -301,10 +296,7 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 
 def _end_with_launcher() -> None:
-    """Asks Linux to end this process with SIGTERM when its launcher is gone, which would otherwise leave it running.
-
-    Raises `LostRankError` if it is gone already: a launcher that was killed while this process began is no parent any more.
-    """
+    """Asks Linux to end this process with SIGTERM when its launcher ends. Raises `LostRankError` if it has ended already."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         CDLL(None).prctl(_END_WITH_PARENT, signal.SIGTERM)
         if os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid()):

@@ -24,14 +24,11 @@ def is_launched() -> bool:
 
 
 def launch(devices: str, arguments: Sequence[str], *, restarts: int = 0) -> int:
-    """Runs ``python -m vitrail`` with ``arguments`` on so many devices, and returns the exit code of the whole.
-
-    The code is that of the rank that failed by itself, whatever the others left with when they lost it.
+    """Runs ``python -m vitrail`` with ``arguments`` on several devices; returns the exit code of the rank that failed first.
 
     Args:
         devices: their number, or ``all`` GPUs of this machine.
-        restarts: how often the same is started again after a rank or a data worker was lost; it goes on from the newest
-            checkpoint.
+        restarts: the maximum number of restarts, from the newest checkpoint, after a rank or a data worker was lost.
 
     Raises `ConfigError` for devices that are not there.
     """
@@ -105,9 +102,9 @@ def _launch_once(count: int, arguments: Sequence[str]) -> int:
 
 
 def summarise(codes: Sequence[int], asked: int = 0) -> int:
-    """One exit code for those of all ranks: a failure of their own, then a lost rank, then a stop.
+    """Returns one exit code for those of all ranks: a failure of their own, then a lost rank, then a stop.
 
-    ``asked`` is the signal that the launcher was sent: ranks that it ended before they began have left no code.
+    ``asked`` is the signal that the launcher received: ranks that it ended before they began have left no code.
     """
     after = (LostRankError.code, Preempted.code, Interrupted.code)
     own = [code for code in codes if code and code not in after]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from vitrail.runtime.device import find_device, has_bf16
+from vitrail.runtime.device import find_device
 from vitrail.runtime.process import cores
 
 try:
@@ -84,7 +84,7 @@ def examine() -> dict[str, object]:
         **versions(),
         "processor": processor(),
         "cores": cores(),
-        "bf16": "native" if has_bf16() else "emulated",
+        "bf16": "native" if torch.cpu.get_capabilities().get("avx512_bf16") else "emulated",
         "gpu": accelerator() or "none",
         "free disk": f"{shutil.disk_usage('.').free / 2**30:.1f} GiB",
         "self-check": self_check(),

@@ -1,8 +1,7 @@
-"""What a process has only once: malloc, handlers of signals, torch's threads and its generators of random numbers.
+"""Global state of a process: malloc, signal handlers, torch's threads and random generators. Importing this loads no torch.
 
-They belong to the user. A library call that needs others restores them; only the command line, whose process is its own, sets
-them for good. SIGTERM and Ctrl-C become requests that the training loop reads between two steps, so that no step is interrupted,
-or errors that end at once what can be done again. Importing this loads no torch.
+It belongs to the user: a library call restores what it changes; only the command line, whose process is its own, changes it for
+good. SIGTERM and Ctrl-C become requests that the training loop reads between two steps, or errors that end repeatable work.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ def keep_large_buffers() -> None:
 
 
 def use_one_arena() -> None:
-    """Tells glibc that all threads allocate from one arena, so that `release_memory` can give back what any of them freed.
-
-    Of other arenas glibc keeps the last part, up to 64 MiB each. Does nothing elsewhere than on Linux with glibc.
-    """
+    """Tells glibc that all threads allocate from one arena: of others `release_memory` leaves up to 64 MiB each."""
     _find_libc("mallopt")(_ARENA_MAX, 1)
 
 
@@ -68,9 +64,9 @@ def _end_with_words(number: int) -> None:
 
 
 def explain_bus_errors() -> None:
-    """Ends the process with an error in words, in place of SIGBUS, when a mapped file cannot be read.
+    """Ends the process with an error message, in place of SIGBUS, when a mapped file cannot be read. Not on Windows.
 
-    A handler of `signal.signal` would never run: it waits for the instruction that fails. Does nothing on Windows.
+    A handler of `signal.signal` would never run: it waits for the instruction that fails.
     """
     if not hasattr(signal, "SIGBUS") or signal.getsignal(signal.SIGBUS) != signal.SIG_DFL:
         return

@@ -33,9 +33,9 @@ def in_notebook() -> bool:
 
 
 class ProgressBar:
-    """Progress of ``total`` units, on stderr or in a notebook. ``update`` takes the count done and figures to print beside it.
+    """Progress of ``total`` units, on stderr or in a notebook.
 
-    Of several ``processes`` that share the units one has a bar, and the others are taken to be as far as it is.
+    Of several ``processes`` that share the units one has a bar, and the others are assumed to have done as many.
     """
 
     def __init__(self, title: str, total: int, *, processes: int = 1, quiet: bool = False) -> None:

@@ -21,13 +21,10 @@ DISTURBED = 0.9  # of a call's time, below which its thread had the processor fo
 
 @dataclass(frozen=True)
 class Timing:
-    """The duration in seconds of a function in each round, and for how long its thread had a processor.
-
-    The calling thread takes part in all operations of a CPU, and waits actively for the others.
-    """
+    """The time that a function took in each round."""
 
     seconds: tuple[float, ...]
-    processor_seconds: tuple[float, ...]
+    processor_seconds: tuple[float, ...]  # in which its thread, which waits actively for the others, had a processor
 
     @property
     def median(self) -> float:

@@ -1,8 +1,8 @@
-"""Chooses how a network computes by timing its own blocks: no choice rests on what a processor says of itself.
+"""Chooses precision, threads and memory format of a network by timing its blocks on this processor.
 
 An instruction set says that bf16 exists, not that it is fast: on a Xeon with avx512_bf16 and without AMX, matrices were
-multiplied half as fast in bf16 as in fp32. What was measured on a machine is kept, so that the same command takes the same plan
-each time; a measurement that other work disturbed is not.
+multiplied half as fast in bf16 as in fp32. Choices are cached, so that a command takes the same plan each time, unless other work
+disturbed the measurement.
 """
 
 from __future__ import annotations
@@ -210,6 +210,16 @@ class Block:
         return run
 
 
+def list_blocks(network: nn.Module) -> list[nn.Module]:
+    """Returns the members of all lists that are named ``blocks``."""
+    return [
+        block
+        for name, modules in network.named_modules()
+        if isinstance(modules, nn.ModuleList) and name.rpartition(".")[2].startswith("blocks")
+        for block in modules
+    ]
+
+
 def find_blocks(network: nn.Module, image: Sequence[int], images: int) -> list[Block]:
     """Returns the distinct blocks of ``network`` as a batch of so many images calls them."""
     found: dict[Any, Block] = {}
@@ -222,12 +232,7 @@ def find_blocks(network: nn.Module, image: Sequence[int], images: int) -> list[B
         else:
             found[key] = Block(module, arguments, options)
 
-    lists = [
-        modules
-        for name, modules in network.named_modules()
-        if isinstance(modules, nn.ModuleList) and name.rpartition(".")[2].startswith("blocks")
-    ]
-    hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for blocks in lists for block in blocks]
+    hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in list_blocks(network)]
     try:
         with torch.no_grad():
             network(torch.zeros(images, *image, device="meta"))
@@ -258,12 +263,10 @@ def recall_plan(
     gradient: bool = True,
     images: float = math.inf,
 ) -> Choice | None:
-    """Returns what `choose_plan` returned before for the same arguments, processor and version of torch; or calls it now.
+    """Returns the cached result of `choose_plan` for the same arguments, processor and version of torch; or calls it now.
 
-    Args:
-        config: all that decides the shapes of ``network``.
-        about: the name of the network, for `list_choices`.
-        images: that are to come. An earlier choice holds for any number of them.
+    ``config`` decides the shapes of ``network``; ``about`` is its name for `list_choices`. A cached choice holds for any number
+    of ``images``.
     """
     machine = {"processor": processor(), "cores": cores(), "torch": torch.__version__}
     ways = [asdict(plan) for plan in plans]

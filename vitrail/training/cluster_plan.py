@@ -175,7 +175,7 @@ def estimate(work: Workload, cluster: Cluster, parallel: Parallel, micro: int, m
 
 
 def compare(work: Workload, cluster: Cluster) -> Iterator[Estimate]:
-    """Every strategy with the largest micro-batch that fits, a power of two or the whole share; with one image if none fits.
+    """Yields each strategy with the largest micro-batch that fits, a power of two or the whole share; one image if none fits.
 
     Raises `ConfigError` if there are more devices than images in a batch.
     """
@@ -210,9 +210,8 @@ def describe(work: Workload, cluster: Cluster, devices: str) -> Iterator[str]:
             f"{sum(row.sent) / 1e9:7.1f}  {row.exchange:10.3f}  {row.images_per_second:9.0f}{days}"
         )
     yield ""
-    fitting = [row for row in found if row.fits]
-    if not fitting:
+    if fitting := [row for row in found if row.fits]:
+        best = max(fitting, key=lambda row: (row.images_per_second, row.micro))
+        yield f"choose   --set compute.parallel={best.parallel} --set data.micro_batch={best.micro}"
+    else:
         yield f"(!) nothing fits in {cluster.device.memory / 1e9:.0f} GB: take more or larger devices, or a smaller model"
-        return
-    best = max(fitting, key=lambda row: (row.images_per_second, row.micro))
-    yield f"choose   --set compute.parallel={best.parallel} --set data.micro_batch={best.micro}"

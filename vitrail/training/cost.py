@@ -1,7 +1,6 @@
 """The operations of a run, and the number of steps that fit into a length of time, measured on a few real steps that are undone.
 
-A measurement takes seconds, whatever the run: a step that takes long is measured on a part of its batch, and an evaluation
-is stopped after a few batches. Both are scaled to the whole.
+A measurement takes seconds: a long step is measured on a part of its batch, an evaluation on a few batches, and scaled.
 """
 
 from __future__ import annotations
@@ -101,8 +100,7 @@ def buy_steps(trial: Training, say: Say) -> tuple[Run, int]:
 def measure_cost(training: Training) -> Cost:
     """Measures the cost of ``training`` on this machine; its weights are restored afterwards.
 
-    The time of a step on a part of its batch is scaled to the whole, except for the optimiser's share of it. Steps in which
-    only the head learns, which are faster, are not taken into account.
+    The time of a step on a part of its batch is scaled to the whole, except for the optimiser's share of it.
     """
     before = Checkpoint(0, *snapshot(training), path=training.folder.path)
     part, gradient = _cut_batch(training)
@@ -116,7 +114,7 @@ def measure_cost(training: Training) -> Cost:
 
 
 def _cut_batch(training: Training) -> tuple[Training, float]:
-    """Returns ``training`` with as much of its batch as fits into `LONG_STEP`, and the seconds that its gradient takes.
+    """Returns ``training`` with a part of its batch that fits into `LONG_STEP`, and the seconds of its gradient.
 
     A GPU, and a compiled model, which every new size would compile again, get at least the micro-batch.
     """

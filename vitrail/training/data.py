@@ -69,10 +69,9 @@ class RunData:
 def open_run_data(
     run: Run, data: Any, folder: RunFolder, transform: Transform | None, *, channels: int | None, labels: bool
 ) -> RunData:
-    """Opens ``data``, or those that the run names, with as many training images as it asks for; no image is read yet.
+    """Opens ``data``, anything `open_data` takes, or those that the run names; no image is read yet.
 
     Args:
-        data: anything `open_data` takes; None for the path in ``run.data.source``.
         channels: of the weights to start from; the run's own come first.
         labels: whether images without one are an error.
 
@@ -111,10 +110,9 @@ def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
 
     Raises `DataError` where they ask for more than there are.
     """
-    train = splits.train
-    if train is None or not len(train) or (settings.limit is None and settings.fraction is None):
+    train, images = splits.train, len(splits.train or ())
+    if train is None or not images or (settings.limit is None and settings.fraction is None):
         return splits
-    images = len(train)
     count = max(round((settings.fraction or 0) * images), 1) if settings.limit is None else settings.limit
     if count == images:
         return splits

@@ -1,5 +1,5 @@
-"""The inputs of an objective: from a batch as it was read to the tensors of its forward pass, batch axis first, and the networks
-that are not trained and give a part of them: the teacher of a distillation, the tokenizer of BEiT.
+"""The inputs of an objective: from a batch to the tensors of its forward pass, batch axis first; and the frozen networks that
+compute a part of them: the teacher of a distillation, the tokenizer of BEiT.
 
 B images, V views of each, K classes, C channels, h x w pixels as the network takes them, N patches.
 """
@@ -32,19 +32,11 @@ CHUNK = 128  # images that a frozen network sees at once, whatever the batch: it
 
 
 class Teacher:
-    """A frozen classifier that gives its logits for the student's classes, in their order.
+    """A frozen classifier that gives its logits for the student's ``classes``, in their order, computed in ``precision``.
 
-    The images were cropped for the student; they are scaled to the size that the teacher takes and normalised for it,
-    in the precision of the training.
+    Images with the student's ``preprocessing`` are scaled and normalised for the teacher, which is on the student's device.
 
-    Args:
-        model: any architecture, on the student's device.
-        classes: of the student.
-        preprocessing: of the student.
-        precision: in which it computes.
-
-    Raises:
-        ConfigError: the teacher has no head, does not know a class, gives several labels an image, or takes other channels.
+    Raises `ConfigError` if the teacher has no head, lacks a class, gives several labels an image, or takes other channels.
     """
 
     def __init__(
@@ -63,10 +55,8 @@ class Teacher:
         if model.multi_label:
             raise ConfigError("the teacher gives every image several labels", "take one that chooses among the classes")
         if model.preprocessing.channels != preprocessing.channels:
-            raise ConfigError(
-                f"the teacher takes {model.preprocessing.channels} channels, the student {preprocessing.channels}",
-                "give them images of as many, with data.channels",
-            )
+            what = f"the teacher takes {model.preprocessing.channels} channels, the student {preprocessing.channels}"
+            raise ConfigError(what, "give them images of as many, with data.channels")
         self.model, self.preprocessing, self.precision = model.eval().requires_grad_(False), preprocessing, precision
         self.columns = torch.tensor([number[name] for name in classes], device=device_of(model))
 
@@ -90,18 +80,15 @@ class Teacher:
 class TokenizerCodes:
     """The codes of images that were normalised for an encoder, one code for each of the encoder's patches.
 
-    Raises:
-        ConfigError: the tokenizer takes other channels than the images have.
+    Raises `ConfigError` if the tokenizer takes other channels.
     """
 
     def __init__(
         self, saved: SavedTokenizer, preprocessing: Preprocessing, patch_size: tuple[int, int], device: torch.device
     ) -> None:
         if saved.preprocessing.channels != preprocessing.channels:
-            raise ConfigError(
-                f"the tokenizer takes {saved.preprocessing.channels} channels, the encoder {preprocessing.channels}",
-                "train a tokenizer on these images",
-            )
+            what = f"the tokenizer takes {saved.preprocessing.channels} channels, the encoder {preprocessing.channels}"
+            raise ConfigError(what, "train a tokenizer on these images")
         self.tokenizer: Tokenizer = saved.tokenizer.to(device).eval().requires_grad_(False)
         self.own, self.preprocessing, self.patch_size = saved.preprocessing, preprocessing, patch_size
 

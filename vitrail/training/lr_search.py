@@ -14,31 +14,24 @@ MAX_ADDED = 2  # rates beyond the first grid
 
 @dataclass(frozen=True)
 class RateChoice:
-    """The state of a search for a learning rate.
+    """The state of a search for a learning rate."""
 
-    Args:
-        best: the rate to take, None where no training has converged yet.
-        is_at_edge: whether the best one tried is the smallest or the largest, so that the optimum may lie beyond.
-        untried: the rates to try next; none where enough were tried.
-    """
-
-    best: float | None
-    is_at_edge: bool
-    untried: tuple[float, ...] = ()
+    best: float | None  # the rate to take, None if no training has converged yet
+    is_at_edge: bool  # the best one tried is the smallest or the largest, so that the optimum may lie beyond
+    untried: tuple[float, ...] = ()  # the rates to try next; none if enough were tried
 
 
 def grid_around(rate: float) -> tuple[float, ...]:
-    """Returns three rates a factor `FACTOR` apart, with ``rate`` in the middle."""
+    """Returns three rates, a factor `FACTOR` apart, with ``rate`` in the middle."""
     return rate / FACTOR, rate, rate * FACTOR
 
 
 def choose_rate(losses: Mapping[float, float], grid: Sequence[float]) -> RateChoice:
     """Chooses the learning rate with the smallest loss, for `vitrail train --tune-lr` and for the arms of a study.
 
-    Between rates it is the vertex of the parabola in the logarithm of the rate through the best one and its neighbours; it is
-    at most half a step away from the best one, and the best one itself where a neighbour diverged. A rate at the edge is taken as
-    it is, and the grid gets one more rate beyond it, `MAX_ADDED` times at most. Rates have four significant digits, so they are
-    the same numbers on every machine.
+    Between rates it is the vertex of the parabola in the logarithm of the rate through the best one and its neighbours, at most
+    half a step away from the best one; it is the best one itself if a neighbour diverged. At an edge the grid gets one more rate
+    beyond it, `MAX_ADDED` times at most. Rates have four significant digits, so they are the same on every machine.
 
     Args:
         losses: by rate, lower is better; infinite or NaN for a training that diverged, which is worse than any other.

@@ -22,9 +22,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose singular values are all brought near one, for the matrices of hidden layers.
 
     Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon), with the scale of Liu et al. 2025 ("Muon is scalable for
-    LLM training", equation 4), which makes one learning rate and decay serve Muon and AdamW. The same update as torch's own
-    Muon; matrices of one shape are worked on together, which takes half the time for a small ViT on two cores
-    (docs/decisions.md). The state for each parameter is ``momentum_buffer``.
+    LLM training", equation 4), with which Muon and AdamW share one learning rate and decay. The same update as torch's own Muon;
+    matrices of one shape are processed together, in half the time for a small ViT on two cores (docs/decisions.md).
 
     A matrix is (m, n), a stack of equally large ones (S, m, n). The kernel of a convolution, (D, C, P, Q), is the matrix
     (D, C P Q).

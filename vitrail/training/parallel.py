@@ -2,8 +2,6 @@
 
 The gradients of all ranks are summed, not averaged: every loss is weighted by its share of the images of the update, so the
 gradient is that of one process whatever the number of ranks (Zhao et al. 2023, "PyTorch FSDP").
-
-W ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -21,10 +19,11 @@ from vitrail.config.schema import ComputeSettings
 from vitrail.objectives.contrastive import ContrastiveObjective
 from vitrail.objectives.objective import Objective
 from vitrail.runtime.distributed import Ranks
+from vitrail.runtime.tuning import list_blocks
 from vitrail.torch_private import replicate
 
 Kind = TypeVar("Kind", bound=Objective)
-UNIT_BYTES = 2**22  # smaller blocks are exchanged together with the rest: each exchange has a cost of its own
+UNIT_BYTES = 2**22  # smaller blocks are exchanged together: each exchange has a cost of its own
 
 
 def parallelise(objective: Kind, compute: ComputeSettings, ranks: Ranks, device: torch.device) -> Kind:
@@ -40,7 +39,9 @@ def parallelise(objective: Kind, compute: ComputeSettings, ranks: Ranks, device:
     else:
         mesh = DeviceMesh.from_group(ranks.group, device.type)
     apply = replicate if compute.parallel == "replicate" else fully_shard
-    for block in find_blocks(parallel):
+    for block in list_blocks(parallel):
+        if sum(parameter.nbytes for parameter in block.parameters()) < UNIT_BYTES:
+            continue
         if compute.compile:
             block.compile()
         apply(block, mesh=mesh, mp_policy=policy)
@@ -55,17 +56,6 @@ def parallelise(objective: Kind, compute: ComputeSettings, ranks: Ranks, device:
         for verb in ("features", "references", "compare"):
             register_fsdp_forward_method(parallel, verb)
     return parallel
-
-
-def find_blocks(objective: Objective) -> list[nn.Module]:
-    """Returns the blocks of its networks with at least `UNIT_BYTES` of parameters, each of which is exchanged by itself."""
-    blocks = [
-        block
-        for name, modules in objective.named_modules()
-        if isinstance(modules, nn.ModuleList) and name.rpartition(".")[2].startswith("blocks")
-        for block in modules
-    ]
-    return [block for block in blocks if sum(p.nbytes for p in block.parameters()) >= UNIT_BYTES]
 
 
 class InOrder:

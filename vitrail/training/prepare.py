@@ -181,7 +181,7 @@ def prepare(
     sample: int | None = None,
     ranks: Ranks = SINGLE,
 ) -> Prepared:
-    """Opens the data, fills every automatic field of ``run``, and builds all that it works with.
+    """Opens the data, chooses the automatic settings of ``run``, and builds its model, objective and optimiser.
 
     Args:
         run: the requested settings, or those in ``config.yaml`` of a resumed run.

@@ -41,7 +41,6 @@ class Progress:
     metrics_bytes: int = 0
 
     def add(self, measured: Mapping[str, float]) -> None:
-        """Adds the measurements of one step."""
         self.sums = {name: self.sums.get(name, 0.0) + value for name, value in measured.items()}
         self.count += 1
 
@@ -180,14 +179,10 @@ FREE_FORM = ("model.changes", "model.preprocessing", "objective.changes")
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Returns copies of the tensors and of the plain state of a checkpoint; shards stay on their device."""
     groups = collect_tensors(training)
-    tensors = {
-        group: {
-            name: tensor.clone() if is_dtensor(tensor) else tensor.to("cpu", copy=True)
-            for name, tensor in named.items()
-        }
-        for group, named in groups.items()
-    }
-    return tensors, collect_state(training)
+    for tensors in groups.values():
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.clone() if is_dtensor(tensor) else tensor.to("cpu", copy=True)
+    return groups, collect_state(training)
 
 
 def collect_tensors(training: Training) -> dict[str, dict[str, Tensor]]:
@@ -238,9 +233,8 @@ def _read_own_part(training: Training, saved: checkpoint.Checkpoint) -> dict[str
         group, _, name = path.partition("/")
         if group == "optimiser":  # which has no state yet
             like = training.optimiser.parameters[name.rpartition("/")[0]].detach()
-            groups[group][name] = (
-                torch.empty_like(like, dtype=dtype) if shape == like.shape else torch.empty(shape, dtype=dtype)
-            )
+            like = like if shape == like.shape else torch.empty(shape)
+            groups[group][name] = torch.empty_like(like, dtype=dtype)
     flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
     read_shards(saved.shards, flat, training.ranks)
     return groups
@@ -249,7 +243,7 @@ def _read_own_part(training: Training, saved: checkpoint.Checkpoint) -> dict[str
 def check_same_run(training: Training, saved: checkpoint.Checkpoint) -> None:
     """Raises `CheckpointError` with the differences if the checkpoint was saved by a run with other settings or images.
 
-    Settings that only one of them has are those of another version of vitrail, except for fields of a model or an objective.
+    Settings that only one of them has belong to another version of vitrail, except for fields of a model or an objective.
     """
     then, now = saved.state.get("settings", {}), identify(training.run)
     wrong = [

@@ -1,7 +1,4 @@
-"""One update: a function of (run, weights, step number) and of nothing else.
-
-B images of an update, K classes.
-"""
+"""One update: a function of (run, weights, step number) and of nothing else."""
 
 from __future__ import annotations
 
@@ -115,8 +112,8 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
 def split_batch(training: Training, inputs: tuple[Tensor, ...], micro: int) -> list[tuple[tuple[Tensor, ...], int]]:
     """Returns the micro-batches of this rank's part of a batch, and the number of images that count in each.
 
-    All ranks have the same number of them, because every exchange of one rank needs one of each other. Where bad images leave
-    too few for that, an image is repeated, and does not count.
+    All ranks have the same number of micro-batches, because collectives need all ranks. Where bad images leave too few for that,
+    an image is repeated, and does not count.
     """
     ranks, images = training.ranks, len(inputs[0])
     if ranks.is_single:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def train(
         ranks.run_on_rank0(folder.open)
         if not ranks.first:
             folder.open()
-        say = _log_and_print(folder, quiet)
+        say = partial(_log_and_print, folder, quiet)
         for note in notes:
             say(f"warning  {note}")
         if not folder.status() and (folder.path / "status.json").exists():
@@ -165,14 +166,11 @@ def name_folder(run: Run) -> Path:
     return default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem)
 
 
-def _log_and_print(folder: RunFolder, quiet: bool) -> Say:
-    def say(text: str) -> None:
-        for line in text.splitlines():
-            folder.log(line)
-            if not quiet:
-                to_stderr(line)
-
-    return say
+def _log_and_print(folder: RunFolder, quiet: bool, text: str) -> None:
+    for line in text.splitlines():
+        folder.log(line)
+        if not quiet:
+            to_stderr(line)
 
 
 def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say, *, stamped: bool) -> None:
