@@ -12,17 +12,8 @@ from vitrail.cli import run
 from vitrail.errors import ConfigError
 from vitrail.training.cluster_plan import DEVICES, Cluster, Workload, compare, estimate, sent_bytes, static_bytes
 
-SMALL = Workload(
-    parameters=1000,
-    block=100,
-    multiply_adds=10**9,
-    activations=1e9,
-    state=8,
-    average=True,
-    gathered=4,
-    batch=64,
-    images=6400,
-)
+COUNTS = {"parameters": 1000, "block": 100, "multiply_adds": 10**9, "batch": 64, "images": 6400}
+SMALL = Workload(**COUNTS, activations=1e9, state=8, average=True, gathered=4)
 CLUSTER = Cluster(device=DEVICES["H100"], count=16, local=8, network=100e9)
 
 

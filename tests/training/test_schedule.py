@@ -19,13 +19,9 @@ from vitrail.training.schedule import check_warmup, learning_rate, warmup_steps
 
 def test_warm_up_then_cosine_by_hand() -> None:
     schedule = ScheduleSettings(steps=110, warmup_steps=10, kind="cosine", end=0.1)
-    rates = {step: learning_rate(schedule, 1.0, step, 110) for step in (0, 4, 9, 10, 60, 109)}
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[4] == pytest.approx(0.5)
-    assert rates[9] == pytest.approx(1.0)
-    assert rates[10] == pytest.approx(1.0)
-    assert rates[60] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.5)) / 2)
-    assert rates[109] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.99)) / 2)
+    middle, last = (0.1 + 0.9 * (1 + math.cos(math.pi * part)) / 2 for part in (0.5, 0.99))
+    expected = {0: 0.1, 4: 0.5, 9: 1.0, 10: 1.0, 60: middle, 109: last}
+    assert {step: learning_rate(schedule, 1.0, step, 110) for step in expected} == pytest.approx(expected)
 
 
 def test_linear_rsqrt_and_constant_by_hand() -> None:

@@ -241,10 +241,10 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     return records, damaged
 
 
-def default_folder(run: Run, model_name: str) -> Path:
+def default_folder(run: Run) -> Path:
     """Returns ``runs/<date>-<time>-<data>-<model>``, made unique."""
-    data = Path(run.data.source).stem or "data"
-    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{data}-{model_name}"
+    data, model = Path(run.data.source).stem or "data", run.model.name or Path(run.model.init or run.recipe).stem
+    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{data}-{model}"
     later = (stem.with_name(f"{stem.name}-{count}") for count in itertools.count(2))
     return next(path for path in itertools.chain([stem], later) if not path.exists())
 

@@ -87,7 +87,8 @@ def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> Netwo
     classes = count_head_outputs(kind, data.arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
-    drawn, views = sketch(config), 1 if run.objective.name == "supervised" else OBJECTIVES[run.objective.name].views
+    drawn = sketch(config)
+    views = 1 if run.objective.name == "supervised" else OBJECTIVES[run.objective.name].views
     return NetworkPlan(
         model=model,
         channels=channels,

@@ -142,7 +142,7 @@ def _begin(
     # full paths, because `latest` may be another one when the run is resumed
     paths: dict[str, Any] = {name: str(resolve_model(path).path.resolve()) for name, path in given.items() if path}
     run, extended, notes = replace(run, objective=replace(run.objective, **paths)), False, []
-    folder = RunFolder(out or name_folder(run))
+    folder = RunFolder(out or default_folder(run))
     finished = folder.status().get("state") == "finished"
     if folder.config.exists():
         stored = folder.read_config()
@@ -159,11 +159,6 @@ def _begin(
     else:
         check_finished(folder, opened)
     return run, folder.path, notes, Result(folder.path, folder.report, folder.status().get("figures", {}))
-
-
-def name_folder(run: Run) -> Path:
-    """Returns a new folder under ``runs``, named after the data and the model."""
-    return default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem)
 
 
 def _log_and_print(folder: RunFolder, quiet: bool, text: str) -> None:

@@ -100,9 +100,10 @@ def train(
 def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -> Result | str:
     """Trains what the arguments ask for, with or without ``labels``; with ``dry_run`` returns the plan."""
     from vitrail.data.workers import refuse_in_worker
+    from vitrail.runs.folder import default_folder
     from vitrail.runtime.distributed import join
     from vitrail.training.dry_run import dry_run
-    from vitrail.training.train import name_folder, train
+    from vitrail.training.train import train
 
     refuse_in_worker()
     if given["settings"] is not None:
@@ -130,7 +131,7 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
     from vitrail.verbs.train.tune_rate import tune_rate
 
     with join(run.compute.device, run.compute.timeout) as ranks:
-        out = folder or ranks.run_on_rank0(lambda: name_folder(run))
+        out = folder or ranks.run_on_rank0(lambda: default_folder(run))
         log = say_nothing if given["quiet"] or not ranks.first else to_stderr
         tuned = tune_rate(run, out, say=log, ranks=ranks, **how)
         return train(tuned, out=out, ranks=ranks, **finish, **how)
