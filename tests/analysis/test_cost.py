@@ -11,7 +11,6 @@ from tests.models.conftest import shaken
 from tests.models.tiny import QUICK, SHALLOW, SMALL, TINY
 from vitrail.analysis import cost
 from vitrail.analysis.cost import (
-    FIGURES,
     CostPoint,
     choose_sizes,
     count_matrix_bytes,
@@ -241,12 +240,6 @@ def test_points_without_the_figure_are_left_out():
 def test_it_is_nan_without_two_numbers_of_tokens(pairs):
     assert math.isnan(fit_growth(points(*pairs), "plain_seconds"))
     assert math.isnan(fit_growth(points((10, 1.0), (20, 2.0)), "plain_bytes"))
-
-
-def test_a_figure_that_there_is_not_is_refused_with_the_nearest():
-    assert set(FIGURES) < set(CostPoint._fields)
-    with pytest.raises(ConfigError, match="did you mean 'seconds'"):
-        fit_growth([], "second")
 
 
 # sizes

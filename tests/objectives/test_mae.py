@@ -16,8 +16,9 @@ from tests.models.tiny import SHALLOW, TINY
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Config, create_backbone, sketch
 from vitrail.models.config import changed
+from vitrail.models.positions import sincos2d
 from vitrail.objectives import MAE
-from vitrail.objectives.mae import sincos2d, split
+from vitrail.objectives.mae import split
 
 SIZES = {"decoder_width": 16, "decoder_depth": 2, "decoder_heads": 2}
 CARRIERS = {name: TINY[name] for name in MAE.carried_by}
@@ -70,14 +71,14 @@ def test_loss_and_gradients_are_those_of_transformers(norm_pix):
     sizes = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 2, "decoder_intermediate_size": 64}
     theirs = build("mae", **sizes, mask_ratio=0.75, norm_pix_loss=norm_pix, layer_norm_eps=1e-6)
     with torch.no_grad():
-        theirs.decoder.decoder_pos_embed[0] = torch.cat([torch.zeros(1, 16), sincos2d((4, 4), 16)])
+        theirs.decoder.decoder_pos_embed[0] = torch.cat([torch.zeros(1, 16), sincos2d((4, 4), 16, endpoint=False)])
     theirs.requires_grad_()
     config = replace(
         TINY["vit"], gelu="exact", mlp_width=VIT["intermediate_size"], classes=0, position_resize="bicubic"
     )
     objective = mae(config, norm_pix=norm_pix)
     weights = ours(theirs.state_dict())
-    assert torch.equal(weights.pop("decoder.pos_embed")[0, 1:], sincos2d((4, 4), 16))
+    assert torch.equal(weights.pop("decoder.pos_embed")[0, 1:], sincos2d((4, 4), 16, endpoint=False))
     objective.load_state_dict(weights)
     images, noise = batch(objective)
     expected = theirs(images, noise=noise).loss
@@ -99,7 +100,7 @@ def test_fixed_positions_are_those_of_transformers():
     from transformers.models.vit_mae.modeling_vit_mae import build_2d_sinusoidal_position_embedding
 
     rows_first = build_2d_sinusoidal_position_embedding(3, 5, 16)
-    assert torch.equal(sincos2d((3, 5), 16), rows_first.roll(8, 1))
+    assert torch.equal(sincos2d((3, 5), 16, endpoint=False), rows_first.roll(8, 1))
 
 
 def plainly(objective: MAE, images: Tensor, noise: Tensor) -> float:
@@ -114,7 +115,7 @@ def plainly(objective: MAE, images: Tensor, noise: Tensor) -> float:
         tokens = encoder.encode(patches._replace(x=patches.x[:, kept], ids=torch.tensor([kept])))
         x = decoder.embed(tokens.x)[0]
         seen = dict(zip(kept, x[len(x) - len(kept) :]))
-        places = sincos2d(patches.grid, x.shape[1]).to(x)
+        places = sincos2d(patches.grid, x.shape[1], endpoint=False).to(x)
         full = [seen.get(place, decoder.mask_token[0, 0]) + places[place] for place in range(rows * columns)]
         sequence = torch.stack([*x[: len(encoder.prefix)], *full])[None]
         for block in decoder.blocks:

@@ -26,8 +26,9 @@ from tests.objectives.masked import (
 )
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
+from vitrail.models.layers import cut_patches, join_patches
 from vitrail.objectives import MaskedCodes, MaskedPatch
-from vitrail.objectives.masking import Masked, _rectangles, block_mask, cut_patches, join_patches, random_ranks
+from vitrail.objectives.masking import Masked, _rectangles, block_mask, random_ranks
 
 OBJECTIVES = ["patch", "codes"]
 

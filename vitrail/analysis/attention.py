@@ -24,10 +24,7 @@ Place = tuple[int, int]  # row, column
 
 
 class Lift:
-    """Maps rows and columns of the attention matrix of a layer to its tokens: the prefix, then the positions of its map.
-
-    Computes in fp32, also under autocast.
-    """
+    """Maps rows and columns of the matrix of a layer to its tokens, in fp32: the prefix, then the positions of its map."""
 
     def __init__(self, grid: AttentionGrid, device: torch.device) -> None:
         self.prefix = grid.prefix
@@ -68,11 +65,8 @@ class Lift:
         return weights if self.columns is None else weights * (self.columns[rows] < self.tokens)
 
     def carry(self, shares: Tensor, weights: Tensor, rows: slice) -> Tensor:
-        """Distributes the shares of the queries ``rows`` over their keys: (B, T) to (B, T).
-
-        Args:
-            shares: (B, T); only those of ``rows`` are used.
-            weights: (B, R, K), zero for keys outside the image.
+        """Distributes the shares of the queries ``rows`` over their keys by ``weights`` (B, R, K), zero outside the image: (B, T)
+        to (B, T).
         """
         padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
         query_shares = padded[:, self.rows[rows]]  # (B, R), zero outside the image
@@ -95,11 +89,7 @@ class Lift:
     @cached_property
     def covers(self) -> tuple[Tensor, Tensor]:
         """The positions of the map that a key covers along each axis: (h', h) and (w', w), rows sum to one."""
-        covered = self.grid.covered or self.map
-        of_rows, of_columns = (
-            _compute_cover(*lengths, self.device) for lengths in zip(self.grid.keys, covered, self.map)
-        )
-        return of_rows, of_columns
+        return _compute_covers(self.grid.keys, self.grid.covered or self.map, self.map, self.device)
 
     @cached_property
     def centres(self) -> tuple[Tensor, Tensor]:
@@ -124,24 +114,26 @@ class Lift:
         return (queries[:, None] - torch.cat([keys, outside])[self.columns[rows] - self.prefix]).norm(dim=-1)
 
 
-def _compute_cover(keys: int, covered: int, places: int, device: torch.device) -> Tensor:
-    """Key i of k covers the positions from floor(i n / k) to ceil((i + 1) n / k) - 1 of the n covered positions."""
-    key, place = torch.arange(keys, device=device)[:, None], torch.arange(places, device=device)
-    inside = (place >= key * covered // keys) & (place < -(-(key + 1) * covered // keys)) & (place < covered)
-    return inside / inside.sum(1, keepdim=True)
+def _compute_covers(keys: Place, covered: Place, places: Place, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Along each axis, key i of k covers the positions from floor(i n / k) to ceil((i + 1) n / k) - 1 of n covered ones."""
+
+    def cover(keys: int, covered: int, places: int) -> Tensor:
+        key, place = torch.arange(keys, device=device)[:, None], torch.arange(places, device=device)
+        inside = (place >= key * covered // keys) & (place < -(-(key + 1) * covered // keys)) & (place < covered)
+        return inside / inside.sum(1, keepdim=True)
+
+    return cover(keys[0], covered[0], places[0]), cover(keys[1], covered[1], places[1])
 
 
-def spread_to_finer(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> Tensor:
+def spread_to_finer(places: Tensor, coarse: Place, fine: Place) -> Tensor:
     """Distributes shares of a merged map (B, h w) over the finer map it was merged from, (B, h' w').
 
     Each share is divided equally among the square of positions that were merged. Squares are cropped at the border.
     """
     if coarse == fine:
         return places
-    factors = [-(-many // few) for few, many in zip(coarse, fine)]
-    of_rows, of_columns = (
-        _compute_cover(few, few * factor, many, places.device) for few, factor, many in zip(coarse, factors, fine)
-    )
+    rows, columns = (few * -(-many // few) for few, many in zip(coarse, fine))  # of whole squares
+    of_rows, of_columns = _compute_covers(coarse, (rows, columns), fine, places.device)
     with by_hand(places):
         return (of_rows.mT @ places.unflatten(1, coarse) @ of_columns).flatten(1)
 
@@ -155,7 +147,6 @@ def attention_map(
     queries are the tokens that the model pools: the class token, or else all patches, whose attention is averaged.
 
     Args:
-        images: normalised, (B, C, H, W).
         layer: index into `attention_grids`; negative indices count from the end.
         head: index of the head; None averages over heads.
         query: row and column of the query.
@@ -202,24 +193,22 @@ def compute_query_shares(model: Any, grid: AttentionGrid, query: Place | None, d
     shares = torch.zeros(lift.tokens, device=device)
     if query is not None:
         if not lift.all_ask:
-            raise ConfigError(
-                "the class token is the only query of this layer", "omit the query, or choose another layer"
-            )
+            what = "the class token is the only query of this layer"
+            raise ConfigError(what, "omit the query, or choose another layer")
         row, column = (check_index(name, at, length) for name, at, length in zip(("row", "column"), query, lift.map))
         shares[lift.prefix + row * lift.map[1] + column] = 1
-    elif not lift.prefix:
-        shares[:] = 1 / lift.tokens
-    elif not lift.all_ask:
-        shares[: lift.prefix] = 1 / lift.prefix
+    elif lift.prefix and lift.all_ask:
+        return model.pooling_shares(lift.tokens).to(device)
     else:
-        shares = model.pooling_shares(lift.tokens).to(device)
+        asking = lift.prefix or lift.tokens
+        shares[:asking] = 1 / asking
     return shares
 
 
 def _sum_received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
     """Returns the attention that spatial tokens receive from queries weighted by ``shares`` (T,): (B, H, h, w)."""
     batch, heads, *_ = record.shape
-    shares = shares.expand(batch * heads, -1)
+    shares = shares.expand(batch * heads, -1)  # (B H, T)
     received = torch.zeros(batch * heads, lift.tokens, device=shares.device)
     for rows in record.slices():
         queries = lift.rows[rows]
@@ -234,9 +223,7 @@ def _sum_received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor
 
 
 def compute_reach(cells: Sequence[int], cell: Place, size: Place) -> tuple[float, float]:
-    """Returns the height and width of a map of ``cells``, of ``cell`` pixels each, relative to the image ``size``: above 1 if
-    the image or the map was padded.
-    """
+    """Returns the height and width of a map of ``cells`` relative to the image ``size``: above 1 if one of them was padded."""
     down, across = (count * side / length for count, side, length in zip(cells, cell, size))
     return down, across
 

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.equivariance import Model, Pair
-from vitrail.errors import ConfigError, nearest
+from vitrail.errors import ConfigError
 from vitrail.models import Config, cost_of, create_backbone, sketch
 from vitrail.models.backbone import at_rest, device_of
 from vitrail.models.config import changed
+from vitrail.models.cost import image_for
 from vitrail.runtime.timing import time_in_turns
 from vitrail.torch_private import TorchDispatchMode
 
@@ -33,34 +34,21 @@ LIMIT = 2 << 30  # bytes of attention matrices; a pass with them needs more
 REPEATS = 3  # timed passes
 LARGEST = 1024  # pixels of the longer side of `choose_sizes`
 FACTORS = (1, 1.5, 2, 3)  # of the smallest side; 3 makes nine times the patches
-FIGURES = ("seconds", "bytes", "plain_seconds", "plain_bytes", "multiply_adds")
 LARGEST_BATCH = 8192  # images; the search for the largest batch ends here
 NEAR = 32  # the search ends when the largest batch is known to one part in 32
 
 
 class CostPoint(NamedTuple):
-    """The cost of a forward pass at one image size and one patch size.
-
-    Args:
-        size: (height, width) of the images in pixels.
-        patch_size: (height, width) of a patch in pixels.
-        tokens: number of tokens after the last block.
-        seconds: per image, the median over the timed passes divided by B.
-        bytes: peak memory of the tensors of one pass over all B images, excluding parameters and images.
-        plain_seconds: as ``seconds``, for `forward_with_attention`, which computes the attention matrices of all layers and
-            keeps them until the pass ends. None if they were not measured.
-        plain_bytes: as ``bytes``, for `forward_with_attention`.
-        multiply_adds: per image, as counted by `vitrail.models.cost_of`.
-    """
+    """The cost of a forward pass at one image size and one patch size, in pixels."""
 
     size: Pair
     patch_size: Pair
-    tokens: int
-    seconds: float
-    bytes: int
-    plain_seconds: float | None
+    tokens: int  # after the last block
+    seconds: float  # per image, the median of the timed passes
+    bytes: int  # peak memory of the tensors of one pass over all B images, without parameters and images
+    plain_seconds: float | None  # of `forward_with_attention`, which keeps the attention matrices of all layers
     plain_bytes: int | None
-    multiply_adds: int
+    multiply_adds: int  # per image
 
 
 def measure_cost(model: Model, sizes: Sequence[int | Pair], *, batch: int = 1) -> list[CostPoint]:
@@ -71,11 +59,7 @@ def measure_cost(model: Model, sizes: Sequence[int | Pair], *, batch: int = 1) -
     elsewhere those of all tensors that operations return, without the workspace of kernels (fused attention on a CPU uses
     0.13 MB in a ViT-Ti at any size). Sizes at which attention matrices take more than `LIMIT` are measured without them.
 
-    Args:
-        sizes: (height, width) in pixels, or the side of a square.
-
-    Raises:
-        ConfigError: invalid image size, before any measurement.
+    Raises `ConfigError` for an invalid size, (height, width) or the side of a square, before any measurement.
     """
     configs = [changed(model.config, image_size=size) for size in sizes]
     # inference mode dispatches composite operations whole, so that their inner tensors would not be counted
@@ -94,15 +78,8 @@ def measure_cost_by_patch(
 def fit_growth(points: Sequence[CostPoint], what: str) -> float:
     """Fits the exponent p of figure = a T^p by least squares of logarithms; NaN without two different token counts.
 
-    Args:
-        points: measurements; those whose figure is None or zero are ignored.
-        what: one of `FIGURES`.
-
-    Raises:
-        ConfigError: an unknown figure, with the nearest names.
+    ``what`` is a field of `CostPoint`; measurements in which it is None or zero are ignored.
     """
-    if what not in FIGURES:
-        raise ConfigError(f"unknown figure {what!r}", nearest(what, FIGURES))
     pairs = [(math.log(point.tokens), math.log(figure)) for point in points if (figure := getattr(point, what))]
     if len({tokens for tokens, _ in pairs}) < 2:
         return math.nan
@@ -113,8 +90,7 @@ def choose_sizes(config: Config) -> list[Pair]:
     """Returns image sizes to measure: 1, 1.5, 2 and 3 times the size of the model, rounded down to whole patches (of the last
     stage in a pyramid). The size of the model is first halved until the largest size is at most 1,024 pixels.
 
-    Raises:
-        ConfigError: patches so large that fewer than three fit along 1,024 pixels.
+    Raises `ConfigError` for patches so large that fewer than three fit along 1,024 pixels.
     """
     grids = sketch(config).attention_grids(config.image_size)
     cell = grids[-1].cell if grids else config.patch_size
@@ -128,16 +104,12 @@ def choose_sizes(config: Config) -> list[Pair]:
 
 
 def count_matrix_bytes(config: Config) -> int:
-    """Counts the bytes of all attention matrices that `forward_with_attention` returns for one image; 0 without attention.
-
-    Runs on the meta device and allocates no memory.
-    """
+    """Counts the bytes of all attention matrices of one image on the meta device; 0 without attention."""
     backbone = sketch(config)
     if not backbone.attention_grids(config.image_size):
         return 0
     with torch.no_grad():
-        image = torch.empty(1, config.in_channels, *config.image_size, device="meta")
-        return sum(matrix.nbytes for matrix in backbone.forward_with_attention(image)[1])
+        return sum(matrix.nbytes for matrix in backbone.forward_with_attention(image_for(backbone))[1])
 
 
 def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
@@ -204,16 +176,8 @@ def _measure_point(model: Model, config: Config, batch: int) -> CostPoint:
     seconds, most = measure(model)
     has_matrices = 0 < batch * count_matrix_bytes(config) <= LIMIT
     plain_seconds, plain_most = measure(model.forward_with_attention) if has_matrices else (None, None)
-    return CostPoint(
-        config.image_size,
-        config.patch_size,
-        cost.tokens,
-        seconds,
-        most,
-        plain_seconds,
-        plain_most,
-        cost.multiply_adds,
-    )
+    sizes = config.image_size, config.patch_size
+    return CostPoint(*sizes, cost.tokens, seconds, most, plain_seconds, plain_most, cost.multiply_adds)
 
 
 class Speed(NamedTuple):
@@ -235,25 +199,16 @@ def measure_speeds(
 ) -> dict[str, Speed]:
     """Measures passes without gradients at one image size, by wall-clock time, on random images.
 
-    The models take turns (`time_in_turns`), after one pass of each to warm up.
+    The models, all on one device, take turns (`time_in_turns`), after one pass of each to warm up.
 
     Args:
-        models: by name, all on one device.
-        size: (height, width) in pixels.
         batches: B by model.
         repeats: number of timed passes of each model.
         on_pass: called after each pass, such as for progress.
     """
-    device = device_of(next(iter(models.values())))
-    images = {name: _make_images(model, batches[name], size) for name, model in models.items()}
-    passes = {name: partial(model, images[name]) for name, model in models.items()}
-    timings = time_in_turns(
-        passes,
-        rounds=repeats,
-        device=device,
-        within=lambda name: at_rest(models[name]),
-        on_call=on_pass,
-    )
+    passes = {name: partial(model, _make_images(model, batches[name], size)) for name, model in models.items()}
+    device, within = device_of(next(iter(models.values()))), lambda name: at_rest(models[name])
+    timings = time_in_turns(passes, rounds=repeats, device=device, within=within, on_call=on_pass)
     speeds = {}
     for name, timing in timings.items():
         batch = batches[name]
@@ -262,12 +217,8 @@ def measure_speeds(
 
 
 def find_largest_batch(step: Callable[[int], object], most: int = LARGEST_BATCH) -> int:
-    """Finds the largest batch for which ``step`` does not run out of memory, by doubling, then by bisection.
-
-    The result was run. Batches larger by more than one part in `NEAR`, or by more than one image, were not possible.
-
-    Returns:
-        The batch; 0 if one image is too many; ``most`` if that fits.
+    """Finds the largest batch up to ``most`` for which ``step`` does not run out of memory, by doubling, then by bisection; 0 if
+    one image is too many. Batches larger by more than one part in `NEAR`, or by more than one image, were not possible.
     """
     low = 0
     while low < most and _fits(step, min(2 * low or 1, most)):
@@ -324,12 +275,8 @@ def measure_memory(model: Model, size: Pair) -> Memory:
 
 
 def bound_bytes(config: Config, size: Pair) -> int:
-    """Returns an upper bound of the bytes of a pass of one image at ``size``, counted without allocating memory.
-
-    It includes whole attention matrices, which fused attention does not need.
-
-    Raises:
-        ConfigError: the model does not support the size.
+    """Returns an upper bound of the bytes of a pass of one image at ``size``, counted without allocating memory. It includes
+    whole attention matrices, which fused attention does not need. Raises `ConfigError` if the model does not support the size.
     """
     network = sketch(changed(config, image_size=size)).eval()
     images = torch.empty(1, config.in_channels, *size, device="meta")

@@ -41,10 +41,8 @@ def extract_position_embeddings(model: Task | Backbone) -> Tensor | None:
     """
     with at_rest(model):
         images = _read_first_layer(model).new_zeros(1, model.config.in_channels, *model.config.image_size)
-        patches = model.patchify(images)
-        added = (
-            model.place(Patches(torch.zeros_like(patches.x), patches.grid)).x[0].unflatten(0, patches.grid)
-        )  # (h, w, D)
+        x, grid, _ = model.patchify(images)
+        added = model.place(Patches(torch.zeros_like(x), grid)).x[0].unflatten(0, grid)  # (h, w, D)
     return added if added.any() else None
 
 
@@ -58,14 +56,11 @@ def compute_position_similarity(embeddings: Tensor) -> Tensor:
 
 
 def compute_neighbour_rate(similarity: Tensor, *, reach: float = 1) -> float:
-    """Returns the share of patches whose most similar other patch is a neighbour; NaN for a grid of one patch.
-
-    Ties with patches further away do not count.
+    """Returns the share of patches whose most similar other patch is a neighbour, from `compute_position_similarity`; NaN for a
+    grid of one patch. Ties with patches further away do not count.
 
     Args:
-        similarity: (h, w, h, w), from `compute_position_similarity`.
-        reach: maximum distance between the centres of neighbours, in patches: 1 for the 4 adjacent patches, 1.5 for the 8
-            surrounding ones. At the edges of the grid there are fewer.
+        reach: maximum distance between the centres of neighbours, in patches: 1 for the 4 adjacent patches, 1.5 for all 8.
     """
     if similarity[0, 0].numel() == 1:
         return float("nan")
@@ -83,9 +78,6 @@ def compute_line_similarity(similarity: Tensor) -> LineSimilarity:
     compared by distance: pairs at distance d within a row or column with other pairs at distances in (d - 1, d]. Each value
     is the mean over d = 2, 3, ... below the shorter side of the grid. A similarity that depends only on distance, and
     decreases with it, is lower within rows and columns than elsewhere.
-
-    Args:
-        similarity: (h, w, h, w), from `compute_position_similarity`.
     """
     down, right = _compute_offsets(similarity)
     distance = (down**2 + right**2).float().sqrt().ceil()  # (h, w, h, w)
@@ -104,10 +96,8 @@ def _compute_offsets(similarity: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def extract_filters(model: Task | Backbone) -> Tensor:
-    """Returns the stored kernels of the first layer: (D, C, P, Q) in fp32.
-
-    Those of a BiT ResNet and of the stem of a hybrid are 7 x 7; the model applies
-    `vitrail.models.layers.standardise` to them in each forward pass.
+    """Returns the stored kernels of the first layer: (D, C, P, Q) in fp32. Those of ResNets and of the stem of a hybrid are
+    standardised in each forward pass.
     """
     return _read_first_layer(model).to(torch.float32, copy=True)
 
@@ -115,16 +105,9 @@ def extract_filters(model: Task | Backbone) -> Tensor:
 def compute_principal_filters(filters: Tensor, count: int = 28) -> PrincipalFilters:
     """Computes the principal components of filters in descending order of variance (figure 7, left, shows 28).
 
-    The D filters are the observations; they are centred, and the SVD is in fp64. The sign of a component is chosen so that
-    its largest absolute value is positive.
-
-    Args:
-        filters: (D, C, P, Q).
-        count: maximum number of components; there are at most D - 1 and at most C P Q.
-
-    Returns:
-        K components and explained variance ratios, in the precision of ``filters``. The ratios are 0 if all filters are
-        equal.
+    The D filters (D, C, P, Q) are the observations; they are centred, and the SVD is in fp64. The sign of a component is chosen
+    so that its largest absolute value is positive. There are at most D - 1 components, and at most C P Q. The explained ratios
+    are 0 if all filters are equal.
     """
     rows = filters.detach().cpu().double().flatten(1)  # (D, C P Q)
     _, deviations, directions = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)

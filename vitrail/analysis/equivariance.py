@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches, Tokens
-from vitrail.models.backbone import at_rest, takes_subsets
+from vitrail.models.backbone import at_rest, device_of, takes_subsets
 from vitrail.tasks import Task
 
 Model = Task | Backbone
@@ -28,43 +28,26 @@ MARGIN = 1  # cells along the borders of maps that are not compared
 
 
 class Response(NamedTuple):
-    """How much the output changes when the images change.
+    """How much the output changes when the images change."""
 
-    Args:
-        moved: 1 - cosine similarity of the pooled features before and after the change, mean over images.
-        apart: the same between different images before the change, mean over all pairs, as a reference for ``moved``. None
-            for a single image.
-        changed: share of the images whose predicted class changes; None for a model without a head. With a zero-initialised
-            head, as in a new model, it is 0.
-    """
-
-    moved: float
-    apart: float | None
-    changed: float | None
+    moved: float  # 1 - cosine similarity of the pooled features before and after, mean over images
+    apart: float | None  # the same between different images before the change, as a reference; None for a single image
+    changed: float | None  # share of the images whose predicted class changes; None for a model without a head
 
 
 class MapEquivariance(NamedTuple):
-    """Translation equivariance of one feature map.
-
-    Args:
-        stride: (height, width) in pixels from one cell to the next; the image was shifted by this distance.
-        margin: cells excluded along each border.
-        concordance: 1 if the map of the shifted image equals the shifted map, 0 if the two are unrelated. None if it is
-            undefined: fewer than two cells remain, or the map is constant in each image.
+    """Translation equivariance of one feature map: 1 if the map of the shifted image equals the shifted map, 0 if the two are
+    unrelated, None if it is undefined: fewer than two cells remain, or the map is constant in each image.
     """
 
-    stride: Pair
-    margin: int
+    stride: Pair  # in pixels from one cell to the next, the distance by which the image was shifted
+    margin: int  # cells excluded along each border
     concordance: float | None
 
 
 class PermutationResponse(NamedTuple):
-    """How much the output changes when the patches of an image are permuted.
-
-    Args:
-        pixels: response to permuting the patches of the image.
-        unplaced: response to permuting patch embeddings without position embeddings. None for models whose `encode`
-            needs the whole grid and therefore depends on positions in any case.
+    """How much the output changes when the patches of an image are permuted, or patch embeddings without positions; None for
+    models whose `encode` needs the whole grid and therefore depends on positions in any case.
     """
 
     pixels: Response
@@ -77,32 +60,25 @@ def measure_shift_response(model: Model, images: Tensor, shifts: Sequence[int] |
     After a shift by whole patches, a ViT receives the same patches at other positions, except at the borders.
 
     Args:
-        images: (B, C, H, W), normalised, larger than the model's ``image_size`` by at least the largest shift.
+        images: (B, C, H, W), larger than the model's ``image_size`` by at least the largest shift, or a `ConfigError` is raised.
         shifts: in pixels; by default 1, 2, 4 ... and the smallest shift by whole patches.
-
-    Returns:
-        The response to each shift.
-
-    Raises:
-        ConfigError: images that are too small.
     """
     images, size = check_images(images), model.config.image_size
     if shifts is None:
         whole = math.lcm(*model.config.patch_size)
         shifts = [*(2**power for power in range((whole - 1).bit_length())), whole]
     _check_room(images, size, (max(shifts), max(shifts)))
-    with at_rest(model) as device:
 
-        def answer_window(shift: int) -> _Answers:
-            window = _crop_window(images, size, (shift, shift))
-            return _compute_answers(model, window, device, model.forward_features)
+    def answer_window(shift: int) -> _Answers:
+        return _compute_answers(model, _crop_window(images, size, (shift, shift)), model.forward_features)
 
+    with at_rest(model):
         still = answer_window(0)
         return {shift: _compare_answers(still, answer_window(shift)) for shift in shifts}
 
 
 def measure_map_equivariance(model: Model, images: Tensor) -> list[MapEquivariance]:
-    """Measures the translation equivariance of feature maps under a diagonal shift of the image by one cell of each map.
+    """Measures the translation equivariance of all `feature_maps` under a diagonal shift of the image by one cell of each map.
 
     The measure is Lin's concordance (1989) of a = the shifted map and b = the map of the shifted window over their common
     cells: 1 - |a - b|^2 / (|a - mean a|^2 + |b - mean b|^2 + |mean a - mean b|^2). Means are taken per channel over the
@@ -114,13 +90,7 @@ def measure_map_equivariance(model: Model, images: Tensor) -> list[MapEquivarian
     are excluded, fewer of small maps.
 
     Args:
-        images: (B, C, H, W), normalised, larger than the model's ``image_size`` by at least the largest stride.
-
-    Returns:
-        One result for each map of `feature_maps`.
-
-    Raises:
-        ConfigError: images that are too small.
+        images: (B, C, H, W), larger than the model's ``image_size`` by at least the largest stride, or a `ConfigError` is raised.
     """
     images, size, strides = check_images(images), model.config.image_size, model.config.cells
     with at_rest(model) as device:
@@ -155,11 +125,7 @@ def measure_permutation_response(model: Model, images: Tensor) -> PermutationRes
     Without position embeddings, the output of a ViT is invariant up to rounding: all two-dimensional information is in the
     positions that `place` adds. If attention depends on positions, the output changes even without them.
 
-    Args:
-        images: (B, C, H, W), normalised, of a valid size.
-
-    Raises:
-        ConfigError: images with fewer than two patches, or of an invalid shape.
+    Raises `ConfigError` for images (B, C, H, W) with fewer than two patches.
     """
     images = check_images(images)
     cut = _permute_squares(images, model.config.patch_size)
@@ -171,15 +137,14 @@ def measure_permutation_response(model: Model, images: Tensor) -> PermutationRes
         x, grid, ids = model.patchify(images)
         return model.encode(Patches(x[:, _draw_order(x.shape[1])], grid, ids))
 
-    with at_rest(model) as device:
-        whole = _compute_answers(model, images, device, model.forward_features)
-        pixels = _compare_answers(whole, _compute_answers(model, cut, device, model.forward_features))
+    with at_rest(model):
+        whole = _compute_answers(model, images, model.forward_features)
+        pixels = _compare_answers(whole, _compute_answers(model, cut, model.forward_features))
         if not takes_subsets(model.config):
             return PermutationResponse(pixels, None)
-        in_order = _compute_answers(model, images, device, encode_unplaced)
-        return PermutationResponse(
-            pixels, _compare_answers(in_order, _compute_answers(model, images, device, encode_permuted))
-        )
+        in_order = _compute_answers(model, images, encode_unplaced)
+        permuted = _compute_answers(model, images, encode_permuted)
+        return PermutationResponse(pixels, _compare_answers(in_order, permuted))
 
 
 def check_images(images: Tensor) -> Tensor:
@@ -196,9 +161,8 @@ class _Answers(NamedTuple):
     best: Tensor | None
 
 
-def _compute_answers(
-    model: Model, images: Tensor, device: torch.device, tokens_of: Callable[[Tensor], Tokens]
-) -> _Answers:
+def _compute_answers(model: Model, images: Tensor, tokens_of: Callable[[Tensor], Tokens]) -> _Answers:
+    device = device_of(model)
     features = torch.cat([model.pool(tokens_of(part.to(device))) for part in images.split(AT_ONCE)])  # (B, F)
     best = model.head(features).argmax(1).cpu() if model.config.classes else None
     return _Answers(F.normalize(features.cpu().double(), dim=1), best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,8 @@ class ExplainOptions:
         if isinstance(self.head, str) and self.head not in ("mean", "all"):
             raise ConfigError(f"head is {self.head!r}", "give a number from 0, or 'mean' or 'all'")
         if self.head != "mean" and self.method != "attention":
-            raise ConfigError(
-                f"the method {self.method} takes no head, but head is {self.head}",
-                "use the method attention, or omit the head",
-            )
+            what = f"the method {self.method} takes no head, but head is {self.head}"
+            raise ConfigError(what, "use the method attention, or omit the head")
 
     @property
     def one_head(self) -> int | None:
@@ -76,9 +74,7 @@ Method = Callable[[Task, Tensor, Tensor, ExplainOptions, int], Tensor]  # model,
 
 
 METHODS: dict[str, Method] = {
-    "attention": lambda model, images, targets, options, batch: attention_map(
-        model, images, options.layer, options.one_head
-    ),
+    "attention": lambda model, images, _, options, batch: attention_map(model, images, options.layer, options.one_head),
     "rollout": lambda model, images, targets, options, batch: rollout(model, images),
     "gradient": lambda model, images, targets, options, batch: relevance(model, images, targets),
     "occlusion": lambda model, images, targets, options, batch: occlusion(
@@ -106,12 +102,7 @@ class ExplainedAnswer:
     target_score: float
 
     def row(self) -> dict[str, Any]:
-        return {
-            "label": self.label,
-            "score": round(self.score, 6),
-            "target": self.target,
-            "target_score": round(self.target_score, 6),
-        }
+        return {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,24 +191,16 @@ def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
 
 
 def explain_image(model: Task, key: str, prepared: PreparedImage, options: ExplainOptions, batch: int) -> Explanation:
-    """Explains one image without writing files.
+    """Explains one image without writing files, with options from `resolve_options` and ``batch`` perturbed versions per pass.
 
-    Args:
-        options: from `resolve_options`.
-        batch: perturbed versions of the image per forward pass.
-
-    Raises:
-        ConfigError: a detector has no such box on this image, or a segmenter no pixel of such a class.
+    Raises `ConfigError` if a detector has no such box on this image, or a segmenter no pixel of such a class.
     """
     subject = _find_subject(model, prepared, options)
     answer, target = _predict(model, prepared.images, options) if model.answers_classes else (subject, 0)
     size = prepared.images.shape[2], prepared.images.shape[3]
     maps, heads_cell, cell = None, (1, 1), options.window or choose_window(model.config, size)
     if grids := model.attention_grids(size):
-        maps, heads_cell = (
-            compute_head_maps(model, prepared.images, options.layer),
-            grids[options.layer].cell,
-        )  # (1, H, h, w)
+        maps, heads_cell = compute_head_maps(model, prepared.images, options.layer), grids[options.layer].cell
     if options.method in NEEDS_ATTENTION:
         cell = heads_cell if options.method == "attention" else grids[0].cell
     if options.method == "attention" and maps is not None:
@@ -269,14 +252,9 @@ def draw_heads(picture: np.ndarray, explanation: Explanation, options: ExplainOp
         strongest = heat.max() * heat.size / max(heat.sum(), 1e-12)
         captions.append(f"head {head}: peak {strongest:.1f} × mean")
     columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)
+    title = f"{Path(explanation.key).name}: heads of layer {options.layer}"
     note = "Brighter areas receive more attention; each head has its own brightness scale."
-    return draw_contact_sheet(
-        tiles,
-        captions,
-        columns=columns,
-        title=f"{Path(explanation.key).name}: heads of layer {options.layer}",
-        footnote=note,
-    )
+    return draw_contact_sheet(tiles, captions, columns=columns, title=title, footnote=note)
 
 
 def shrink(picture: np.ndarray, box: Box, longest: int) -> tuple[np.ndarray, Box]:

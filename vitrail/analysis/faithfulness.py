@@ -79,17 +79,13 @@ def compare(
     how = {"steps": steps, "batch": batch, "seed": seed}
 
     def compute_curves(heat: Tensor) -> Faithfulness:
-        return Faithfulness(
-            deletion(model, images, heat, targets, **how), insertion(model, images, heat, targets, **how)
-        )
+        deleted, inserted = (curve(model, images, heat, targets, **how) for curve in (deletion, insertion))
+        return Faithfulness(deleted, inserted)
 
-    curves_by_method = {name: compute_curves(resample(heat, grid)) for name, heat in heats.items()}
+    curves = {name: compute_curves(resample(heat, grid)) for name, heat in heats.items()}
     drawn = [compute_curves(draw_random_heat(len(images), grid, seed, draw=draw)) for draw in range(draws)]
-    curves_by_method[BASELINE] = Faithfulness(
-        torch.stack([scores.deletion for scores in drawn]).mean(0),
-        torch.stack([scores.insertion for scores in drawn]).mean(0),
-    )
-    return curves_by_method
+    pairs = zip(*((one.deletion, one.insertion) for one in drawn))
+    return {**curves, BASELINE: Faithfulness(*(torch.stack(each).mean(0) for each in pairs))}
 
 
 def deletion(
@@ -98,10 +94,8 @@ def deletion(
     """Computes the probability of the target while cells are covered with the mean colour, the most important first.
 
     Cell (i, j) covers the rows from floor(i H / r) up to floor((i + 1) H / r) of the image, and columns likewise. Arguments
-    are those of `compare`, ``heat`` (B, r, c) of a grid up to the size of the image.
-
-    Returns:
-        (B, S + 1) in fp32, from the unmodified to the fully covered image.
+    are those of `compare`, ``heat`` (B, r, c) of a grid up to the size of the image. Returns (B, S + 1) in fp32, from the
+    unmodified to the fully covered image.
     """
     covered = _Order(images, heat, steps, seed, device_of(model))
 
@@ -114,12 +108,8 @@ def deletion(
 def insertion(
     model: Task, images: Tensor, heat: Tensor, targets: Tensor, *, steps: int, batch: int = 64, seed: int = 0
 ) -> Tensor:
-    """Computes the probability of the target while cells of a blurred image are revealed, the most important first.
-
-    Arguments are those of `deletion`.
-
-    Returns:
-        (B, S + 1) in fp32, from the blurred to the unmodified image.
+    """Computes the probability of the target while cells of a blurred image are revealed, the most important first: as in
+    `deletion`, (B, S + 1) in fp32, from the blurred to the unmodified image.
     """
     device = device_of(model)
     revealed = _Order(images, heat, steps, seed, device)
@@ -143,16 +133,12 @@ def rank(heat: Tensor, seed: int) -> Tensor:
     """Sorts the cells of each map by descending heat, (B, r, c) to indices (B, N).
 
     Cells of equal heat are ordered randomly for each image. In index order, a constant map would cover images from the
-    upper left, and its score would depend on the typical position of subjects in photographs.
-
-    Raises:
-        ConfigError: heat that contains NaN.
+    upper left, and its score would depend on the typical position of subjects in photographs. Raises `ConfigError` for NaN.
     """
     values = heat.detach().cpu().flatten(1).double().numpy()  # (B, N)
     if wrong := int(np.isnan(values).sum()):
-        raise ConfigError(
-            f"heat is NaN in {wrong} of {values.size} cells", "look for NaN in the image and in the weights"
-        )
+        what = f"heat is NaN in {wrong} of {values.size} cells"
+        raise ConfigError(what, "look for NaN in the image and in the weights")
     noise = uniforms(seed, "equal heat", 0, np.arange(len(values)), 0, count=values.shape[1])  # (B, N)
     return torch.from_numpy(np.lexsort((noise, -values), axis=1)).to(heat.device)
 

@@ -38,10 +38,8 @@ class AttentionFigure(Figure):
 
     Args:
         picture: the model input as uint8 (H, W, 3), in any resolution.
-        attention: (h, w) in fp32; available as the attribute ``attention``.
-        title: describes layer, head and query.
-        size: (height, width) of the model input in pixels.
-        cell: (height, width) of a cell of the map in these pixels; the last cells may extend beyond the edge.
+        attention: (h, w) in fp32.
+        size, cell: (height, width) of the model input and of a cell of the map in pixels; the last cells may extend beyond.
         tokens: number of tokens of the layer, including prefix tokens; a mark on the scale shows uniform attention.
         query: (row, column) of the query patch, which is outlined.
         from_pyplot: size and colours that pyplot passes to every figure; this one has its own.
@@ -66,9 +64,8 @@ class AttentionFigure(Figure):
         super().__init__(figsize=(across, down), dpi=PIXELS_PER_INCH, facecolor=PAPER)
         FigureCanvasAgg(self)
         self.attention = attention
-        self.range = (
-            find_light_range(attention) if attention.min() < attention.max() else None
-        )  # a constant map has no scale
+        # a constant map has no scale
+        self.range = find_light_range(attention) if attention.min() < attention.max() else None
         lit = overlay(picture, attention, reach=compute_reach(attention.shape, cell, size), range=self.range)
         lefts = EDGE, 2 * EDGE + column
         titles = "model input", title
@@ -92,9 +89,8 @@ class AttentionFigure(Figure):
         bar.imshow(overlay(grey, light, range=self.range), extent=(0, width, 0, BAR), aspect="auto")
         if self._has_mark(equal):
             corner = (equal - low) / (high - low) * width - MARK / 2, -BEYOND
-            bar.add_patch(
-                Rectangle(corner, MARK, BAR + 2 * BEYOND, facecolor="white", edgecolor=INK, linewidth=1, clip_on=False)
-            )
+            look = {"facecolor": "white", "edgecolor": INK, "linewidth": 1, "clip_on": False}
+            bar.add_patch(Rectangle(corner, MARK, BAR + 2 * BEYOND, **look))
         decimals = max(0, 1 - math.floor(math.log10(high or 1)))  # two significant digits for the upper end
         dark, bright, most = (f"{number:.{decimals}f}" for number in (low, high, self.attention.max()))
         self._write(left, 0.45, dark, width, WORDS, INK)
@@ -111,9 +107,8 @@ class AttentionFigure(Figure):
         """Returns a sentence that compares the maximum with uniform attention and gives the total attention on patches."""
         highest, whole = float(self.attention.max()), float(self.attention.sum())
         uniform = f"{'mark: ' if self._has_mark(1 / tokens) else ''}1/{tokens}"
-        return (
-            f"maximum {highest:.2g}, {highest * tokens:.1f} times uniform ({uniform}); {whole * 100:.1f} % on patches"
-        )
+        times = f"{highest * tokens:.1f} times uniform ({uniform})"
+        return f"maximum {highest:.2g}, {times}; {whole * 100:.1f} % on patches"
 
     def _add_axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
         across, down = self.get_size_inches()
@@ -148,6 +143,5 @@ def _draw_outline(panel: Axes, query: tuple[int, int], cell: tuple[int, int]) ->
     """Outlines the query patch in white on dark, visible on any image."""
     (row, column), (height, width) = query, cell
     for colour, thick in ((INK, 4.5), ("white", 2.0)):
-        panel.add_patch(
-            Rectangle((column * width, row * height), width, height, fill=False, edgecolor=colour, linewidth=thick)
-        )
+        corner = column * width, row * height
+        panel.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=colour, linewidth=thick))

@@ -22,32 +22,24 @@ from vitrail.models.backbone import at_rest
 class HeadFigures:
     """Statistics of the heads of one layer, (H,) each, averaged over spatial queries and images; NaN without such queries.
 
-    Args:
-        distance: mean attention distance in input pixels (ViT paper, section 4.5, figures 7 and 11).
-        uniform: distance of uniform attention over all keys of the layer.
-        entropy: entropy of the attention over the K keys of a query, divided by log K: 0 if all attention is on one key, 1 if
-            it is uniform. The maximum is lower where shifted windows mask keys.
-        prefix: share of attention to prefix tokens (class token, registers).
+    The entropy over the K keys of a query is divided by log K: 0 if all attention is on one key, 1 if it is uniform. The maximum
+    is lower where shifted windows mask keys.
     """
 
-    distance: Tensor
-    uniform: float
+    distance: Tensor  # mean attention distance in input pixels (ViT paper, section 4.5, figures 7 and 11)
+    uniform: float  # the distance of uniform attention over all keys of the layer
     entropy: Tensor
-    prefix: Tensor
+    prefix: Tensor  # share of attention to prefix tokens (class token, registers)
 
 
 class HeadStatistics:
     """Accumulates the `HeadFigures` of each layer over any number of images of one size, in the memory of one batch.
 
-    Args:
-        model: a task model or a backbone with attention.
-        renormalise: whether to exclude attention to prefix tokens and renormalise the rest. Otherwise it counts as distance 0.
-            The paper does not specify this.
+    Distances are of the attention to the map, renormalised without that to prefix tokens, which the paper does not specify.
     """
 
-    def __init__(self, model: Any, *, renormalise: bool = True) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self.renormalise = renormalise
         self.images = 0
         self.size: tuple[int, int] | None = None
         self.sums: list[Tensor] = []  # (3, H) per layer: distance, entropy, prefix
@@ -80,8 +72,7 @@ class HeadStatistics:
             queries += int(is_place.sum())
             on_map = lift.mask_outside(weights, rows)[..., lift.prefix :]
             far = (on_map * lift.distances(rows)).sum(-1)  # (B, H, R)
-            if self.renormalise:
-                far = far / on_map.sum(-1).clamp(min=torch.finfo(far.dtype).tiny)
+            far = far / on_map.sum(-1).clamp(min=torch.finfo(far.dtype).tiny)
             entropy = torch.special.entr(weights).sum(-1) / math.log(max(keys, 2))
             prefix = weights[..., : lift.prefix].sum(-1)
             sums += (torch.stack([far, entropy, prefix]) * is_place).sum((1, 3))
@@ -99,10 +90,7 @@ class HeadStatistics:
 
 
 def compute_uniform_distance(grid: AttentionGrid) -> float:
-    """Returns the mean attention distance of uniform attention in pixels; NaN without spatial queries.
-
-    The value is 116.49 for 14 x 14 patches of 16 pixels.
-    """
+    """Returns the mean distance of uniform attention in pixels, 116.49 for 14 x 14 patches of 16; NaN without spatial queries."""
     lift, distances = Lift(grid, torch.device("cpu")), []
     if not lift.all_ask:
         return math.nan

@@ -42,18 +42,9 @@ def compute_share_inside(heat: Tensor, mask: Tensor, cell: tuple[int, int]) -> T
 
 
 def measure_shares(model: Task, images: Tensor, mask: Tensor) -> dict[str, float]:
-    """Measures the share inside the mask of one image by each method.
-
-    Args:
-        images: normalised, (1, C, H, W).
-        mask: (1, H, W), as in `compute_share_inside`.
-
-    Returns:
-        ``area``, the share of a constant map; ``layer 0`` and so on, the mean over the heads of what the pooled tokens attend
-        to; ``rollout``; and ``gradient`` for the predicted class, if the model predicts classes.
-
-    Raises:
-        ConfigError: a model without attention.
+    """Measures the share inside the mask (1, H, W) of one image (1, C, H, W) by each method: ``area``, the share of a constant
+    map; ``layer 0`` and so on, the mean over the heads of what the pooled tokens attend to; ``rollout``; and ``gradient`` for
+    the predicted class, if the model predicts classes. Raises `ConfigError` for a model without attention.
     """
     size = images.shape[2], images.shape[3]
     grids = model.attention_grids(size)
@@ -71,12 +62,8 @@ def measure_shares(model: Task, images: Tensor, mask: Tensor) -> dict[str, float
 def read_mask(path: Path, size: tuple[int, int], preprocessing: Preprocessing) -> Tensor:
     """Reads the mask of an image, resized and cropped as the image: (1, H, W) in [0, 1], the covered share of each pixel.
 
-    Args:
-        path: a PNG; black, or palette index 0, is outside of the objects, and any other value inside.
-        size: (height, width) of the image.
-
-    Raises:
-        DataError: the mask cannot be read, or has another size than its image.
+    In the PNG black, or palette index 0, is outside of the objects, and any other value inside. Raises `DataError` for a mask
+    that cannot be read, or has another ``size`` (height, width) than its image.
     """
     try:
         levels = decode_mask(path.read_bytes())

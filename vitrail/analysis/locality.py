@@ -19,39 +19,23 @@ AT_ONCE = 4  # images per pass; small, as gradients need all activations
 
 
 class Locality(NamedTuple):
-    """The mean distance of the pixels that a cell of a feature map depends on, in pixels, averaged over images.
-
-    ``distance`` and ``spread`` are None if the cell depends on no pixel of any image.
-
-    Args:
-        stride: (height, width) from one cell of the map to the next.
-        distance: distance from the centre of the cell in the image.
-        spread: distance from the weighted mean position of the pixels. Strided convolutions of odd size are centred on the
-            first pixel of a cell, so in a deep pyramid ``distance`` includes an offset of half a stride, ``spread`` does not.
-        uniform: value of ``distance`` if the cell depended equally on all pixels.
+    """The mean distance of the pixels that a cell of a feature map depends on, in pixels, averaged over images: from the centre
+    of the cell, and from their weighted mean position. Strided convolutions of odd size are centred on the first pixel of a cell,
+    so in a deep pyramid ``distance`` includes an offset of half a stride, ``spread`` does not.
     """
 
-    stride: Pair
-    distance: float | None
+    stride: Pair  # from one cell of the map to the next
+    distance: float | None  # None, as the spread, if the cell depends on no pixel of any image
     spread: float | None
-    uniform: float
+    uniform: float  # the distance if the cell depended equally on all pixels
 
 
 def measure_locality(model: Model, images: Tensor) -> list[Locality]:
-    """Measures the effective receptive field of the central cell of each feature map (Luo et al. 2016, section 2): the mean
-    distance of the pixels it depends on, weighted by the squared gradient.
+    """Measures the effective receptive field of the central cell of each of the `feature_maps` (Luo et al. 2016, section 2): the
+    mean distance of the pixels it depends on, weighted by the squared gradient.
 
     The gradient is that of a random linear combination of the channels of the cell, with normally distributed factors for
     each image and map. Its expected square is the sum of the squared gradients of all channels.
-
-    Args:
-        images: (B, C, H, W), normalised, of a valid size.
-
-    Returns:
-        One result for each map of `feature_maps`.
-
-    Raises:
-        ConfigError: images of an invalid shape.
     """
     generator, (height, width) = torch.Generator().manual_seed(0), check_images(images).shape[2:]
     measured, strides, uniforms = [], model.config.cells, []

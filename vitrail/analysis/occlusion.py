@@ -6,14 +6,16 @@ B images, C channels, H and W their size, R x S windows, V versions of each imag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from vitrail.models import Config
 from vitrail.models.backbone import at_rest, device_of
-from vitrail.models.config import StagedConfig
+from vitrail.models.config import StagedConfig, grid_of
 from vitrail.tasks import Task
 
 Measure = Callable[[Tensor, Tensor], Tensor]  # outputs for versions of images (b, ...), their images (b,) -> (b,)
@@ -26,16 +28,13 @@ def occlusion(
 ) -> Tensor:
     """Computes the decrease of a number when a window of the image is covered with the mean colour; negative if it rises.
 
-    Windows tile the image and are cropped at the lower and right edges.
+    Windows tile the image and are cropped at the lower and right edges: (B, R, S) in fp32, R = ceil(H / height) and
+    S = ceil(W / width).
 
     Args:
-        images: normalised, (B, C, H, W).
         measure: the number, such as a probability (`measure_class`), from the outputs and the index of the image of each.
         window: (height, width) in pixels; by default `choose_window`.
         batch: covered images per forward pass.
-
-    Returns:
-        (B, R, S) in fp32, R = ceil(H / height) and S = ceil(W / width).
     """
     size = images.shape[2], images.shape[3]
     window = choose_window(model.config, size) if window is None else window
@@ -63,14 +62,9 @@ def choose_window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def coarsen_window(config: Config, size: tuple[int, int], most: int) -> tuple[int, int]:
-    """Returns the default window (height, width), enlarged by a whole factor until at most ``most`` windows tile an image.
-
-    An image is covered as a whole by one window only if ``most`` is 1.
-    """
+    """Returns the default window (height, width), enlarged by a whole factor until at most ``most`` windows tile an image."""
     height, width = choose_window(config, size)
-    factor = 1
-    while -(-size[0] // (factor * height)) * -(-size[1] // (factor * width)) > max(most, 1):
-        factor += 1
+    factor = next(n for n in count(1) if math.prod(grid_of(size, (n * height, n * width))) <= max(most, 1))
     return min(factor * height, size[0]), min(factor * width, size[1])
 
 
@@ -81,13 +75,9 @@ def measure_class(model: Task, targets: Tensor) -> Measure:
 
 
 def measure_versions(model: Task, images: Tensor, measure: Measure, versions: int, make: Make, *, batch: int) -> Tensor:
-    """Computes a number for each version of each image: (B, V) in fp32, on the device of the images.
+    """Computes a number for each version of each image, at most ``batch`` at a time: (B, V) in fp32, on the device of the images.
 
-    At most ``batch`` versions are in memory at a time.
-
-    Args:
-        measure: takes the outputs of some versions and the index of the image of each, and returns their numbers.
-        make: returns the given versions of the given images; its arguments are on the model's device.
+    ``make`` gets its arguments on the model's device.
     """
     with at_rest(model) as device:
         found = torch.empty(len(images) * versions, device=device)

@@ -59,15 +59,12 @@ def overlay(
     """Overlays a heat map on an image: dark where the heat is low, amber where it is high.
 
     Args:
-        picture: uint8 (H, W) or (H, W, C).
+        picture: uint8 (H, W) or (H, W, C); the result is (H, W, 3).
         heat: (h, w), one value per patch, interpolated bilinearly. Non-finite values are shown as the lowest.
         box: (top, left, bottom, right) of the visible part of the image, in pixels (`Preprocessing.visible_box`). The rest
             is dark grey and separated by a thin frame. By default the whole image.
         reach: height and width of the map relative to the box, above 1 if padded patches extend beyond it.
         range: values shown as darkest and brightest, for comparable overlays; by default those of the map.
-
-    Returns:
-        uint8 (H, W, 3).
 
     Raises:
         ConfigError: invalid shape, type or box.
@@ -98,8 +95,7 @@ def overlay(
 def scale_levels(values: np.ndarray, range: Range | None = None) -> np.ndarray:
     """Scales values (...) to [0, 1], by ``range`` or by their own range. Non-finite values become NaN, constant values 0.
 
-    Raises:
-        ConfigError: a range whose ends are not in ascending order.
+    Raises `ConfigError` for a range whose ends are not in ascending order.
     """
     values = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
     finite = values[~np.isnan(values)]
@@ -213,7 +209,7 @@ def draw_mosaic(values: np.ndarray, *, range: Range = (-1.0, 1.0), cell: int = 4
 
     Used for the similarity of position embeddings, (14, 14, 14, 14). Raises `ConfigError` unless the range is ascending.
     """
-    return _lay_tiles(_enlarge_pixels(map_colours(scale_levels(values, range)), cell), gap)
+    return _lay_tiles(map_colours(scale_levels(values, range)), cell, gap)
 
 
 def draw_filters(pictures: np.ndarray, columns: int, *, cell: int = 6, gap: int = 4) -> np.ndarray:
@@ -221,7 +217,7 @@ def draw_filters(pictures: np.ndarray, columns: int, *, cell: int = 6, gap: int 
     rows = math.ceil(len(pictures) / columns)
     tiles = np.broadcast_to(PAPER, (rows * columns, *pictures.shape[1:])).copy()
     tiles[: len(pictures)] = pictures
-    return _lay_tiles(_enlarge_pixels(tiles.reshape(rows, columns, *pictures.shape[1:]), cell), gap)
+    return _lay_tiles(tiles.reshape(rows, columns, *pictures.shape[1:]), cell, gap)
 
 
 def save_png(path: Path, pixels: np.ndarray) -> None:
@@ -231,13 +227,9 @@ def save_png(path: Path, pixels: np.ndarray) -> None:
     replace_file(path, buffer.getvalue())
 
 
-def _enlarge_pixels(tiles: np.ndarray, times: int) -> np.ndarray:
-    """Enlarges the pixels of tiles (R, K, h, w, 3) to squares."""
-    return tiles.repeat(times, axis=2).repeat(times, axis=3)
-
-
-def _lay_tiles(tiles: np.ndarray, gap: int) -> np.ndarray:
-    """Places tiles (R, K, h, w, 3) on a background, with ``gap`` pixels around each."""
+def _lay_tiles(tiles: np.ndarray, cell: int, gap: int) -> np.ndarray:
+    """Places tiles (R, K, h, w, 3), each pixel enlarged to a square of ``cell`` pixels, with ``gap`` pixels around each."""
+    tiles = tiles.repeat(cell, axis=2).repeat(cell, axis=3)
     rows, columns, height, width, _ = tiles.shape
     canvas = _make_canvas(rows * (height + gap) + gap, columns * (width + gap) + gap)
     cells = canvas[gap:, gap:].reshape(rows, height + gap, columns, width + gap, 3)

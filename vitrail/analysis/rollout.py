@@ -36,11 +36,7 @@ def rollout(model: Any, images: Tensor) -> Tensor:
     positions of a merged map are divided equally among their source positions. In the class-attention layers of CaiT,
     patch tokens are unchanged; for talking heads, the softmax before the second mixing of heads is used.
 
-    Args:
-        images: normalised, (B, C, H, W).
-
-    Raises:
-        ConfigError: a model without attention.
+    Raises `ConfigError` for a model without attention.
     """
 
     def average_heads(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
@@ -63,18 +59,14 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
     attention matrices, so fused attention can be used.
 
     Args:
-        images: normalised, (B, C, H, W).
         targets: (B,) class indices; by default the predictions.
 
     Raises:
         ConfigError: a model without attention, or without a head.
     """
-
     if not model.config.classes:
-        raise ConfigError(
-            "the model has no head, so there is no prediction to explain",
-            "train one: `vitrail train DATA --init MODEL`",
-        )
+        what = "the model has no head, so there is no prediction to explain"
+        raise ConfigError(what, "train one: `vitrail train DATA --init MODEL`")
     with at_rest(model, gradients=True):
         records: list[AttentionRecord] = []
         # a copy that requires a gradient, as the parameters may be frozen
@@ -105,14 +97,10 @@ def relevance_of_score(model: DenseTask, images: Tensor, score: Callable[[Tensor
     As in `relevance`, but it starts from the tokens that the head reads. The share of a token is the product of its features
     with their gradient, clamped at zero (Grad-CAM, Selvaraju et al. 2017, for each place); all shares of an image sum to
     one. Shares of the map of a stage of a pyramid join those of the later stages at the stage's last layer; of stages before
-    the first layer with attention they are left out.
+    the first layer with attention they are left out. Raises `ConfigError` for a model without attention.
 
     Args:
-        images: normalised, (B, C, H, W).
         score: from outputs of the task to (B,).
-
-    Raises:
-        ConfigError: a model without attention.
     """
     with at_rest(model, gradients=True):
         records: list[AttentionRecord] = []

@@ -52,9 +52,8 @@ def visualize_attention(
     Args:
         model: a `Task`, or a backbone, which has no preprocessing and takes only normalised tensors.
         image: the path of an image file, an image for `Task.preprocess`, or a normalised model input: a float tensor
-            (1, C, H, W), or (C, H, W) with values outside of [0, 1]. For a classifier, a float tensor (C, H, W) in [0, 1] is
-            an image; with a batch axis it is a model input. Of images the visible part is shown; model inputs are shown
-            without their normalisation or, if it is unknown, scaled from minimum to maximum.
+            (1, C, H, W), or (C, H, W) with values outside of [0, 1]. Of images the visible part is shown; model inputs without
+            their normalisation or, if it is unknown, scaled from minimum to maximum.
         layer_idx: index into `attention_grids`; negative indices count from the end.
         head_idx: index of the head; None averages over heads.
         query: row and column of a query patch in the layer's map, outlined in the figure.
@@ -88,9 +87,7 @@ def visualize_attention(
     heads = maps.shape[1]
     head_name = f"mean of {heads} heads" if head_idx is None else f"head {head_idx % heads}"
     title = f"layer {layer}, {head_name} ({queries})"
-    shown = _enlarge(
-        _undo_normalisation(model, images) if picture is None else _crop_visible(picture, model.preprocessing)
-    )
+    visible = _undo_normalisation(model, images) if picture is None else _crop_visible(picture, model.preprocessing)
 
     try:
         from vitrail.analysis.figure import AttentionFigure
@@ -104,6 +101,7 @@ def visualize_attention(
     # a notebook would show a figure of pyplot twice, and figures that are only saved would stay open
     shows = pyplot is not None and target is None and not in_notebook()
     make = partial(pyplot.figure, FigureClass=AttentionFigure) if shows else AttentionFigure
+    shown = _enlarge(visible)
     figure = make(picture=shown, attention=attention, title=title, size=size, cell=cell, tokens=tokens, query=query)
     if target is not None:
         figure.save(target)
@@ -115,9 +113,8 @@ def _check_path(path: str | PathLike[str] | None) -> Path | None:
         return None
     path = Path(path)
     if path.suffix[1:].lower() not in FORMATS:
-        raise ConfigError(
-            f"a figure cannot be saved as {path.name!r}", f"use a file name that ends in .{', .'.join(FORMATS)}"
-        )
+        remedy = f"use a file name that ends in .{', .'.join(FORMATS)}"
+        raise ConfigError(f"a figure cannot be saved as {path.name!r}", remedy)
     return path
 
 

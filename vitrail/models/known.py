@@ -33,20 +33,26 @@ class Published:
 
 
 class Known(NamedTuple):
-    """The cost of a model at its own ``image_size`` (height, width) with 1,000 classes, its paper and published top-1 accuracy on
-    the ImageNet-1k validation set, and the complexity of its ``attention`` in the number of patches N.
+    """The cost of a model for squares of ``side`` pixels and 1,000 classes, its paper and published top-1 accuracy on the
+    ImageNet-1k validation set, and the complexity of its ``attention`` in the number of patches N.
     """
 
     cost: Cost
     published: Published
     attention: str = "N^2"
-    image_size: tuple[int, int] = (224, 224)
+    side: int = 224
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self.side, self.side
 
 
 VIT = "Dosovitskiy et al. 2021, An Image is Worth 16x16 Words"
 VIT_OTHER_PATCH = f"{VIT}, at a patch size that is not in it"
 AUGREG = "Steiner et al. 2022, How to train your ViT?"
 SCALING = "Zhai et al. 2022, Scaling Vision Transformers"
+SHAPE = "Alabdulmohsin et al. 2023, Getting ViT in Shape"
+PALI = "Chen et al. 2023, PaLI"
 DINO = "Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers"
 DINO2 = "Oquab et al. 2023, DINOv2"
 DEIT = "Touvron et al. 2021, Training data-efficient image transformers"
@@ -62,8 +68,9 @@ AXIAL = "Wang et al. 2020, Axial-DeepLab, at widths that are not in it"
 
 I1K = "ImageNet-1k alone, 224 px"
 I1K_384 = "ImageNet-1k alone, 384 px"
-DISTILLED = "ImageNet-1k alone, with a teacher, 224 px"
-DISTILLED_384 = "ImageNet-1k alone, with a teacher, 384 px"
+TAUGHT = "ImageNet-1k alone, with a teacher, 224 px"
+TAUGHT_384 = "ImageNet-1k alone, with a teacher, 384 px"
+TAUGHT_448 = "ImageNet-1k alone, with a teacher, 448 px"
 I22K = "pre-trained on ImageNet-22k, fine-tuned at 224 px"
 I22K_384 = "pre-trained on ImageNet-22k, fine-tuned at 384 px"
 I21K_384 = "pre-trained on ImageNet-21k, fine-tuned at 384 px"
@@ -90,19 +97,16 @@ KNOWN: dict[str, Known] = {
     "vit-h32": Known(Cost(634_960_360, 31_856_035_840, 204_800_000, 50), Published(VIT_OTHER_PATCH)),
     "vit-h16": Known(Cost(632_199_400, 127_314_872_320, 3_179_233_280, 197), Published(VIT_OTHER_PATCH)),
     "vit-h14": Known(Cost(632_045_800, 167_295_109_120, 5_410_734_080, 257), Published(VIT, 88.55, JFT_518)),
-    "vit-so400m14": Known(
-        Cost(413_597_656, 109_928_445_696, 4_108_776_192, 257),
-        Published("Alabdulmohsin et al. 2023, Getting ViT in Shape"),
-    ),
+    "vit-so400m14": Known(Cost(413_597_656, 109_928_445_696, 4_108_776_192, 257), Published(SHAPE)),
     "vit-giant14": Known(Cost(1_012_611_432, 267_031_491_584, 7_439_759_360, 257), Published(SCALING)),
     "vit-gigantic14": Known(Cost(1_844_440_680, 483_747_550_208, 10_550_931_456, 257), Published(SCALING)),
-    "vit-e14": Known(Cost(3_807_214_312, 990_676_936_704, 13_256_298_496, 257), Published("Chen et al. 2023, PaLI")),
+    "vit-e14": Known(Cost(3_807_214_312, 990_676_936_704, 13_256_298_496, 257), Published(PALI)),
     "deit-ti16": Known(Cost(5_717_416, 1_253_683_200, 178_831_872, 197), Published(DEIT, 72.2, I1K)),
     "deit-s16": Known(Cost(22_050_664, 4_598_882_304, 357_663_744, 197), Published(DEIT, 79.8, I1K)),
     "deit-b16": Known(Cost(86_567_656, 17_563_828_224, 715_327_488, 197), Published(DEIT, 81.8, I1K)),
-    "deit-ti16-distilled": Known(Cost(5_910_800, 1_261_003_776, 180_652_032, 198), Published(DEIT, 74.5, DISTILLED)),
-    "deit-s16-distilled": Known(Cost(22_436_432, 4_624_140_288, 361_304_064, 198), Published(DEIT, 81.2, DISTILLED)),
-    "deit-b16-distilled": Known(Cost(87_338_192, 17_656_811_520, 722_608_128, 198), Published(DEIT, 83.4, DISTILLED)),
+    "deit-ti16-distilled": Known(Cost(5_910_800, 1_261_003_776, 180_652_032, 198), Published(DEIT, 74.5, TAUGHT)),
+    "deit-s16-distilled": Known(Cost(22_436_432, 4_624_140_288, 361_304_064, 198), Published(DEIT, 81.2, TAUGHT)),
+    "deit-b16-distilled": Known(Cost(87_338_192, 17_656_811_520, 722_608_128, 198), Published(DEIT, 83.4, TAUGHT)),
     "deit3-s16": Known(Cost(22_059_496, 4_598_882_304, 357_663_744, 197), Published(DEIT3, 81.4, I1K)),
     "deit3-m16": Known(Cost(38_849_512, 7_990_968_320, 476_884_992, 197), Published(DEIT3, 83.0, I1K)),
     "deit3-b16": Known(Cost(86_585_320, 17_563_828_224, 715_327_488, 197), Published(DEIT3, 83.8, I1K)),
@@ -117,28 +121,20 @@ KNOWN: dict[str, Known] = {
     "r50-vit-l32": Known(Cost(328_994_856, 19_413_295_104, 122_880_000, 50), Published(AUGREG, 85.99, I21K_384)),
     "axial-b32": Known(Cost(173_277_160, 8_452_614_144, 12_644_352, 49), Published(VIT), "N (h + w)"),
     "axial-b16": Known(Cost(171_620_584, 33_511_913_472, 101_154_816, 196), Published(VIT), "N (h + w)"),
-    "cait-xxs24": Known(Cost(11_956_264, 2_523_475_200, 383_696_640, 197), Published(CAIT, 78.4, DISTILLED)),
-    "cait-xxs36": Known(Cost(17_299_720, 3_755_697_408, 575_469_312, 197), Published(CAIT, 79.7, DISTILLED)),
+    "cait-xxs24": Known(Cost(11_956_264, 2_523_475_200, 383_696_640, 197), Published(CAIT, 78.4, TAUGHT)),
+    "cait-xxs36": Known(Cost(17_299_720, 3_755_697_408, 575_469_312, 197), Published(CAIT, 79.7, TAUGHT)),
     "cait-xs24": Known(
-        Cost(26_670_088, 19_240_642_944, 5_160_445_056, 577),
-        Published(CAIT, 84.1, DISTILLED_384),
-        image_size=(384, 384),
+        Cost(26_670_088, 19_240_642_944, 5_160_445_056, 577), Published(CAIT, 84.1, TAUGHT_384), side=384
     ),
-    "cait-s24": Known(Cost(46_916_200, 9_327_327_744, 826_400_256, 197), Published(CAIT, 83.5, DISTILLED)),
+    "cait-s24": Known(Cost(46_916_200, 9_327_327_744, 826_400_256, 197), Published(CAIT, 83.5, TAUGHT)),
     "cait-s36": Known(
-        Cost(68_366_632, 47_907_955_200, 10_702_652_928, 577),
-        Published(CAIT, 85.4, DISTILLED_384),
-        image_size=(384, 384),
+        Cost(68_366_632, 47_907_955_200, 10_702_652_928, 577), Published(CAIT, 85.4, TAUGHT_384), side=384
     ),
     "cait-m36": Known(
-        Cost(271_221_352, 172_943_655_936, 24_462_953_472, 577),
-        Published(CAIT, 86.1, DISTILLED_384),
-        image_size=(384, 384),
+        Cost(271_221_352, 172_943_655_936, 24_462_953_472, 577), Published(CAIT, 86.1, TAUGHT_384), side=384
     ),
     "cait-m48": Known(
-        Cost(356_460_520, 329_107_670_016, 60_425_554_944, 785),
-        Published(CAIT, 86.5, "ImageNet-1k alone, with a teacher, 448 px"),
-        image_size=(448, 448),
+        Cost(356_460_520, 329_107_670_016, 60_425_554_944, 785), Published(CAIT, 86.5, TAUGHT_448), side=448
     ),
     "beit-b16": Known(Cost(86_530_984, 17_563_828_224, 715_327_488, 197), Published(BEIT, 83.2, BEIT_I1K)),
     "beit-l16": Known(Cost(304_430_568, 61_554_712_576, 1_907_539_968, 197), Published(BEIT, 85.2, BEIT_I1K)),
@@ -147,13 +143,10 @@ KNOWN: dict[str, Known] = {
     "swin-b": Known(Cost(87_768_224, 15_430_946_816, 304_869_376, 49), Published(SWIN, 83.5, I1K), "N"),
     "swin-l": Known(Cost(196_532_476, 34_475_759_616, 457_304_064, 49), Published(SWIN, 86.3, I22K), "N"),
     "swin-b-384": Known(
-        Cost(87_903_584, 47_083_134_976, 2_632_974_336, 144), Published(SWIN, 84.5, I1K_384), "N", image_size=(384, 384)
+        Cost(87_903_584, 47_083_134_976, 2_632_974_336, 144), Published(SWIN, 84.5, I1K_384), "N", side=384
     ),
     "swin-l-384": Known(
-        Cost(196_735_516, 103_919_087_616, 3_949_461_504, 144),
-        Published(SWIN, 87.3, I22K_384),
-        "N",
-        image_size=(384, 384),
+        Cost(196_735_516, 103_919_087_616, 3_949_461_504, 144), Published(SWIN, 87.3, I22K_384), "N", side=384
     ),
     "pvt-tiny": Known(Cost(13_229_288, 1_932_911_616, 76_420_096, 50), Published(PVT, 75.1, I1K), "N^2/R^2"),
     "pvt-small": Known(Cost(24_485_864, 3_815_701_504, 142_904_320, 50), Published(PVT, 79.8, I1K), "N^2/R^2"),

@@ -38,7 +38,25 @@ def drop_patches(patches: Patches, share: float) -> Patches:
         return patches
     kept = max(round(x.shape[1] * (1 - share)), 1)
     ids = torch.rand(x.shape[:2], device=x.device).argsort(1)[:, :kept].sort(1).values  # (B, K)
-    return Patches(x.gather(1, ids[..., None].expand(-1, -1, x.shape[2])), grid, ids)
+    return Patches(gather_rows(x, ids), grid, ids)
+
+
+def gather_rows(x: Tensor, ids: Tensor) -> Tensor:
+    """Gathers the rows ``ids`` (B, K) of each image from (B, N, D): (B, K, D)."""
+    return x.gather(1, ids[..., None].expand(-1, -1, x.shape[2]))
+
+
+def cut_patches(images: Tensor, patch_size: Pair) -> Tensor:
+    """Cuts images (B, C, h P, w Q) to patches (B, N, C, P, Q)."""
+    (p, q), (height, width) = patch_size, images.shape[2:]
+    x = images.unflatten(3, (width // q, q)).unflatten(2, (height // p, p))  # (B, C, h, P, w, Q)
+    return x.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+
+def join_patches(patches: Tensor, size: Pair) -> Tensor:
+    """Joins what `cut_patches` cut from images of ``size``, or padded to whole patches: (B, N, C, P, Q) to (B, C, h P, w Q)."""
+    x = patches.unflatten(1, grid_of(size, patches.shape[3:]))  # (B, h, w, C, P, Q)
+    return x.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
 class Tokens(NamedTuple):

@@ -59,15 +59,19 @@ def embeddings(
     return named["pos_embed_prefix"] if prefix else nowhere, places.flatten(0, 1)[None]
 
 
-def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tensor:
+def sincos2d(grid: Grid, width: int, device: torch.device | None = None, *, endpoint: bool = True) -> Tensor:
     """Returns fixed sines and cosines of column and row, (h w, D) in fp32 (Beyer et al. 2022; MoCo v3).
 
-    With x the column, y the row and w_i = 10000^(-i / (D/4 - 1)) for i < D/4: [sin x w, cos x w, sin y w, cos y w].
+    With x the column, y the row and w_i = 10000^(-i / (D/4 - 1)) for i < D/4: [sin x w, cos x w, sin y w, cos y w]. Without
+    ``endpoint`` the divisor is D/4, as in MAE's code.
     """
     kind = torch.float32 if device is not None and device.type == "mps" else torch.float64
     rows, columns = (torch.arange(length, dtype=kind, device=device) for length in grid)
     y, x = torch.meshgrid(rows, columns, indexing="ij")  # (h, w) each
-    frequencies = 10000 ** -torch.linspace(0, 1, width // 4, dtype=kind, device=device)  # (D/4,)
+    if endpoint:
+        frequencies = 10000 ** -torch.linspace(0, 1, width // 4, dtype=kind, device=device)  # (D/4,)
+    else:
+        frequencies = 10000 ** (-4 * torch.arange(width // 4, dtype=kind, device=device) / width)
     x, y = (axis.flatten()[:, None] * frequencies for axis in (x, y))  # (h w, D/4) each
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1).float()
 

@@ -196,10 +196,10 @@ class Bottleneck(nn.Module):
         y = self.norm1(x)
         shortcut = x if self.downsample is None else residual_stream(self.downsample(y))
 
+        middle = self.conv2 if self.attn is None else partial(self.attn, on_attention=on_attention)
+
         def branch(_: Tensor) -> Tensor:
-            inner = self.norm2(self.conv1(y))
-            mixed = self.conv2(inner) if self.attn is None else self.attn(inner, on_attention)
-            return self.conv3(self.norm3(mixed))
+            return self.conv3(self.norm3(middle(self.norm2(self.conv1(y)))))
 
         # the branch uses the normalised map instead of its argument, so it cannot run on a subset
         return add_branch(shortcut, branch, drop=self.drop_path if self.training else 0.0, skip=False)

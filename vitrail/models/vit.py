@@ -261,10 +261,8 @@ class ViT(Backbone):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         width, depth = config.width, config.depth
-        if config.stem is None:
-            self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
-        else:
-            self.patch_embed = HybridEmbed(config)
+        is_plain = config.stem is None
+        self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size) if is_plain else HybridEmbed(config)
         for name in config.prefix:
             self.register_parameter(f"{name}_token", nn.Parameter(torch.empty(1, 1, width)))
         if config.registers:
@@ -296,7 +294,7 @@ class ViT(Backbone):
 
     def features(self, images: Tensor) -> Tensor:
         """Returns features (B, F). The last block is computed only for the tokens that pooling uses."""
-        return self.pool(self._encode(self.place(self.patchify(images)), self._reads))
+        return self.pool(self.encode(self.place(self.patchify(images)), reads=self._reads))
 
     @property
     def _reads(self) -> int | None:
@@ -311,39 +309,32 @@ class ViT(Backbone):
         """Splits images into patches and projects them, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
         self._check(images)
         images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
-        hybrid = isinstance(self.patch_embed, HybridEmbed)
-        x = self.patch_embed(images, self._run) if hybrid else self.patch_embed(images)
+        x = self.patch_embed(images) if self.config.stem is None else self.patch_embed(images, self._run)
         return Patches(x, grid_of(images.shape[2:], self.config.patch_size))
-
-    def _add_positions(self, patches: Patches) -> Patches:
-        """Adds E_pos of the patches, where positions are added at the stem."""
-        if not self._is_placed_at_stem:
-            return patches
-        x, grid, ids = patches
-        _, places = self._embeddings(0, grid, x)
-        return Patches(x + positions.take(places, ids), grid, ids)
 
     @property
     def _is_placed_at_stem(self) -> bool:
         return self.config.positions not in ("none", "relative") and self.config.positions_at == "stem"
 
-    def _embeddings(self, table: int, grid: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the positions of the prefix tokens (1, P, D) and of the patches (1, N, D), from one of the tables."""
+    def _add_positions(self, patches: Patches) -> Patches:
+        """Adds E_pos of the patches, where positions are added at the stem."""
+        return patches._replace(x=patches.x + self._positions(patches)[1]) if self._is_placed_at_stem else patches
+
+    def _positions(self, patches: Patches, table: int = 0) -> tuple[Tensor, Tensor]:
+        """Returns the positions of the prefix tokens (1, P, D) and of the patches (B or 1, K, D), from one of the tables."""
         # by attribute: in a replica of DataParallel they are plain tensors, which named_parameters does not list
         named = {name: getattr(self, name) for name in positions.table_shapes(self.config)}
-        prefix, places = positions.embeddings(self.config, named, table, grid, like.device)
-        return prefix.to(like), places.to(like)
+        x, grid, ids = patches
+        prefix, places = positions.embeddings(self.config, named, table, grid, x.device)
+        return prefix.to(x), positions.take(places.to(x), ids)
 
-    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None, *, reads: int | None = None) -> Tokens:
         """Applies prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D).
 
-        Raises `ConfigError` for a subset of the patches if blocks attend in windows.
+        The last block computes only the first ``reads`` tokens, by default all. Raises `ConfigError` for a subset of the patches
+        if blocks attend in windows.
         """
         self._check_subset(patches)
-        return self._encode(patches, on_attention=on_attention)
-
-    def _encode(self, patches: Patches, reads: int | None = None, on_attention: OnAttention | None = None) -> Tokens:
-        """Same as `encode`, but the last block computes only the first ``reads`` tokens."""
         x, grid = last(self._outputs(patches, on_attention, reads))
         return Tokens(self.norm(x), grid, patches.ids)
 
@@ -360,15 +351,16 @@ class ViT(Backbone):
         x = patches.x
         before = [getattr(self, f"{name}_token").to(x.dtype) for name in self.prefix]
         if before and self._is_placed_at_stem:
-            before = [torch.cat(before, 1) + self._embeddings(0, patches.grid, x)[0]]
+            before = [torch.cat(before, 1) + self._positions(patches)[0]]
         if self.config.registers:
             before.append(self.reg_token.to(x.dtype))
         x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in before), x], 1)
         return self.dropout(residual_stream(x))
 
-    def _layers(self, patches: Patches, reads: int | None = None) -> list[tuple[Any, Tensor | None, Context]]:
+    def _layers(self, patches: Patches, reads: int | None) -> list[tuple[nn.Module, Tensor | None, Context]]:
         """Returns each block with the positions added to its input (B or 1, T, D), if any, and the context of its attention."""
         config, (x, grid, ids), depth = self.config, patches, self.config.depth
+        # one for all layers, or one per layer
         added: list[Tensor | None] = [None]
         relative: list[Relative | None] = [None]
         if config.positions == "relative":
@@ -376,12 +368,8 @@ class ViT(Backbone):
             index = positions.relative_index(config, grid, ids, x.device)
             relative = [Relative(table, index) for table in tables]
         elif config.positions != "none" and config.positions_at != "stem":
-            tables = range(depth if config.positions_at == "every" else 1)
-            added = [self._slots(patches, table) for table in tables]
-        windows = None
-        if config.window:
-            windows = GridWindows.over(self.leading, grid, config.window)
-        # positions are one for all layers, or one per layer
+            added = [self._slots(patches, table) for table in range(depth if config.positions_at == "every" else 1)]
+        windows = GridWindows.over(self.leading, grid, config.window) if config.window else None
         contexts = [
             Context(offsets, None if is_global else windows)
             for offsets, is_global in zip((relative * depth)[:depth], config.attends_globally)
@@ -391,8 +379,7 @@ class ViT(Backbone):
 
     def _slots(self, patches: Patches, table: int) -> Tensor:
         """Returns the positions of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
-        prefix, places = self._embeddings(table, patches.grid, patches.x)
-        places = positions.take(places, patches.ids)
+        prefix, places = self._positions(patches, table)
         prefix = F.pad(prefix, (0, 0, 0, self.config.registers)).expand(places.shape[0], -1, -1)
         return torch.cat([prefix, places], 1)
 
@@ -424,7 +411,7 @@ class ViT(Backbone):
 
     def forward_recording(self, images: Tensor, on_attention: OnAttention) -> Tensor:
         patches = self._add_positions(self.patchify(images))
-        return self.head(self.pool(self._encode(patches, self._reads, on_attention)))
+        return self.head(self.pool(self.encode(patches, on_attention, reads=self._reads)))
 
     def reset_head(self, classes: int) -> None:
         """Replaces the head by a zero-initialised linear one for other classes (paper, appendix B.1.1)."""

@@ -5,10 +5,9 @@ is by Chen, Kornblith, Norouzi & Hinton 2020 ("A Simple Framework for Contrastiv
 Both use the pooled features, the input of the encoder's head, so they support every architecture.
 
 The loss of an image depends on all others, so the losses of micro-batches would be a different objective. Gradient caching
-(Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") computes the gradient of the
-whole batch with the memory of a micro-batch: first the features of all images without a graph; then the loss of all
-features and its gradient with respect to them; then for each micro-batch the features again, with a graph, and the
-backward pass with the cached gradient.
+(Gao et al. 2021) computes the gradient of the whole batch with the memory of a micro-batch: first the features of all images
+without a graph; then the loss of all features and its gradient with respect to them; then for each micro-batch the features
+again, with a graph, and the backward pass with the cached gradient.
 
 B images, C channels, H and W, F width of the pooled features, Z width of the projections.
 """
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone, sketch
+from vitrail.models.cost import image_for
 from vitrail.models.layers import by_hand
 from vitrail.objectives.objective import Objective
 from vitrail.runtime.distributed import SINGLE, Ranks
@@ -112,7 +112,8 @@ def cached_backward(
         scale(loss / ranks.world).backward()
     start = sum(map(len, gathered[0][: ranks.rank]))
     sizes = [len(micro_batch[0]) for micro_batch in micro_batches]
-    gradients = zip(*(_gradient(leaf)[start : start + sum(sizes)].mul(ranks.world).split(sizes) for leaf in features))
+    mine = slice(start, start + sum(sizes))
+    gradients = zip(*(leaf.grad[mine].mul(ranks.world).split(sizes) for leaf in features))  # type: ignore[index]
     for index, micro_batch, gradient in zip(seeds, micro_batches, gradients):
         seed(index)
         again = objective.features(*micro_batch)
@@ -135,11 +136,6 @@ def _compute_without_graph(
         features.append(objective.features(*micro_batch))
         references.append(objective.references(*micro_batch))
     return [torch.cat(parts) for parts in zip(*features)], [torch.cat(parts) for parts in zip(*references)]
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    assert leaf.grad is not None, "compare did not use a feature"
-    return leaf.grad
 
 
 class MoCo(ContrastiveObjective):
@@ -198,13 +194,8 @@ class MoCo(ContrastiveObjective):
         return tuple(self.momentum_encoder.features(images) for images in inputs)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the symmetric loss from `features` and `references`, (B, F) each: the sum over both directions.
-
-        Measurements: ``accuracy``, the fraction of queries whose most similar key is the right one, and ``batch_spread``,
-        the `spread` of the features.
-
-        Raises:
-            ConfigError: the batch has only one image.
+        """Returns the symmetric loss from `features` and `references`, (B, F) each: the sum over both directions; ``accuracy``,
+        the fraction of queries whose most similar key is the right one; and ``batch_spread``, the `spread` of the features.
         """
         _check_batch(features[0])
         with torch.no_grad():
@@ -246,11 +237,7 @@ class SimCLR(ContrastiveObjective):
         return tuple(self.encoder.features(images) for images in inputs)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss from the features of the two views, (B, F) each; measurements as in `MoCo.compare`.
-
-        Raises:
-            ConfigError: the batch has only one image.
-        """
+        """Returns the loss from the features of the two views, (B, F) each; measurements as in `MoCo.compare`."""
         _check_batch(features[0])
         first, second = self.projector(torch.cat(features)).chunk(2)  # (B, Z) each; batch norm over both views together
         loss, accuracy = nt_xent(first, second, self.temperature)
@@ -258,14 +245,8 @@ class SimCLR(ContrastiveObjective):
 
 
 def moco_loss(queries: Tensor, keys: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Returns 2 tau times the cross-entropy of each query's own key among all keys, as in the paper's code.
-
-    Args:
-        queries, keys: (B, Z), of any norm and precision; row i of one belongs to row i of the other.
-        temperature: tau.
-
-    Returns:
-        The mean over queries, and the fraction of queries whose own key is the most similar; in fp32 or better.
+    """Returns 2 tau times the cross-entropy of each query's own key among all keys, as in the paper's code, and the fraction of
+    queries (B, Z) whose own key (B, Z), that of the same row, is the most similar; in fp32 or better.
     """
     logits = cosine_similarity(queries, keys) / temperature  # (B, B)
     own = torch.arange(len(logits), device=logits.device)
@@ -273,14 +254,9 @@ def moco_loss(queries: Tensor, keys: Tensor, temperature: float) -> tuple[Tensor
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Returns the normalised, temperature-scaled cross-entropy of SimCLR, section 2.1.
-
-    Args:
-        first, second: two views (B, Z), of any norm and precision.
-
-    Returns:
-        The mean over 2B views of the cross-entropy of the other view among all views but itself, and the fraction of views
-        whose most similar view is the other one; in fp32 or better.
+    """Returns the normalised, temperature-scaled cross-entropy of SimCLR, section 2.1, for two views (B, Z): the mean over 2B
+    views of that of the other view among all views but itself, and the fraction of views whose most similar view is the other
+    one; in fp32 or better.
     """
     both = torch.cat([first, second])
     logits = (cosine_similarity(both, both) / temperature).fill_diagonal_(-math.inf)  # (2B, 2B)
@@ -321,9 +297,8 @@ def make_head(*widths: int) -> nn.Sequential:
 @torch.no_grad()
 def pooled_width(encoder: Backbone) -> int:
     """Returns F, which differs from `Backbone.width` if pooling concatenates several tokens."""
-    config = encoder.config
-    image = torch.empty(1, config.in_channels, *config.image_size, device="meta")
-    return sketch(config).features(image).shape[1]
+    twin = sketch(encoder.config)
+    return twin.features(image_for(twin)).shape[1]
 
 
 def _unit_vectors(x: Tensor) -> Tensor:
@@ -336,6 +311,5 @@ def _accuracy(logits: Tensor, right: Tensor) -> Tensor:
 
 def _check_batch(features: Tensor) -> None:
     if len(features) < 2:
-        raise ConfigError(
-            f"a contrastive loss of a batch of {len(features)}", "it compares images: use a batch of two or more"
-        )
+        what = f"a contrastive loss of a batch of {len(features)}"
+        raise ConfigError(what, "it compares images: use a batch of two or more")

@@ -20,8 +20,16 @@ from vitrail.models.attention import EVERYWHERE, Context
 from vitrail.models.backbone import TAKE_SUBSETS, takes_subsets
 from vitrail.models.config import grid_of, is_number
 from vitrail.models.initialise import fills
-from vitrail.models.layers import Dense, LayerNorm, residual_stream, whole_patches
-from vitrail.models.positions import take
+from vitrail.models.layers import (
+    Dense,
+    LayerNorm,
+    cut_patches,
+    gather_rows,
+    join_patches,
+    residual_stream,
+    whole_patches,
+)
+from vitrail.models.positions import sincos2d, take
 from vitrail.models.vit import Block
 from vitrail.objectives.objective import Objective
 
@@ -32,9 +40,9 @@ SHARED = ("image_size", "patch_size", "in_channels", "norm_eps", "pad", "checkpo
 class MAE(Objective):
     """The encoder sees only the visible patches; a small decoder predicts the pixels of the hidden ones (section 3).
 
-    The class token and DeiT's distillation token go through the decoder with the patches; registers do not. The encoder keeps
-    its own position embeddings (the paper's are fixed). If the last norm of the encoder comes after pooling, the decoder gets
-    the tokens without this norm. Padding by ``pad`` is predicted like other pixels.
+    Prefix tokens go through the decoder with the patches; registers do not. The encoder keeps its own position embeddings (the
+    paper's are fixed). If the last norm of the encoder comes after pooling, the decoder gets the tokens without this norm.
+    Padding by ``pad`` is predicted like other pixels.
 
     Args:
         encoder: a backbone that accepts subsets of patches.
@@ -77,19 +85,13 @@ class MAE(Objective):
         return (torch.from_numpy(uniforms(seed, "mae", *ids.T, count=rows * columns)).float(),)
 
     def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
-        """Returns the mean squared error of the pixels of hidden patches.
-
-        Args:
-            images: normalised (B, C, H, W).
-            noise: (B, N), see `draw`.
-
-        Returns:
-            The loss, and ``explained``: the fraction of the variance within hidden patches that the decoder explains;
-            predicting the mean of each patch gives 0.
+        """Returns the mean squared error of the pixels of hidden patches of normalised images (B, C, H, W), given the noise
+        (B, N) of `draw`; and ``explained``, the fraction of the variance within hidden patches that the decoder explains:
+        predicting the mean of each patch gives 0.
         """
         pixels = self._cut(images)
         predicted, hidden = self._predict(images, noise)
-        predicted, target = predicted.to(pixels.dtype), _gather_rows(pixels, hidden)  # (B, M, A) each
+        predicted, target = predicted.to(pixels.dtype), gather_rows(pixels, hidden)  # (B, M, A) each
         if self.norm_pix:
             target = (target - target.mean(2, keepdim=True)) / _deviation(target)
         loss = (predicted - target).square().mean()
@@ -103,7 +105,7 @@ class MAE(Objective):
         predicted, hidden = self._predict(images, noise)
         predicted = predicted.to(pixels.dtype)
         if self.norm_pix:  # the decoder does not predict the mean and deviation of a patch: use the true ones
-            target = _gather_rows(pixels, hidden)
+            target = gather_rows(pixels, hidden)
             predicted = predicted * _deviation(target) + target.mean(2, keepdim=True)
         places = hidden[..., None].expand_as(predicted)
         size = (images.shape[2], images.shape[3])
@@ -116,23 +118,21 @@ class MAE(Objective):
         """Returns the predictions for hidden patches (B, M, A), and the indices of these patches (B, M)."""
         patches = self.encoder.place(self.encoder.patchify(images))
         visible, hidden = split(noise, self.mask_ratio)
-        tokens = self.encoder.encode(Patches(_gather_rows(patches.x, visible), patches.grid, visible))
+        tokens = self.encoder.encode(Patches(gather_rows(patches.x, visible), patches.grid, visible))
         return self.decoder(tokens, hidden, len(self.encoder.prefix)), hidden
 
     def _cut(self, images: Tensor) -> Tensor:
         """Returns the values of each patch, ordered by row, column and channel: (B, C, H, W) to (B, N, A) in fp32 or better."""
         config = self.encoder.config
         images = whole_patches(images, config.patch_size, pad=config.pad)
-        (batch, channels, height, width), (p, q) = images.shape, config.patch_size
-        cells = images.reshape(batch, channels, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
-        pixels = cells.flatten(3).flatten(1, 2)
+        pixels = cut_patches(images, config.patch_size).movedim(2, -1).flatten(2)
         return pixels.float() if pixels.dtype in (torch.float16, torch.bfloat16) else pixels
 
     def _join(self, pixels: Tensor, size: tuple[int, int]) -> Tensor:
         """Inverts `_cut`: images (B, C, H, W) of ``size``, without the padding."""
         p, q = self.encoder.config.patch_size
-        cells = pixels.unflatten(2, (p, q, -1)).unflatten(1, grid_of(size, (p, q)))  # (B, h, w, P, Q, C)
-        return cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)[:, :, : size[0], : size[1]]
+        patches = pixels.unflatten(2, (p, q, -1)).movedim(-1, 2)  # (B, N, C, P, Q)
+        return join_patches(patches, size)[:, :, : size[0], : size[1]]
 
 
 class Decoder(nn.Module):
@@ -159,7 +159,7 @@ class Decoder(nn.Module):
         """
         assert tokens.ids is not None
         x = self.embed(torch.cat([tokens.x[:, -tokens.ids.shape[1] :], tokens.x[:, :prefix]], 1))  # (B, K + prefix, E)
-        places = sincos2d(tokens.grid, x.shape[2], x.device).to(x.dtype)[None]  # (1, N, E)
+        places = sincos2d(tokens.grid, x.shape[2], x.device, endpoint=False).to(x.dtype)[None]  # (1, N, E)
         before = self.mask_token.to(x.dtype) + take(places, hidden)  # (B, M, E)
         seen = torch.cat([take(places, tokens.ids), x.new_zeros(len(x), prefix, x.shape[2])], 1)
         x = residual_stream(torch.cat([before, x + seen], 1))
@@ -171,8 +171,8 @@ class Decoder(nn.Module):
 
 
 def split(noise: Tensor, mask_ratio: float) -> tuple[Tensor, Tensor]:
-    """Returns the indices of visible patches (B, K) and of hidden patches (B, M). Visible are those with the lowest
-    K = int(N (1 - mask_ratio)) values of ``noise`` (B, N), at least one and at most N - 1. Raises `ConfigError` if N is 1.
+    """Returns the indices of visible patches (B, K), those with the lowest K = int(N (1 - mask_ratio)) values of ``noise``
+    (B, N), at least one and at most N - 1, and of hidden patches (B, M). Raises `ConfigError` if N is 1.
     """
     patches = noise.shape[1]
     if patches < 2:
@@ -180,23 +180,6 @@ def split(noise: Tensor, mask_ratio: float) -> tuple[Tensor, Tensor]:
     kept = min(max(int(patches * (1 - mask_ratio)), 1), patches - 1)
     order = noise.argsort(dim=1, stable=True)  # stable: the same order on every device
     return order[:, :kept], order[:, kept:]
-
-
-def sincos2d(grid: tuple[int, int], width: int, device: torch.device | None = None) -> Tensor:
-    """The fixed positions of the authors' code, (h w, D) in fp32: [sin x w, cos x w, sin y w, cos y w], with x the column,
-    y the row and w_i = 10000^(-4 i / D) for i < D / 4. In `positions.sincos2d` the last frequency is exactly 1 / 10000.
-    """
-    kind = torch.float32 if device is not None and device.type == "mps" else torch.float64
-    rows, columns = (torch.arange(length, dtype=kind, device=device) for length in grid)
-    y, x = torch.meshgrid(rows, columns, indexing="ij")  # (h, w) each
-    frequencies = 10000 ** (-4 * torch.arange(width // 4, dtype=kind, device=device) / width)  # (D/4,)
-    x, y = (axis.flatten()[:, None] * frequencies for axis in (x, y))  # (h w, D/4) each
-    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1).float()
-
-
-def _gather_rows(x: Tensor, ids: Tensor) -> Tensor:
-    """Gathers the rows ``ids`` (B, K) of each image from (B, N, D): (B, K, D)."""
-    return x.gather(1, ids[..., None].expand(-1, -1, x.shape[2]))
 
 
 def _deviation(pixels: Tensor) -> Tensor:
@@ -219,21 +202,14 @@ def _check(encoder: Backbone, mask_ratio: float, norm_pix: bool) -> None:
         what = f"the encoder has the stem {config.stem}, which sees beyond its patch: visible patches would reveal hidden ones"
         raise ConfigError(what, "choose an encoder without a stem, such as vit-b16")
     if norm_pix and config.patch_size == (1, 1) and config.in_channels == 1:
-        raise ConfigError(
-            "patches of one value have no variance to normalise by", "use larger patches, or norm_pix=False"
-        )
+        what = "patches of one value have no variance to normalise by"
+        raise ConfigError(what, "use larger patches, or norm_pix=False")
 
 
 @fills
 def _initialise(decoder: Decoder) -> None:
-    """Initialises every parameter in place, as in the authors' code.
-
-    | parameter | initial value |
-    |-|-|
-    | dense layers, q, k and v as one | Xavier uniform |
-    | mask token | normal, 0.02 |
-    | layer norm | 1 and 0 |
-    | other biases | 0 |
+    """Initialises every parameter as in the authors' code: matrices Xavier uniform, q, k and v as one; the mask token normal,
+    0.02; norms 1 and 0; other biases 0.
     """
     for name, parameter in decoder.named_parameters():
         if name == "mask_token":

@@ -29,7 +29,7 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone, Config, Tokens
 from vitrail.models.config import is_whole
 from vitrail.models.initialise import fill_parameter, fills
-from vitrail.models.layers import Dense, LayerNorm
+from vitrail.models.layers import Dense, LayerNorm, cut_patches, gather_rows, join_patches
 from vitrail.objectives.objective import Objective
 
 Grid = tuple[int, int]  # rows, columns
@@ -39,11 +39,7 @@ NARROWEST = 0.3  # smallest height / width of a block; the largest is its invers
 
 
 def random_ranks(ids: NDArray[np.int64], cells: int, seed: int, stream: str) -> NDArray[np.int64]:
-    """Returns the ranks of the cells of each image in a random order: (B, M). Ranks below k are a random subset of k cells.
-
-    Args:
-        ids: of the images (B, 3); the ranks of an image do not depend on the rest of the batch.
-    """
+    """Returns the ranks of the cells of each image in a random order: (B, M). Ranks below k are a random subset of k cells."""
     return uniforms(seed, stream, *ids.T, count=cells).argsort(1, kind="stable").argsort(1)
 
 
@@ -170,7 +166,6 @@ class Masked(Objective):
         return height // cell[0], width // cell[1]
 
     def _count_hidden(self, cells: Grid) -> int:
-        """Returns the number of hidden cells."""
         return max(round(self.share * math.prod(cells)), 1)
 
     def _chosen_patches(self, images: Tensor, mask: Tensor) -> Tensor:
@@ -186,32 +181,15 @@ class Masked(Objective):
         return (places + torch.arange(len(mask), device=mask.device)[:, None] * mask.shape[1]).flatten()
 
     def _predict(self, images: Tensor, hidden: Tensor, chosen: Tensor, source: Tensor | None = None) -> Tensor:
-        """Returns predictions (n, K) for the ``chosen`` (n,) patches.
-
-        Args:
-            hidden: (B, N) bool, the patches that are replaced by the mask embedding.
-            source: (B, N), the patch whose embedding is used at each other position; its own by default.
+        """Returns predictions (n, K) for the ``chosen`` (n,) patches. Those that are ``hidden`` (B, N) are replaced by the mask
+        embedding, the others have the embedding of the patch ``source`` (B, N), by default their own.
         """
         patches = self.encoder.patchify(images)
         x = patches.x  # (B, N, D)
         if source is not None:
-            x = x.gather(1, source.clamp(min=0)[..., None].expand_as(x))
+            x = gather_rows(x, source.clamp(min=0))
         x = torch.where(hidden[..., None], self.mask_token.to(x.dtype), x)
         return self.head(self.encoder.encode(self.encoder.place(patches._replace(x=x))), chosen)
-
-
-def cut_patches(images: Tensor, patch_size: Grid) -> Tensor:
-    """Cuts (B, C, H, W) to patches (B, N, C, P, Q)."""
-    (p, q), (height, width) = patch_size, images.shape[2:]
-    x = images.unflatten(3, (width // q, q)).unflatten(2, (height // p, p))  # (B, C, h, P, w, Q)
-    return x.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-
-
-def join_patches(patches: Tensor, size: Grid) -> Tensor:
-    """Joins what `cut_patches` cut: (B, N, C, P, Q) to images (B, C, H, W) of ``size``."""
-    p, q = patches.shape[3:]
-    x = patches.unflatten(1, (size[0] // p, size[1] // q))  # (B, h, w, C, P, Q)
-    return x.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
 SIDES = {"mean": 1, "downsized": 4}  # of the square of colours to which a patch is averaged
@@ -277,16 +255,13 @@ class MaskedPatch(Masked):
         return torch.from_numpy(corrupted), torch.from_numpy(expand_sources(source, grid, repeats))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the mean loss of the corrupted patches in fp32, and detached measurements.
+        """Returns the mean loss of the corrupted patches in fp32, and ``accuracy``, the fraction of correct colours; for
+        ``pixels`` ``rmse``, on the scale of [0, 1].
 
         Args:
             images: normalised (B, C, H, W).
             corrupted: (B, N) bool, the patches to predict; `draw` chooses the same number for each image.
-            source: (B, N), the patch whose embedding is used at each position: its own index, another one, or -1 for the
-                mask embedding.
-
-        Returns:
-            The loss, and ``accuracy``, the fraction of correct colours; for ``pixels`` ``rmse``, on the scale of [0, 1].
+            source: (B, N), the patch whose embedding is used: its own index, another one, or -1 for the mask embedding.
         """
         images, corrupted, source = inputs
         chosen = self._chosen_patches(images, corrupted)
@@ -396,15 +371,12 @@ class MaskedCodes(Masked):
         return (torch.from_numpy(expand_cells(hidden, grid, patches_per_cell(self.encoder))),)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the mean loss of the hidden patches in fp32, and detached measurements.
+        """Returns the mean loss of the hidden patches in fp32, and ``accuracy``, the fraction of codes that are right.
 
         Args:
             images: normalised (B, C, H, W).
             hidden: (B, N) bool, the patches to hide and predict; `draw` chooses the same number for each image.
             codes: (B, N) of the patches, in [0, K).
-
-        Returns:
-            The loss, and ``accuracy``: the fraction of the hidden patches whose code is predicted correctly.
         """
         images, hidden, codes = inputs
         assert codes.shape == hidden.shape, (codes.shape, hidden.shape)

@@ -49,7 +49,6 @@ class Supervised(Objective):
         return task.loss(outputs, given, **self.options), task.measure(outputs.detach(), given)
 
 
-KINDS = ("hard", "soft")
 # of the teacher's loss (DeiT, section 4; the soft loss is from Hinton et al. 2015)
 WEIGHTS = {"hard": 0.5, "soft": 0.1}
 
@@ -83,8 +82,8 @@ class Distillation(Objective):
         binarise: bool = False,
     ) -> None:
         super().__init__(encoder)
-        if kind not in KINDS:
-            raise ConfigError(f"unknown kind of distillation {kind!r}", nearest(kind, KINDS))
+        if kind not in WEIGHTS:
+            raise ConfigError(f"unknown kind of distillation {kind!r}", nearest(kind, WEIGHTS))
         weight = WEIGHTS[kind] if weight is None else weight
         if not 0 <= weight <= 1:
             raise ConfigError(f"the weight of the teacher is {weight}", "give a number from 0 to 1")
@@ -96,16 +95,13 @@ class Distillation(Objective):
         self.on_labels = label_loss(loss, binarise=binarise)
 
     def forward(self, images: Tensor, targets: Tensor, answers: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the mean loss of the batch in fp32, and detached measurements.
+        """Returns the mean loss of the batch in fp32; ``top1`` of the head that learns from the labels; and ``agreement``, the
+        fraction of images for which the head that learns from the teacher predicts the teacher's top class.
 
         Args:
             images: normalised (B, C, H, W).
             targets: (B,) indices of classes, or (B, K) values in [0, 1].
             answers: the teacher's logits (B, K).
-
-        Returns:
-            The loss; ``top1`` as in `Supervised`, of the head that learns from the labels; and ``agreement``, the fraction of
-            the images for which the head that learns from the teacher predicts the teacher's top class.
         """
         heads = self.encoder.heads(self.encoder.features(images))
         taught = heads.pop("dist", None)  # (B, K)

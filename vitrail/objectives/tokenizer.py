@@ -41,10 +41,8 @@ class Reconstruction(Objective):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
-        """Returns the mean squared error of normalised images (B, C, H, W), in fp32.
-
-        Returns:
-            The loss; ``psnr`` of the batch in decibels; and ``perplexity``, the effective number of codes in use.
+        """Returns the mean squared error of normalised images (B, C, H, W), in fp32; ``psnr`` of the batch in decibels; and
+        ``perplexity``, the effective number of codes in use.
         """
         made, codes = self.encoder(images)
         error = made.float() - images.float()
