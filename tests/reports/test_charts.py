@@ -12,10 +12,8 @@ import pytest
 from vitrail.reports import charts
 from vitrail.reports.charts import (
     Axis,
-    Estimates,
     Series,
     line_chart,
-    read_estimates,
     smooth_values,
     standalone,
     thin,
@@ -23,13 +21,10 @@ from vitrail.reports.charts import (
 )
 from vitrail.tasks.classification.metric import reliability
 
-ACROSS, UP = Axis(0, 10, 0, 100), Axis(0, 1, 100, 0)
 
-
-def strip(value: tuple[float, float, float], zone: tuple[float, float], **more: bool) -> tuple[list[float], list[dict]]:
+def strip(value: tuple[float, float, float], zone: tuple[float, float]) -> tuple[list[float], list[dict]]:
     """Where the dot of a strip lies, and its rectangles: the zone, then the interval."""
-    none = 1.0 if more else 0.0
-    drawn = zone_strip(value, zone, "{:g}".format, colour="cobalt", none=none, label="here", says="a strip", **more)
+    drawn = zone_strip(value, zone, "{:g}".format, colour="cobalt", label="here", says="a strip")
     root = ElementTree.fromstring(drawn)
     dots = [float(each.attrib["cx"]) for each in root.iter() if each.tag.endswith("}circle")]
     return dots, [each.attrib for each in root.iter() if each.tag.endswith("}rect")]
@@ -47,47 +42,9 @@ def test_a_strip_shows_the_interval_over_the_zone_on_one_scale():
     assert edges(zone) == (pytest.approx(place(0.25), abs=0.06), pytest.approx(charts.STRIP - 14, abs=0.11))
 
 
-def test_a_strip_of_factors_is_symmetric_about_one():
-    dots, (zone, interval) = strip((1.0, 0.25, 4.0), (0.5, 2.0), log=True)
-    assert dots == [pytest.approx(charts.STRIP / 2, abs=0.06)]
-    for box in (zone, interval):
-        assert sum(edges(box)) == pytest.approx(charts.STRIP, abs=0.2)
-
-
 def test_a_strip_of_a_single_value_has_a_scale():
     dots, _ = strip((0.0, 0.0, 0.0), (0.0, math.inf))
     assert dots == [pytest.approx(charts.STRIP / 2, abs=0.06)]
-
-
-def test_a_band_has_gaps_where_an_interval_is_unknown():
-    low = np.array([0.1, 0.2, math.nan, 0.4, 0.5, math.nan, 0.1])
-    points = Estimates(np.arange(7.0), low + 0.1, low, low + 0.2)
-    drawn = str(charts.band(points, ACROSS, UP, "cobalt"))
-    outlines = re.findall(r"M([^MZ]*)Z", drawn)
-    assert outlines[0] == "0.0 70.0L10.0 60.0L10.0 80.0L0.0 90.0"
-    assert len(outlines) == 2  # the last point has no neighbour
-
-
-def test_no_interval_is_no_band_and_no_error_bar():
-    unknown = np.full(3, math.nan)
-    points = Estimates(np.arange(3.0), np.full(3, 0.5), unknown, unknown)
-    assert charts.band(points, ACROSS, UP, "cobalt") is None
-    assert charts.error_bars(points, ACROSS, UP, "cobalt") == ""
-
-
-def test_an_error_bar_spans_its_interval():
-    points = Estimates(np.array([5.0]), np.array([0.5]), np.array([0.25]), np.array([0.75]))
-    assert 'd="M50.0 75.0V25.0M47.5 75.0h5.0M47.5 25.0h5.0"' in charts.error_bars(points, ACROSS, UP, "cobalt")
-
-
-def test_estimates_are_sorted_and_those_without_a_place_are_left_out():
-    rows = [{"x": 3, "estimate": 0.3}, {"x": None, "estimate": 0.5}, {"x": 1, "estimate": 0.1, "low": 0.0, "high": "?"}]
-    points = read_estimates(rows)
-    assert points.x.tolist() == [1, 3]
-    assert points.y.tolist() == [0.1, 0.3]
-    assert points.low[0] == 0
-    assert np.isnan([points.high[0], *points.low[1:], *points.high]).all()
-    assert len(read_estimates([]).x) == 0
 
 
 def numbers(drawing: str, name: str, *keys: str, **where: str) -> list[tuple[float, ...]]:

@@ -1,16 +1,16 @@
 """Draws the charts of all pages as SVG, for light and dark backgrounds.
 
-An `Axis` maps values to SVG units and knows its ticks; all charts are drawn on two of them: lines (`chart`, `line_chart`) with
-bands, error bars and dots, the bars of `reliability_chart`, the intervals of `strip` and `zone_strip`, and the cells of
-`confusion_chart` and `heat_map`. Colours are names of `LIGHT` and `DARK`, written as ``var(--name)``; `standalone` resolves
-them for separate files. A new form of chart needs this file alone.
+An `Axis` maps values to SVG units and knows its ticks; charts are drawn on one or two of them: the lines of `chart` and
+`line_chart`, the bars of `reliability_chart`, the intervals of `strip` and `zone_strip`. The cells of `confusion_chart` and
+`heat_map` need none. Colours are names of `LIGHT` and `DARK`, written as ``var(--name)``; `standalone` resolves them for separate
+files. A new form of chart needs this file alone.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -21,18 +21,14 @@ from vitrail.analysis.palette import FONTS, LIGHT, map_colours
 from vitrail.markup import Markup, join, tag
 from vitrail.tasks.classification.metric import Bins
 from vitrail.tasks.metric import divide
-from vitrail.text import number, percent, plural, shorten, whole
+from vitrail.text import percent, plural, shorten, whole
 
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 50, 20, 42, 36  # margins of a chart, in SVG units
 DASHES = "4 4"
-WIDEST = 1.18  # width of the letters of a wide or bold font, relative to the estimated width
 LETTER = 0.58  # approximate mean width of a letter, relative to the font size
 NARROW, BROAD = "fijlrtI.,:;'|() ", "mwMW@%"
-CAP = 2.5  # half the width of the ends of an error bar, in SVG units
-LEAST_CAPPED = 12.0  # height of an error bar below which its ends would only thicken its dot
 STRIP = 380.0  # width of a strip with a zone, in SVG units
-LEAST_GAP = 46.0  # between the middles of two labels of a horizontal axis
 UNDEFINED = "no spatial queries"  # a cell or a layer without a value
 
 Format = Callable[[float], str]
@@ -88,33 +84,25 @@ def horizontal_axis(low: float, high: float, **options: Any) -> Axis:
     return Axis(low, high, LEFT, WIDTH - RIGHT, **options)
 
 
-def vertical_axis(
-    values: np.ndarray,
-    words: Format,
-    *,
-    least: float | None = 0.0,
-    most: float | None = None,
-    top: float = TOP,
-    floor: float = HEIGHT - BOTTOM,
-) -> Axis:
-    """Returns an axis from ``floor`` up to ``top`` that fits ``values`` and ends at round values.
+def vertical_axis(values: np.ndarray, words: Format, *, least: float | None = 0.0, most: float | None = None) -> Axis:
+    """Returns an axis over the height of a chart that fits ``values`` and ends at round values.
 
     It is logarithmic if ``most`` is open and the largest value would flatten the others. ``least`` is shown in any case;
     without it the axis begins at the smallest value.
     """
-    values = values[np.isfinite(values)]
+    floor, values = HEIGHT - BOTTOM, values[np.isfinite(values)]
     values = values if len(values) else np.array([0.0, 1.0])
     high, positive = values.max(), values[values > 0]
     if most is None and len(positive) and positive.min() < high and high > 30 * np.median(positive):
         low = 10.0 ** math.floor(math.log10(positive.min()))
-        return Axis(low, high * 1.2, floor, top, log=True, words=words)
+        return Axis(low, high * 1.2, floor, TOP, log=True, words=words)
     low = values.min() if least is None else min(least, values.min())
     high = high if most is None else most
     if low >= high:
         low, high = min(low, 0.0), max(high, 0.0) or 1.0
     step = round_step((high - low) / 4)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    return Axis(low, high, floor, top, words=words)
+    return Axis(low, high, floor, TOP, words=words)
 
 
 def tight_axis(values: np.ndarray, words: Format, *, most: float | None = None, height: float = HEIGHT) -> Axis:
@@ -136,15 +124,6 @@ def round_marks(axis: Axis) -> list[float]:
     steps = (1, 2, 5) if axis.high < 100 * axis.low else (1,)
     marks = [step * 10.0**power for power in powers for step in steps]
     return [mark for mark in marks if axis.low <= mark <= axis.high]
-
-
-def spread(marks: Sequence[float], axis: Axis) -> list[float]:
-    """Returns the marks from the right that are at least `LEAST_GAP` apart."""
-    kept: list[float] = []
-    for mark in sorted(marks, reverse=True):
-        if not kept or abs(axis.at(kept[-1]) - axis.at(mark)) >= LEAST_GAP:
-            kept.append(mark)
-    return kept[::-1]
 
 
 def depth_axis(count: int, most: int = 16) -> Axis:
@@ -227,12 +206,6 @@ def length_of(words: str) -> float:
     return sum(0.3 if letter in NARROW else 0.95 if letter in BROAD else 0.6 for letter in words)
 
 
-def fit(words: str, width: float, size: float) -> str:
-    """Truncates a line of text to ``width`` SVG units at a font size, also in fonts wider than usual, with an ellipsis."""
-    kept = next(count for count in range(len(words), -1, -1) if WIDEST * length_of(words[:count]) * size <= width)
-    return shorten(words, max(kept, 1))
-
-
 # --- lines ---
 
 
@@ -292,22 +265,17 @@ def chart(
     says: str,
     *below: object,
     rows: bool = False,
-    intervals: Sequence[Estimates] = (),
 ) -> Markup:
     """Draws lines on two axes.
 
     Args:
         label: names the horizontal axis.
         below: is drawn under the lines.
-        intervals: those of each line, drawn as a band with error bars.
         rows: puts the legend in rows below the title, for many or long names, and moves the chart down by them.
     """
     names, top = legend(series) if rows else (None, TOP)
     up = replace(up, start=up.start + top - TOP, stop=up.stop + top - TOP)
-    bars = [
-        draw(points, across, up, line.colour) for line, points in zip(series, intervals) for draw in (band, error_bars)
-    ]
-    drawn = join(*bars, *(draw_series(line, across, up, label.partition(",")[0]) for line in series))
+    drawn = join(*(draw_series(line, across, up, label.partition(",")[0]) for line in series))
     head = heading(title, () if rows else series)
     return svg(WIDTH, up.start + BOTTOM, says, head, names, axes(across, up, label), *below, drawn)
 
@@ -376,54 +344,6 @@ def _draw_key(x: float, y: float, item: Series) -> Markup:
 
 
 # --- intervals ---
-
-
-@dataclass(frozen=True)
-class Estimates:
-    """Estimates y at x with the ends of their intervals, (n,) each, sorted by x; NaN where unknown."""
-
-    x: np.ndarray
-    y: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-    @property
-    def values(self) -> np.ndarray:
-        """All finite values of y and of the intervals."""
-        values = np.concatenate([self.y, self.low, self.high])
-        return values[np.isfinite(values)]
-
-
-def read_estimates(rows: Iterable[Mapping[str, Any]], x: str = "x") -> Estimates:
-    """Reads mappings with ``estimate``, ``low`` and ``high``; those without a finite position ``x`` are left out."""
-    columns = (x, "estimate", "low", "high")
-    found = sorted([number(row.get(name)) for name in columns] for row in rows if math.isfinite(number(row.get(x))))
-    return Estimates(*np.array(found, np.float64).reshape(-1, 4).T)
-
-
-def band(points: Estimates, across: Axis, up: Axis, colour: str) -> Markup | None:
-    """Draws the area between the ends of the intervals, over runs of at least two neighbouring points."""
-    known = np.isfinite(points.low) & np.isfinite(points.high)
-    runs = np.split(np.arange(len(known)), np.flatnonzero(~known))
-    outlines = []
-    for run in (run[known[run]] for run in runs):
-        if len(run) > 1:
-            x = across.place(np.concatenate([points.x[run], points.x[run][::-1]]))
-            y = up.place(np.concatenate([points.high[run], points.low[run][::-1]]))
-            outlines.append("M" + "L".join(f"{right:.1f} {down:.1f}" for right, down in zip(x, y)) + "Z")
-    return tag("path", d="".join(outlines), fill=f"var(--{colour})", opacity=0.16) if outlines else None
-
-
-def error_bars(points: Estimates, across: Axis, up: Axis, colour: str) -> Markup:
-    """Draws a vertical bar with caps over each interval that is known."""
-    parts = []
-    for x, low, high in zip(points.x, points.low, points.high):
-        if math.isfinite(low) and math.isfinite(high):
-            at, bottom, top = across.at(x), up.at(low), up.at(high)
-            caps = (bottom, top) if bottom - top > LEAST_CAPPED else ()
-            d = f"M{at:.1f} {bottom:.1f}V{top:.1f}" + "".join(f"M{at - CAP:.1f} {y:.1f}h{2 * CAP}" for y in caps)
-            parts.append(tag("path", d=d, stroke=f"var(--{colour})", stroke_width=1.3, fill="none"))
-    return join(*parts)
 
 
 def strip(value: float, ends: tuple[float, float], says: str, baseline: float | None = None, named: str = "") -> Markup:
