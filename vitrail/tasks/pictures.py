@@ -104,8 +104,7 @@ class Transform:
     def __call__(self, picture: Picture) -> Tensor:
         """One picture, of any kind that `Task.preprocess` takes, as (C, H, W) float32, normalised, on the CPU.
 
-        Raises:
-            DataError: the picture cannot be used, and why.
+        Raises `DataError` if the picture cannot be used, and says why.
         """
         return self.read(picture, "the picture")[0]
 

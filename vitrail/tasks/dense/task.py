@@ -102,7 +102,7 @@ def choose_width(config: Config, *, most: int = WIDEST) -> int:
 def read_levels(value: Any) -> tuple[int, ...]:
     """Strides in pixels, from fine to coarse. Raises `ValueError` for anything else."""
     levels = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    whole = all(isinstance(level, int) and not isinstance(level, bool) and 1 <= level <= 1024 for level in levels)
+    whole = all(type(level) is int and 1 <= level <= 1024 for level in levels)
     if not levels or not whole or list(levels) != sorted(set(levels)):
         raise ValueError(f"levels is {value!r:.40}, and not strides in pixels from fine to coarse, such as [8, 16, 32]")
     return levels

@@ -147,8 +147,7 @@ class Detector(DenseTask):
 
     def place_in_pictures(self, found: Tensor, frames: Frames | None) -> NDArray[np.float64]:
         """What `detect` gave, (B, most, 6), with boxes in pixels of the pictures and clipped to them."""
-        size = self.preprocessing.size
-        placed = found.double().cpu().numpy()
+        size, placed = self.preprocessing.size, found.double().cpu().numpy()
         boxes = place_boxes(placed[..., :4], Frames.whole(len(placed), size) if frames is None else frames, size)
         return np.concatenate([boxes, placed[..., 4:]], -1)
 
@@ -225,7 +224,7 @@ class Detector(DenseTask):
 
     def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
         """The share of images on which the same objects reach the threshold: of one class, and boxes that all but coincide."""
-        pairs = list(zip(join_outputs(expected), join_outputs(given)))
+        pairs = zip(join_outputs(expected), join_outputs(given))
         same = [covers(one, other, self.threshold) and covers(other, one, self.threshold) for one, other in pairs]
         return sum(same) / len(same)
 

@@ -194,7 +194,8 @@ class BoxMetric(Metric):
             outputs: (B, D, 6): a box in pixels of the input, its score and label; a score of 0 is filling.
             targets: (B, M, 6 or 7): label, crowd, a box in pixels of the picture, and the area of the object, by which it is
                 small, medium or large; without it that of the box. Rows of label -1 are filling.
-            keys, frames: as `Metric.update` has them; by default the images show whole pictures of the input's size.
+            keys: the names of the images.
+            frames: the regions that the images show; by default whole pictures of the input's size.
         """
         found = as_array(outputs if self.detect is None else self.detect(outputs))
         frames = Frames.whole(len(found), self.size) if frames is None else frames

@@ -135,17 +135,16 @@ class Segmenter(PixelTask):
     def loss(self, outputs: Tensor, targets: tuple[Tensor, Tensor], **options: Any) -> Tensor:
         """Returns the cross-entropy, the weighted mean over all pixels of the batch that have a class."""
         maps, weight = targets
-        logits, classes = outputs.float(), maps.long()
-        weights = None if self.targets.class_weights is None else self.targets.weights_on(logits.device)
-        losses = F.cross_entropy(logits, classes, weights, ignore_index=IGNORED, reduction="none")  # (B, h, w)
+        weights = None if self.targets.class_weights is None else self.targets.weights_on(outputs.device)
+        # (B, h, w)
+        losses = F.cross_entropy(outputs.float(), maps.long(), weights, ignore_index=IGNORED, reduction="none")
         return (weight * losses.flatten(1).sum(1)).mean()
 
     @torch.no_grad()
     def measure(self, outputs: Tensor, targets: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         """Returns the share of pixels with a class whose class is right."""
-        maps, _ = targets
-        is_known = maps != IGNORED
-        right = (outputs.argmax(1) == maps) & is_known
+        is_known = targets[0] != IGNORED
+        right = (outputs.argmax(1) == targets[0]) & is_known
         return {"pixel_accuracy": right.sum() / is_known.sum().clamp(min=1)}
 
     @staticmethod
