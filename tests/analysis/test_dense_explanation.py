@@ -67,7 +67,7 @@ def test_pixels_of_a_border_around_the_picture_do_not_count():
     logits[:, 1, :8] = 1.0  # above the picture, which the input shows from its row 8 on
     frames = Frames(np.array([[0.0, -8.0, 32.0, 24.0]]), np.array([[24.0, 32.0]]))
     assert model.find_subject(logits, frames).label == "cell"
-    with pytest.raises(ConfigError, match=r"no pixel of 'dot' on this image\n.*that it answers with: cell"):
+    with pytest.raises(ConfigError, match=r"no pixel of class 'dot' in this image\n.*a predicted class: cell"):
         model.find_subject(logits, frames, target="dot")
 
 
