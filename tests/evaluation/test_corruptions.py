@@ -103,8 +103,9 @@ def test_a_blur_keeps_a_flat_picture_and_the_light_of_a_point(kind, grey):
     point = np.zeros((1, 101, 101))
     point[0, 50, 50] = 1e6
     at = (0, "test", 0, 0, 0)
-    for strength in CORRUPTIONS[kind].strengths:
-        assert CORRUPTIONS[kind].apply(point, strength, at).sum() == pytest.approx(1e6)
+    apply, strengths = CORRUPTIONS[kind]
+    for strength in strengths:
+        assert apply(point, strength, at).sum() == pytest.approx(1e6)
 
 
 def test_defocus_spreads_a_point_over_a_round_disc():

@@ -11,7 +11,6 @@ C channels, H and W as the model takes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
@@ -82,14 +81,12 @@ def contrast(picture: np.ndarray, kept: float, at: At) -> np.ndarray:
 def jpeg(picture: np.ndarray, quality: float, at: At) -> np.ndarray:
     """Compress with Pillow's JPEG encoder; if there are not three channels, each is compressed alone."""
     planes = [picture.transpose(1, 2, 0)] if len(picture) == 3 else list(picture)  # each (H, W, 3) or (H, W)
-    again = [np.asarray(_jpeg(np.ascontiguousarray(plane), int(quality))) for plane in planes]
+    again = []
+    for plane in planes:
+        file = BytesIO()
+        Image.fromarray(np.ascontiguousarray(plane)).save(file, "JPEG", quality=int(quality))
+        again.append(np.asarray(Image.open(file)))
     return again[0].transpose(2, 0, 1) if len(picture) == 3 else np.stack(again)
-
-
-def _jpeg(plane: np.ndarray, quality: int) -> Image.Image:
-    file = BytesIO()
-    Image.fromarray(plane).save(file, "JPEG", quality=quality)
-    return Image.open(file)
 
 
 def pixelate(picture: np.ndarray, kept: float, at: At) -> np.ndarray:
@@ -100,23 +97,17 @@ def pixelate(picture: np.ndarray, kept: float, at: At) -> np.ndarray:
     return np.stack([np.asarray(plane.resize((width, height), Image.Resampling.NEAREST)) for plane in planes])
 
 
-@dataclass(frozen=True)
-class Corruption:
-    """A kind of corruption, and the strengths of its five levels."""
-
-    apply: Callable[[np.ndarray, float, At], np.ndarray]  # uint8 (C, H, W) -> values in 8-bit steps (C, H, W)
-    strengths: tuple[float, float, float, float, float]
-
-
-CORRUPTIONS = {
-    "gaussian_noise": Corruption(gaussian_noise, (12, 24, 40, 60, 85)),
-    "shot_noise": Corruption(shot_noise, (120, 50, 24, 12, 6)),
-    "defocus_blur": Corruption(defocus_blur, (0.004, 0.008, 0.013, 0.020, 0.028)),
-    "motion_blur": Corruption(motion_blur, (0.02, 0.04, 0.07, 0.11, 0.16)),
-    "brightness": Corruption(brightness, (26, 51, 77, 102, 128)),
-    "contrast": Corruption(contrast, (0.6, 0.45, 0.3, 0.2, 0.12)),
-    "jpeg": Corruption(jpeg, (30, 20, 12, 7, 4)),
-    "pixelate": Corruption(pixelate, (0.7, 0.5, 0.35, 0.25, 0.17)),
+Apply = Callable[[np.ndarray, float, At], np.ndarray]  # uint8 (C, H, W) -> values in 8-bit steps (C, H, W)
+# the kinds of corruption, and the strengths of their five levels
+CORRUPTIONS: dict[str, tuple[Apply, tuple[float, ...]]] = {
+    "gaussian_noise": (gaussian_noise, (12, 24, 40, 60, 85)),
+    "shot_noise": (shot_noise, (120, 50, 24, 12, 6)),
+    "defocus_blur": (defocus_blur, (0.004, 0.008, 0.013, 0.020, 0.028)),
+    "motion_blur": (motion_blur, (0.02, 0.04, 0.07, 0.11, 0.16)),
+    "brightness": (brightness, (26, 51, 77, 102, 128)),
+    "contrast": (contrast, (0.6, 0.45, 0.3, 0.2, 0.12)),
+    "jpeg": (jpeg, (30, 20, 12, 7, 4)),
+    "pixelate": (pixelate, (0.7, 0.5, 0.35, 0.25, 0.17)),
 }
 
 
@@ -146,12 +137,11 @@ def corrupt(
         raise ConfigError(f"images of type {given.dtype} and shape {given.shape}", "give uint8 (B, C, H, W)")
     if given.ndim == 3:
         return corrupt(pictures[None], kind, level, samples=samples, seed=seed)[0]
-    corruption = CORRUPTIONS[kind]
-    strength = corruption.strengths[level - 1]
+    apply, strengths = CORRUPTIONS[kind]
     out = np.empty_like(given)
     for picture, sample, damaged in zip(given, np.broadcast_to(samples, len(given)), out):
         at = (seed, f"corruption {kind}", 0, int(sample), 0)
-        damaged[...] = np.clip(np.rint(corruption.apply(picture, strength, at)), 0, 255)
+        damaged[...] = np.clip(np.rint(apply(picture, strengths[level - 1], at)), 0, 255)
     return from_numpy(out).to(pictures.device)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -29,6 +29,7 @@ DASHES = "4 4"
 LETTER = 0.58  # approximate mean width of a letter, relative to the font size
 NARROW, BROAD = "fijlrtI.,:;'|() ", "mwMW@%"
 STRIP = 380.0  # width of a strip with a zone, in SVG units
+COLOURS = ("cobalt", "amber", "emerald", "ruby", "violet")  # of many lines, of which the second five are dashed
 UNDEFINED = "no spatial queries"  # a cell or a layer without a value
 
 Format = Callable[[float], str]
@@ -228,6 +229,14 @@ class Series:
         """Lists all finite points as text, for screen readers."""
         pairs = zip(self.x.tolist(), self.y.tolist())
         return ", ".join(f"{words(y)} at {x:g}{unit and ' ' + unit}" for x, y in pairs if math.isfinite(y))
+
+
+def tell_apart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[Series]:
+    """Returns lines x and y, (n,) each, by name, in colours of their own."""
+    return [
+        Series(name, x, y, COLOURS[at % len(COLOURS)], marked=True, dashed=at >= len(COLOURS))
+        for at, (name, (x, y)) in enumerate(lines.items())
+    ]
 
 
 def level_line(name: str, layers: np.ndarray, values: np.ndarray) -> Series:

@@ -124,9 +124,7 @@ OF_OBJECTIVES = {
         "accuracy", "on the prediction task of the objective", chart="Accuracy of the objective", line="training"
     ),
     "explained": share("explained variance", "within hidden patches; 0 corresponds to predicting their mean colour"),
-    "rmse": Metric(
-        *("RMSE", "root mean squared error; of patches, colours are in [0, 1]", "", "{:.3g}".format, False),
-    ),
+    "rmse": Metric(*("RMSE", "root mean squared error; of patches, colours are in [0, 1]", "", "{:.3g}".format, False)),
     "batch_spread": Metric("spread in the batch", "of the compared features; 0 if they are equal", "", "{:.2g}".format),
     "psnr": Metric("PSNR", "reconstruction of training images; higher is better", "", DECIBELS, True),
     "psnr_held_out": Metric(
@@ -148,10 +146,7 @@ SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_miou", "knn", "psnr_held_ou
 def metric_of(column: str) -> Metric:
     """Returns the metric of a column of the records; an unknown column is named after itself."""
     words = column.replace("_", " ")
-    return METRICS.get(
-        column.removeprefix("val_").removeprefix("train_"),
-        Metric(words, "measured by the objective"),
-    )
+    return METRICS.get(column.removeprefix("val_").removeprefix("train_"), Metric(words, "measured by the objective"))
 
 
 def curve_of(column: str) -> tuple[str, str]:

@@ -14,7 +14,6 @@ import torch
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.markup import Markup
 from vitrail.reports import charts as draw
-from vitrail.reports.charts import Series
 from vitrail.reports.facts import as_yaml, list_versions
 from vitrail.reports.inspection.charts import distance_chart
 from vitrail.reports.page import render, write_page
@@ -23,7 +22,6 @@ from vitrail.studies.verdicts import show, write
 from vitrail.text import THIN, number, percent, whole
 
 Row = Mapping[str, Any]
-COLOURS = ("cobalt", "amber", "emerald", "ruby", "violet")
 # sign, class, colour and meaning; also the order of the tally
 VERDICTS = {
     "held": ("✓", "holds", "emerald", "The interval supports the claim by the rule"),
@@ -124,11 +122,9 @@ def label_of(row: Row, without: str = "") -> str:
 
 def draw_curves(name: str, rows: Sequence[Row]) -> Markup:
     """Draws the accuracy on training images during the first training of each setting of an experiment."""
-    series = []
-    for at, row in enumerate(rows):
-        x, y = (np.array([point[key] for point in row["curve"]]) for key in ("step", "train_accuracy"))
-        style = {"marked": True, "dashed": at >= len(COLOURS)}
-        series.append(Series(label_of(row), x, y, COLOURS[at % len(COLOURS)], **style))
+    series = draw.tell_apart(
+        {label_of(row): np.array([(p["step"], p["train_accuracy"]) for p in row["curve"]]).T for row in rows}
+    )
     values = np.concatenate([line.y for line in series])
     across = draw.horizontal_axis(0.0, max(float(line.x.max()) for line in series), least_step=1, words=whole)
     words = lambda value: f"{100 * value:.4g}{THIN}%"  # noqa: E731

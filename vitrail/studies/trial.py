@@ -18,11 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.analysis.embeddings import (
-    compute_neighbour_rate,
-    compute_position_similarity,
-    extract_position_embeddings,
-)
+from vitrail.analysis.embeddings import compute_neighbour_rate, compute_position_similarity, extract_position_embeddings
 from vitrail.analysis.equivariance import measure_shift_response
 from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
 from vitrail.data.sources.contents import choose_evenly

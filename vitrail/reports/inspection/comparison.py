@@ -13,13 +13,11 @@ import numpy as np
 from vitrail.analysis.cost import LARGEST_BATCH, Speed
 from vitrail.markup import Markup
 from vitrail.reports import charts as draw
-from vitrail.reports.charts import Series
 from vitrail.reports.facts import list_versions
 from vitrail.reports.page import Table, render, write_page
 from vitrail.text import large, plural
 
-COLOURS = ("cobalt", "amber", "emerald", "ruby", "violet")
-MOST_MODELS = 2 * len(COLOURS)  # the second five are dashed
+MOST_MODELS = 2 * len(draw.COLOURS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +118,11 @@ def draw_charts(costs: Sequence[ComparedCost]) -> dict[str, Markup]:
 def _chart(title: str, costs: Sequence[ComparedCost], values: Sequence[float]) -> Markup:
     """Draws one line for each model on logarithmic axes, with the legend in rows above."""
     sides = np.array([math.sqrt(math.prod(cost.size)) for cost in costs])
-    series = []
-    for at, model in enumerate(dict.fromkeys(cost.model for cost in costs)):
+    lines: dict[str, Any] = {}
+    for model in dict.fromkeys(cost.model for cost in costs):
         own = sorted((side, value) for side, value, cost in zip(sides, values, costs) if cost.model == model)
-        x, y = np.array(own, np.float64).T
-        dashed = at >= len(COLOURS)
-        series.append(Series(model, x, y, COLOURS[at % len(COLOURS)], marked=True, dashed=dashed))
+        lines[model] = np.array(own, np.float64).T
+    series = draw.tell_apart(lines)
     marks = sorted(set(sides.tolist()))
     across = draw.horizontal_axis(marks[0] / 1.1, marks[-1] * 1.1, log=True, marks=marks, words="{:.0f}".format)
     known = np.array([value for value in values if value > 0])

@@ -114,7 +114,7 @@ def relative_distances(heads: Sequence[HeadFigures]) -> list[np.ndarray]:
 
 
 def rank_correlation(values: np.ndarray) -> float:
-    """Returns Spearman's rank correlation of values (L,) with their index; ties share their mean rank."""
-    ranks = np.array([(values < value).sum() + ((values == value).sum() - 1) / 2 for value in values])
-    places = np.arange(len(values))
-    return float(np.corrcoef(ranks, places)[0, 1]) if len(set(ranks)) > 1 else 0.0
+    """Returns Spearman's rank correlation of values (L,) with their index; 0 for equal values."""
+    from scipy.stats import spearmanr  # a dependency of scikit-learn
+
+    return float(spearmanr(np.arange(len(values)), values).statistic) if len(set(values.tolist())) > 1 else 0.0
