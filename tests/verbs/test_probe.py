@@ -24,10 +24,11 @@ from vitrail.evaluation.probes import linear
 from vitrail.inference.features import Features
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.verbs.probe import probe
-from vitrail.verbs.probe.protocols import PROTOCOLS, ProbeProtocol, evaluate_features, keep_shared
+from vitrail.verbs.probe.protocols import ProbeProtocol, evaluate_features, keep_shared
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 
+PROTOCOLS = ("linear", "knn", "fewshot")
 QUIET = {"quiet": True, "max_bad": 1, "tune": False, "cache": False}
 
 

@@ -31,14 +31,14 @@ def compose_run(
 ) -> tuple[Run, Path | None]:
     """Composes the requested run; returns it and its folder, if one was given.
 
+    The recipe is by default that of an objective without labels, where one is named, else ``finetune`` with weights to start
+    from, for boxes and maps of classes ``detect`` and ``segment``, else ``small-data``.
+
     Args:
-        recipe: a name of `config.recipes.RECIPES`, or ``name/row``; without a row that of the model, where the recipe has one.
-            By default that of an objective without labels, where one is named, else ``finetune`` with weights to start from,
-            for boxes and maps of classes ``detect`` and ``segment``, else ``small-data``.
+        recipe: as `find_recipe` takes it.
         config: a YAML file of settings.
         flags: nested settings; ``None`` means not given.
         settings: ``group.key=value`` strings.
-        out: the run directory.
         resume: a run directory to resume, with its own settings.
         annotated: the task that the data are annotated for, unless the settings name one.
 
@@ -54,27 +54,24 @@ def compose_run(
         base = _read_stored(resume)
     else:
         objective = _group(asked, "objective").get("name") or "supervised"
-        asked_task = asked.get("task") or annotated
-        task = TASK_VERBS.get(str(asked_task), asked_task)
+        task = asked.get("task") or annotated
+        task = TASK_VERBS.get(str(task), task)
         otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
         otherwise = OF_TASK.get(str(task), otherwise)
         name = recipe or asked.get("recipe") or (otherwise if objective == "supervised" else objective)
         run = find_recipe(str(name), model=_group(asked, "model").get("name")).run
         source = str(_group(asked, "data").get("source"))
         base = overlay(plain(run), BUILT_IN.get(source, {}))
-        if task is not None and run.objective.name == "supervised":
-            base = overlay(base, {"task": task})
         if run.objective.name == "supervised":
-            base = overlay(base, BUILT_IN_LABELS.get(source, {}))
+            base = overlay(base, {"task": task or run.task, **BUILT_IN_LABELS.get(source, {})})
     if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):
         base = overlay(base, {"model": {"name": None}})  # the weights determine the network; the recipe's is ignored
     for layer in layers:
         base = overlay(_clear_replaced(base, layer), _convert_units(layer))
     run = build(Run, base)
     if not run.data.source:
-        raise ConfigError(
-            "no data were named", "name a folder, a manifest or arrays; the built-in `digits` needs no files"
-        )
+        remedy = "name a folder, a manifest or arrays; the built-in `digits` needs no files"
+        raise ConfigError("no data were named", remedy)
     return run, resume or out
 
 

@@ -62,9 +62,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             "put the original file back; if the change is intended, remove the comments on its first and last line",
         )
     if not isinstance(tree, dict):
-        raise ConfigError(
-            f"{path} contains {type(tree).__name__}, not a mapping of settings", "write `key: value` lines"
-        )
+        what = f"{path} contains {type(tree).__name__}, not a mapping of settings"
+        raise ConfigError(what, "write `key: value` lines")
     return tree
 
 
@@ -78,9 +77,8 @@ def build(kind: type[Settings], tree: Mapping[str, Any], *, where: str = "") -> 
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in tree:
         if key not in known:
-            raise ConfigError(
-                f"unknown setting {where + str(key)!r}", explain_key(str(key)) or nearest(str(key), known)
-            )
+            remedy = explain_key(str(key)) or nearest(str(key), known)
+            raise ConfigError(f"unknown setting {where + str(key)!r}", remedy)
     values = {key: convert(value, hints[key], where + key) for key, value in tree.items()}
     try:
         return kind(**values)
@@ -123,25 +121,20 @@ def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
     if value is None and type(None) in options:
         return None
     classes = [option for option in options if is_dataclass(option)]
-    kinds = {kind: option for option in classes for kind in _kinds(option)}
+    # the values of the field ``kind`` by which a dataclass is told from others
+    kinds = {kind: option for option in classes for kind in typing.get_args(typing.get_type_hints(option).get("kind"))}
     if len(classes) > 1 and kinds and isinstance(value, Mapping):
         if value.get("kind") not in kinds:
             raise ConfigError(f"{where}.kind is {value.get('kind')!r}", nearest(str(value.get("kind")), list(kinds)))
         return convert(value, kinds[value["kind"]], where)
-    failure: ConfigError | None = None
+    failures = []
     # numbers before strings: "--set optim.clip=1" must not become the string "1" where both are allowed
     for option in sorted((kind for kind in options if kind is not type(None)), key=lambda kind: kind is str):
         try:
             return convert(value, option, where)
         except ConfigError as error:
-            failure = failure or error
-    assert failure is not None
-    raise failure
-
-
-def _kinds(option: Any) -> tuple[str, ...]:
-    """Returns the values of the field ``kind`` by which a dataclass is told from others; none if it has no such field."""
-    return typing.get_args(typing.get_type_hints(option).get("kind"))
+            failures.append(error)
+    raise failures[0]
 
 
 def _scalar(value: Any, hint: type) -> Any:

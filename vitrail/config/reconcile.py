@@ -52,11 +52,9 @@ def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
     longer = any(path in LENGTH for path in changed)
     wrong = {path: values for path, values in changed.items() if path not in LENGTH and path != "recipe"}
     if wrong:
-        raise ConfigError(
-            f"{folder} holds a run with other settings",
-            "choose another --out, or the same settings",
-            value="\n".join(f"{path}: {before!r} there, {now!r} asked" for path, (before, now) in wrong.items()),
-        )
+        listing = "\n".join(f"{path}: {before!r} there, {now!r} asked" for path, (before, now) in wrong.items())
+        what = f"{folder} holds a run with other settings"
+        raise ConfigError(what, "choose another --out, or the same settings", value=listing)
     data = replace(
         stored.data,
         source=asked.data.source or stored.data.source,
@@ -64,9 +62,8 @@ def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
         decoded=asked.data.decoded or stored.data.decoded,
         micro_batch=asked.data.micro_batch or stored.data.micro_batch,
     )
-    compute = replace(
-        stored.compute, parallel=asked.compute.parallel or stored.compute.parallel, timeout=asked.compute.timeout
-    )
+    parallel = asked.compute.parallel or stored.compute.parallel
+    compute = replace(stored.compute, parallel=parallel, timeout=asked.compute.timeout)
     save = replace(asked.save, log_every=stored.save.log_every, evaluations=stored.save.evaluations)
     schedule = asked.schedule if longer else stored.schedule
     model = replace(stored.model, init=asked.model.init or stored.model.init)

@@ -68,9 +68,8 @@ class ModelSettings:
         if self.size is not None:
             _demand(min(self.size) >= 1, f"model.size is {self.size}", "give a size in pixels, e.g. --size 224")
         derived = {"image_size", "in_channels", "classes"} & self.changes.keys()
-        _demand(
-            not derived, f"model.changes sets {', '.join(sorted(derived))}", "these follow from --size and the data"
-        )
+        what = f"model.changes sets {', '.join(sorted(derived))}"
+        _demand(not derived, what, "these follow from --size and the data")
         for name in self.preprocessing:
             known = ("mean", "std", "resize")
             _demand(name in known, f"model.preprocessing sets {name!r}", nearest(name, known))
@@ -109,9 +108,8 @@ class DataSettings:
         micro = self.micro_batch
         fits = micro is None or (1 <= micro <= self.batch and self.batch % micro == 0)
         _demand(fits, f"data.micro_batch {micro} does not divide the batch {self.batch}", "use a divisor of the batch")
-        _demand(
-            0 < self.validation < 1, f"data.validation is {self.validation}", "give a part between 0 and 1, e.g. 0.15"
-        )
+        remedy = "give a part between 0 and 1, e.g. 0.15"
+        _demand(0 < self.validation < 1, f"data.validation is {self.validation}", remedy)
         _demand(self.limit is None or self.limit >= 1, f"data.limit is {self.limit}", "give a number of images")
         share = f"data.fraction is {self.fraction}"
         _demand(self.fraction is None or 0 < self.fraction <= 1, share, "give a part above 0 and up to 1, e.g. 10%")
@@ -212,20 +210,15 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         lengths = [name for name in ("epochs", "steps", "time") if getattr(self, name) is not None]
-        _demand(
-            len(lengths) == 1 or lengths == ["steps", "time"],
-            f"schedule sets {' and '.join(lengths) or 'no length'}",
-            "set one of epochs, steps, time",
-        )
+        what = f"schedule sets {' and '.join(lengths) or 'no length'}"
+        _demand(len(lengths) == 1 or lengths == ["steps", "time"], what, "set one of epochs, steps, time")
         amount = getattr(self, lengths[0])
         _demand(amount > 0, f"schedule.{lengths[0]} is {amount}", "give a length above 0")
         _demand(0 <= self.warmup < 1, f"schedule.warmup is {self.warmup}", "give a part of the run, e.g. 0.05")
         _demand((self.warmup_steps or 0) >= 0, f"schedule.warmup_steps is {self.warmup_steps}", "give 0 or more")
-        _demand(
-            self.recipe_steps is None or self.recipe_steps > (self.warmup_steps or 0),
-            f"schedule.recipe_steps is {self.recipe_steps}",
-            "give more steps than those of the warm-up, or null",
-        )
+        longer = self.recipe_steps is None or self.recipe_steps > (self.warmup_steps or 0)
+        remedy = "give more steps than those of the warm-up, or null"
+        _demand(longer, f"schedule.recipe_steps is {self.recipe_steps}", remedy)
         _demand(self.end >= 0, f"schedule.end is {self.end}", "give the last learning rate, e.g. 1e-5")
 
 
@@ -259,10 +252,9 @@ class ComputeSettings:
 
     def __post_init__(self) -> None:
         _demand(self.timeout > 0, f"compute.timeout is {self.timeout}", "give seconds above 0")
+        what = f"compute.exact with compute.parallel={self.parallel}"
         fits = not self.exact or self.parallel in (None, "shard")
-        _demand(
-            fits, f"compute.exact with compute.parallel={self.parallel}", "leave compute.parallel out, or take shard"
-        )
+        _demand(fits, what, "leave compute.parallel out, or take shard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,9 +322,8 @@ UNBOUND = (*FREE_TO_CHANGE, *LENGTH, "recipe", "compute.", "data.micro_batch")
 
 @dataclass(frozen=True)
 class Field:
-    """A setting as the schema has it: dotted key, type and meaning."""
+    """Type and meaning of a setting, as the schema has them."""
 
-    key: str
     type: Any
     meaning: str
 
@@ -346,13 +337,9 @@ def list_fields() -> dict[str, Field]:
             if is_dataclass(hint):
                 yield from walk(typing.cast(type, hint), f"{prefix}{name}.")
             else:
-                yield prefix + name, Field(prefix + name, hint.__origin__, hint.__metadata__[0])
+                yield prefix + name, Field(hint.__origin__, hint.__metadata__[0])
 
     return dict(walk(Run, ""))
-
-
-def meaning_of(key: str) -> str:
-    return list_fields()[key].meaning
 
 
 def identify(run: Run) -> dict[str, Any]:

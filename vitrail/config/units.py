@@ -36,7 +36,7 @@ def parse_fraction(text: str | float) -> float:
 def numbers(text: str | Sequence[float]) -> tuple[float, ...]:
     """``"0.485, 0.456, 0.406"``, or a list of numbers, as floats."""
     try:
-        return tuple(float(number) for number in split_commas(text))
+        return tuple(map(float, split_commas(text)))
     except ValueError:
         raise ConfigError(f"{text!r} are not numbers", "write them with commas between: 0.485,0.456,0.406") from None
 
@@ -44,7 +44,7 @@ def numbers(text: str | Sequence[float]) -> tuple[float, ...]:
 def whole_numbers(text: str | Sequence[int]) -> tuple[int, ...]:
     """``"1,5,10"``, or a list of numbers, as integers."""
     try:
-        return tuple(int(number) for number in split_commas(text))
+        return tuple(map(int, split_commas(text)))
     except ValueError:
         raise ConfigError(f"{text!r} are not whole numbers", "write them with commas between: 1,5,10,25") from None
 

@@ -32,15 +32,11 @@ class Cells:
         before = read_sealed(path) or {}
         wrong = {name: (before.get(name), now) for name, now in settings.items() if before.get(name) != now}
         if wrong:
+            lines = {name: f"{name}: {there!r} there, {now!r} asked" for name, (there, now) in wrong.items()}
+            lines |= {"weights": "weights: those of another model"} if "weights" in wrong else {}
+            what = f"{self.folder} holds a {self.about} with other settings"
             raise ConfigError(
-                f"{self.folder} holds a {self.about} with other settings",
-                "choose another --out, or the same model and settings",
-                value="\n".join(
-                    "weights: those of another model"
-                    if name == "weights"
-                    else f"{name}: {there!r} there, {now!r} asked"
-                    for name, (there, now) in wrong.items()
-                ),
+                what, "choose another --out, or the same model and settings", value="\n".join(lines.values())
             )
 
     def read(self, name: str) -> dict[str, Any] | None:

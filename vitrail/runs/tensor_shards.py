@@ -44,9 +44,8 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> N
 def read_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Fills ``tensors``, which may be spread in any way, with those of the same names; every rank calls it."""
     with lost_ranks(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="torch.distributed is disabled"
-        )  # that a single process reads by itself
+        # that a single process reads by itself
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         reader = dcp.HuggingFaceStorageReader(str(folder))
         dcp.load(dict(tensors), storage_reader=reader, process_group=ranks.control_group, no_dist=ranks.is_single)
 

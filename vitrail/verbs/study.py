@@ -71,7 +71,7 @@ def study(
     if dry_run:
         make_priced_plan(definition, budget=bound, jobs=jobs, say=log)
         return None
-    folder = Path(out or Path("runs") / f"study-{definition.name}")
+    folder = Path(out or f"runs/study-{definition.name}")
     run_study(definition, folder, budget=bound, jobs=jobs, until=ends, command=command, quiet=quiet, say=log)
     return report_study(folder)
 

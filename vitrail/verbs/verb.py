@@ -19,7 +19,7 @@ from os import PathLike
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from vitrail.config.parse import KEYS, explain_key
-from vitrail.config.schema import meaning_of
+from vitrail.config.schema import list_fields
 from vitrail.errors import ConfigError, nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -39,7 +39,7 @@ class Sets:
     written: str = ""
 
     def __str__(self) -> str:
-        meaning = meaning_of(self.key)
+        meaning = list_fields()[self.key].meaning
         return f"{meaning[0].upper()}{meaning[1:]}{self.written and '; '}{self.written}."
 
 

@@ -69,6 +69,8 @@ def inspect(
         DiskError: ``out`` cannot be written.
     """
     reading = options.parse(given)
+    from vitrail.verbs.inspect.measurements import inspect_model, inspect_pair
+
     folder = Path(out)
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     how: dict[str, Any] = {"options": reading, "command": command, "say": log}
@@ -76,12 +78,8 @@ def inspect(
         raise ConfigError(f"most is {most}", "use at least one image, such as --most 128")
     if against is not None:
         if len(models) != 1 or cost:
-            raise ConfigError(
-                "--against compares exactly two models and cannot be combined with --cost",
-                "give one model before --against; vitrail inspect MODEL OTHER --cost compares speed and memory",
-            )
-        from vitrail.verbs.inspect.measurements import inspect_pair
-
+            remedy = "give one model before --against; vitrail inspect MODEL OTHER --cost compares speed and memory"
+            raise ConfigError("--against compares exactly two models and cannot be combined with --cost", remedy)
         return inspect_pair((models[0], against), folder, data, most=most, **how)
     if len(models) != 1 or sizes is not None or cost_batch is not None:
         if not cost:
@@ -93,8 +91,6 @@ def inspect(
 
         pixels = SIZES if sizes is None else [size_in_pixels(size) for size in split_commas(sizes)]
         return compare_costs(models, folder, sizes=pixels, batch=cost_batch, **how)
-    from vitrail.verbs.inspect.measurements import inspect_model
-
     return inspect_model(models[0], folder, data, most=most, cost=cost, **how)
 
 

@@ -45,7 +45,10 @@ def compare_costs(
     """Measures all models at all sizes, and writes ``report.html``, ``numbers.json``, ``cost.csv`` and charts."""
     _check(models, sizes, batch)
     device = find_device(options.device)
-    loaded = {_label(model, at): _load(model, options, say) for at, model in enumerate(models, 1)}
+    loaded = {
+        f"{model.config.about} ({number})" if isinstance(model, Task) else str(model): _load(model, options, say)
+        for number, model in enumerate(models, 1)
+    }
     counted, notes = _count(loaded, sizes)
     make_folder(out)
     if batch is None:
@@ -56,18 +59,11 @@ def compare_costs(
     ):
         limited = _limit(loaded, counted, device, show, notes)
         costs = _measure(loaded, limited, device, batch, show)
-    comparison = Comparison(
-        costs=costs,
-        precision=options.precision,
-        device=device.type,
-        notes=notes,
-        command=command,
-        machine=describe(),
-        versions=versions(),
-        date=date.today().isoformat(),
-    )
+    what = {"precision": options.precision, "device": device.type, "notes": notes}
+    facts = {"command": command, "machine": describe(), "versions": versions(), "date": date.today().isoformat()}
+    comparison = Comparison(costs=costs, **what, **facts)
     rows = [cost.to_row() for cost in comparison.costs]
-    figures = {"precision": options.precision, "device": device.type, "notes": comparison.notes, "costs": rows}
+    figures = {**what, "costs": rows}
     replace_file(out / "numbers.json", dump_json(figures))
     with open_table(out / "cost.csv") as write:
         for row in rows:
@@ -86,10 +82,6 @@ def _check(models: Sequence[Any], sizes: Sequence[Pair], batch: int | None) -> N
         raise ConfigError(f"sizes are {list(sizes)}", "give pixels, such as --sizes 64,128,224")
     if batch is not None and batch < 1:
         raise ConfigError(f"batch is {batch}", "give 1 or more")
-
-
-def _label(model: str | Path | Task, number: int) -> str:
-    return f"{model.config.about} ({number})" if isinstance(model, Task) else str(model)
 
 
 def _load(model: str | Path | Task, options: InferenceOptions, say: Say) -> Model:
@@ -134,9 +126,8 @@ def _limit(
         known = _measure_limit(model, cost, device)
         models[cost.model].to("cpu")
         if known.largest_batch == 0:
-            notes.append(
-                f"{cost.model} was left out at {spell_size(cost.size)} pixels: one image may not fit in memory."
-            )
+            left_out = f"{cost.model} was left out at {spell_size(cost.size)} pixels"
+            notes.append(f"{left_out}: one image may not fit in memory.")
         else:
             limited.append(known)
     if not limited:

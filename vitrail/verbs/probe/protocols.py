@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from vitrail import weights
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, choose_split
-from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.intervals import paired_difference, two_way_interval
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
 from vitrail.inference.features import Features, features_of
@@ -27,7 +28,6 @@ from vitrail.runtime.progress import Say, to_stderr
 from vitrail.tasks import Classifier, Task
 from vitrail.tasks.task import read_arguments
 
-PROTOCOLS = ("linear", "knn", "fewshot")
 HELD_OUT = 0.15  # of data without a test or validation split
 Answers = dict[str, np.ndarray]  # name -> (S, N) bool: which of the evaluated images are right
 
@@ -42,8 +42,6 @@ class ProbeProtocol:
     seeds: int = 5
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ConfigError(f"there is no protocol {self.protocol!r}", nearest(self.protocol, PROTOCOLS))
         if self.k < 1:
             raise ConfigError(f"k is {self.k}", "give 1 neighbour or more")
         if not self.shots or min(self.shots) < 1:
@@ -140,13 +138,7 @@ def choose_images(splits: Splits) -> tuple[Source, str, Source]:
 
 
 def compute_features(
-    model: Task,
-    sources: Mapping[str, Source],
-    *,
-    options: InferenceOptions,
-    cache: Path | None,
-    say: Say,
-    ranks: Ranks,
+    model: Task, sources: Mapping[str, Source], *, options: InferenceOptions, cache: Path | None, say: Say, ranks: Ranks
 ) -> list[Features]:
     """Returns the features of each source, by a model that is fitted to their channels."""
     with ranks.share_errors():
@@ -162,9 +154,7 @@ def compute_features(
 
 def keep_shared(by_model: Sequence[Features]) -> list[Features]:
     """Returns the features of several models for one source, of the images that all of them could read."""
-    rows = by_model[0].rows
-    for features in by_model[1:]:
-        rows = np.intersect1d(rows, features.rows)
+    rows = reduce(np.intersect1d, [features.rows for features in by_model])
     return [features.only(rows) for features in by_model]
 
 
@@ -184,26 +174,16 @@ def evaluate_features(
         figures |= compute_figures(right, end)
         if len(answers) > 1:
             figures |= compare_figures(right, answers[1][end], end)
-    first = evaluated[0]
-    figures |= {"images": len(first), "train_images": len(train[0])}
-    return Probe(
-        protocol=protocol.protocol,
-        split=split,
-        classes=first.source.classes,
-        keys=tuple(first.keys),
-        right=answers[0][""],
-        figures=figures,
-    )
+    figures |= {"images": len(evaluated[0]), "train_images": len(train[0])}
+    images = {"classes": evaluated[0].source.classes, "keys": tuple(evaluated[0].keys)}
+    return Probe(protocol=protocol.protocol, split=split, **images, right=answers[0][""], figures=figures)
 
 
 def compute_figures(right: np.ndarray, end: str = "") -> dict[str, float]:
     """Returns the accuracy of (S, N) and its interval, clipped to [0, 1]."""
     low, high = np.clip(two_way_interval(right), 0, 1)
-    return {
-        f"accuracy{end}": float(right.mean()),
-        f"accuracy{end}_low": float(low),
-        f"accuracy{end}_high": float(high),
-    }
+    name = f"accuracy{end}"
+    return {name: float(right.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]:
@@ -213,12 +193,8 @@ def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str,
     else:
         difference = right.astype(np.float64) - other
         mean, (low, high) = float(difference.mean()), two_way_interval(difference)
-    return {
-        f"against_accuracy{end}": float(other.mean()),
-        f"difference{end}": mean,
-        f"difference{end}_low": low,
-        f"difference{end}_high": high,
-    }
+    name = f"difference{end}"
+    return {f"against_accuracy{end}": float(other.mean()), name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
 def compute_answers(protocol: ProbeProtocol, train: Features, evaluated: Features, *, say: Say) -> Answers:

@@ -24,13 +24,7 @@ LENGTH = 0.5  # of a training, relative to the run
 
 
 def tune_rate(
-    run: Run,
-    folder: Path,
-    *,
-    data: Any,
-    transform: Callable[[Any], Any] | None,
-    say: Say,
-    ranks: Ranks,
+    run: Run, folder: Path, *, data: Any, transform: Callable[[Any], Any] | None, say: Say, ranks: Ranks
 ) -> Run:
     """Returns ``run`` with the best learning rate, and the validation losses of all that were tried in ``optim.rates``.
 
@@ -82,19 +76,16 @@ def _shorten(schedule: ScheduleSettings) -> ScheduleSettings:
     """Returns a schedule of `LENGTH` of the length."""
     if schedule.steps is not None:
         return replace(schedule, steps=max(round(schedule.steps * LENGTH), 1))
-    if schedule.epochs is not None:
-        return replace(schedule, epochs=schedule.epochs * LENGTH)
-    assert schedule.time is not None, "a schedule has a length"
-    return replace(schedule, time=schedule.time * LENGTH)
+    name = "time" if schedule.epochs is None else "epochs"
+    return replace(schedule, **{name: getattr(schedule, name) * LENGTH})
 
 
 def _evaluate_validation(prepared: Prepared) -> dict[str, float]:
     val = prepared.data.splits.val
     if val is None:
         what = "a learning rate is chosen on validation images, and the data have none"
-        raise prepared.training.ranks.collective_error(
-            DataError(what, "set data.validation, or train without --tune-lr")
-        )
+        error = DataError(what, "set data.validation, or train without --tune-lr")
+        raise prepared.training.ranks.collective_error(error)
     return {"loss": loss_of(prepared.judge({"val": val})["val"])}
 
 
