@@ -257,9 +257,8 @@ def _stack_pictures(
     """
     with make(ids) as made:
         rows = [(row // views, picture) for row, picture in enumerate(made)]
-        reasons = {
-            sample: reason for sample, reason in reversed(rows) if isinstance(reason, str)
-        }  # of its first bad view
+        # in reverse, so that a sample has the reason of its first bad view
+        reasons = {sample: reason for sample, reason in reversed(rows) if isinstance(reason, str)}
         pictures = [picture for sample, picture in rows if sample not in reasons and isinstance(picture, Picture)]
         pixels = [picture.pixels for picture in pictures]
         if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may return either type
