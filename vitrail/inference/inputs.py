@@ -63,7 +63,10 @@ def find_inputs(inputs: Sequence[str]) -> ImageInputs:
         elif Path(name).is_dir():
             paths += list_images(name, scan)
         elif glob.has_magic(name) and not Path(name).exists():
-            paths += _match(name)
+            files = sorted(str(path) for path in map(Path, glob.glob(name, recursive=True)) if path.is_file())
+            if not files:
+                raise DataError(f"nothing matches {name!r}", "quote the pattern, and check the folder before it")
+            paths += files
         else:
             _check_exists(name)
             paths.append(str(Path(name)))
@@ -73,13 +76,6 @@ def find_inputs(inputs: Sequence[str]) -> ImageInputs:
     source = open_data(paths, labelled=False, validation=0).train
     assert source is not None
     return ImageInputs(source=source, named=frozenset(named), skipped=scan.others, masks=scan.masks)
-
-
-def _match(pattern: str) -> list[str]:
-    files = sorted(str(path) for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file())
-    if not files:
-        raise DataError(f"nothing matches {pattern!r}", "quote the pattern, and check the folder before it")
-    return files
 
 
 def _check_exists(name: str) -> None:

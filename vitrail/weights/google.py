@@ -154,10 +154,7 @@ def from_google(
 ) -> tuple[ViTConfig | ResNetConfig, State]:
     """Infers the config from names and shapes, with the numerics of Google's code, and converts the tensors.
 
-    Args:
-        known: the config of a description.
-        grid, image_size: the rows and columns of patches of the table of positions, and the image size that is asked for;
-            see `choose_grid`.
+    ``known`` is the config of a description, and ``grid`` and ``image_size`` are those of `choose_grid`.
 
     Raises:
         CheckpointError: the file is not a ViT, hybrid or ResNet, or has unsupported parts.

@@ -73,15 +73,17 @@ KV = {"attn": "kv"}
 
 def join_parts(state: Mapping[str, Tensor], parts: Parts) -> State:
     """Joins the projections of each module into one tensor. Those that do not fit together are kept."""
-    joined: State = {}
-    for name, tensor in state.items():
+    joined = dict(state)
+    for name in state:
         owner, own, kind = _last_two(name)
         whole = parts.get(owner.rpartition(".")[2], "")
-        group = [state.get(f"{owner}.{part}.{kind}") for part in whole]
-        if own not in tuple(whole) or not _fit(group):
-            joined[name] = tensor
-        elif own == whole[0]:
-            joined[f"{owner}.{whole}.{kind}"] = torch.cat([piece for piece in group if piece is not None])
+        group = [f"{owner}.{part}.{kind}" for part in whole]
+        pieces = [state[each] for each in group if each in state and state[each].ndim]
+        if own != whole[:1] or len(pieces) < len(group) or len({(each.shape[1:], each.dtype) for each in pieces}) != 1:
+            continue
+        for each in group:
+            del joined[each]
+        joined[f"{owner}.{whole}.{kind}"] = torch.cat(pieces)
     return joined
 
 
@@ -102,8 +104,3 @@ def _last_two(name: str) -> tuple[str, str, str]:
     owner, _, kind = name.rpartition(".")
     owner, _, own = owner.rpartition(".")
     return owner, own, kind
-
-
-def _fit(group: list[Tensor | None]) -> bool:
-    kinds = {(tensor.shape[1:], tensor.dtype) for tensor in group if tensor is not None and tensor.ndim}
-    return len(kinds) == 1 and all(tensor is not None and tensor.ndim for tensor in group)

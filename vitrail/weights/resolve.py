@@ -211,7 +211,10 @@ def fetch(model: str) -> Path:
         folder = folder if any(folder.glob(SAFETENSORS)) else download(DESCRIPTIONS, PICKLED)
     except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
         raise _not_fetched(model, error) from error
-    _verify(folder)
+    for name, expected in list_hashes(folder).items():
+        if hash_file(folder / name) != expected:
+            what = f"{folder / name} does not match the SHA-256 of the hub, {expected}"
+            raise CheckpointError(what, f"delete {(folder / name).resolve()} and run the command again")
     return folder
 
 
@@ -219,14 +222,6 @@ def list_hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 that the hub states for each large file in a folder of its cache, where they lie under this name."""
     files = {path.name: path.resolve().name for path in sorted(folder.iterdir())}
     return {name: blob for name, blob in files.items() if SHA256.fullmatch(blob)}
-
-
-def _verify(folder: Path) -> None:
-    """Raises `CheckpointError` if a large file is not what the hub has."""
-    for name, expected in list_hashes(folder).items():
-        if hash_file(folder / name) != expected:
-            what = f"{folder / name} does not match the SHA-256 of the hub, {expected}"
-            raise CheckpointError(what, f"delete {(folder / name).resolve()} and run the command again")
 
 
 def _not_fetched(model: str, error: Exception) -> VitrailError:

@@ -42,6 +42,7 @@ SUPPORTED = (
     "supported: ViT, DeiT, R+ViT, Swin, CaiT, PVT v2, BEiT and BiT in timm's layout, ViT of torchvision, DINOv2 and Swin of "
     "their authors, and vitrail's own files"
 )
+UNSUPPORTED = "such models are not supported"
 # names of other networks and layouts -> what they are, and the remedy
 KNOWN = {
     r"(^|\.)to_patch_embedding\.": (
@@ -52,15 +53,12 @@ KNOWN = {
         "has the names of Hugging Face transformers, whose config.json states the rest",
         "give the folder with its config.json, as save_pretrained writes it",
     ),
-    r"(^|\.)class_embedding$": (
-        "is a CLIP model, which normalises before the first block",
-        "such models are not supported",
-    ),
+    r"(^|\.)class_embedding$": ("is a CLIP model, which normalises before the first block", UNSUPPORTED),
     r"^blocks\.\d+\.mlp\.w12\.": (
         "has SwiGLU layers (mlp.w12), as DINOv2's giant",
         "only MLP layers are supported: take a smaller model",
     ),
-    r"\.conv_bn_relu_\d+\.": ("has a stem of convolutions before the ViT", "such models are not supported"),
+    r"\.conv_bn_relu_\d+\.": ("has a stem of convolutions before the ViT", UNSUPPORTED),
     r"\.lora_[AB]\.": (
         "has adapters beside the weights of the layers",
         "merge them and save the model again: model.merge_and_unload()",
@@ -126,10 +124,10 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
             raise CheckpointError(what, f"in a model of width {width} it is (1, n, {width}), of floats")
     if "pos_embed" not in state:
         what = f"{where} has no 'pos_embed', so its image size is unknown"
-        raise CheckpointError(what, "such models are not supported")
+        raise CheckpointError(what, UNSUPPORTED)
     if "norm_pre.weight" in state:
         what = f"{where} has 'norm_pre': it normalises before the first block, as CLIP's models do"
-        raise CheckpointError(what, "such models are not supported")
+        raise CheckpointError(what, UNSUPPORTED)
 
 
 def _to_own(config: ViTConfig, state: State) -> State:
