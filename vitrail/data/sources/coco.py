@@ -232,7 +232,12 @@ def _find_images(
 
     Where no folder has them, the names alone are looked for, as in exports with the paths of a server.
     """
-    finders = [NamedFiles(folder) for folder in _list_candidates(path, root)]
+    split = split_of(path, root)
+    words = filter(None, (path.stem.partition("_")[2], split, *(key for key in SPLITS if SPLITS[key] == split)))
+    bases = (path.parent, path.parent.parent, root)
+    folders = (base / inside / word for base, inside, word in product(bases, ("", "images"), (*words, "")))
+    usual = (folder for folder in dict.fromkeys(folders) if folder.is_dir() and folder.is_relative_to(root))
+    finders = [NamedFiles(folder) for folder in usual]
     bare = [name.replace("\\", "/").rpartition("/")[2] for name in file_names]
     for names in (file_names, bare):
         some = [names[row] for row in choose_evenly(len(names), PROBES).tolist()]
@@ -246,12 +251,3 @@ def _find_images(
     looked = ", ".join(files.root for files in finders[:6])
     remedy = f"put them in one of {looked}; {nearest(bare[0], os.listdir(finders[0].root))}"
     raise DataError(f"the images of {path} are not found, e.g. {file_names[0]!r}", remedy)
-
-
-def _list_candidates(path: Path, root: Path) -> list[Path]:
-    """The folders in which images of a COCO file usually lie."""
-    split = split_of(path, root)
-    names = filter(None, (path.stem.partition("_")[2], split, *(key for key in SPLITS if SPLITS[key] == split)))
-    bases = (path.parent, path.parent.parent, root)
-    folders = (base / inside / name for base, inside, name in product(bases, ("", "images"), (*names, "")))
-    return [folder for folder in dict.fromkeys(folders) if folder.is_dir() and folder.is_relative_to(root)]

@@ -55,16 +55,6 @@ FORMS = {
 }
 
 
-def describe_unused(root: Path) -> str:
-    """Returns a clause for the description of a layout: files by kind, an example, and what they lack; "" without such files."""
-    found: dict[str, list[Path]] = {}
-    for path in list_files_below(root, *FORMS):
-        found.setdefault(path.suffix.lower(), []).append(path)
-    kinds = sorted(found.items())
-    parts = (f"{len(paths):,} {kind} ({paths[0].relative_to(root)}: {FORMS[kind]})" for kind, paths in kinds)
-    return f"; annotation files seen and not used: {'; '.join(parts)}" if found else ""
-
-
 READ = (
     "a folder with one folder of images per class (optionally inside train, val and test folders), a manifest "
     "(.csv .tsv .jsonl .parquet), Parquet with images, tar shards, .npy or .npz arrays, boxes in the format of COCO, VOC, "
@@ -184,8 +174,14 @@ def open_data(
     if outlined:
         raw_splits = paint_splits(raw_splits)
     layout, raw_splits = _drop_unlabelled(layout, raw_splits, labelled)
-    sources = _make_sources(raw_splits, classes, labelled, layout)
-    names = next(iter(sources.values())).classes
+    labels = {split: part.labels for split, part in raw_splits.items() if part.labels is not None}
+    names, targets = join_labels(labels, classes, layout=layout if labelled else None) if labels else ((), {})
+    multi_label = any(isinstance(values, np.ndarray) and values.ndim == 2 for values in targets.values())
+    none = np.zeros(0, np.int64)
+    sources = {
+        split: Source(contents=part.contents, targets=targets.get(split, none), classes=names, multi_label=multi_label)
+        for split, part in raw_splits.items()
+    }
     train, val, test = (sources.get(split) for split in SPLIT_ORDER)
     notes = tuple(f"{split}: {note}" for split, part in raw_splits.items() for note in part.notes)
     splits = Splits(train=train, val=val, test=test, classes=names, layout=layout, seed=seed, notes=notes)
@@ -208,20 +204,6 @@ def _drop_unlabelled(layout: str, raw_splits: dict[str, RawSplit], labelled: boo
         raise DataError(f"the data have no labels ({layout})", remedy)
     note = f"; {', '.join(without)} has no labels and is not used"
     return layout + note, {split: part for split, part in raw_splits.items() if part.labels is not None}
-
-
-def _make_sources(
-    raw_splits: Mapping[str, RawSplit], classes: Sequence[str] | None, labelled: bool, layout: str
-) -> dict[str, Source]:
-    """Each split as a source. All targets are indices into one list of classes."""
-    labels = {split: part.labels for split, part in raw_splits.items() if part.labels is not None}
-    names, targets = join_labels(labels, classes, layout=layout if labelled else None) if labels else ((), {})
-    multi_label = any(isinstance(values, np.ndarray) and values.ndim == 2 for values in targets.values())
-    none = np.zeros(0, np.int64)
-    return {
-        split: Source(contents=part.contents, targets=targets.get(split, none), classes=names, multi_label=multi_label)
-        for split, part in raw_splits.items()
-    }
 
 
 def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> RawData:
@@ -329,11 +311,16 @@ def _find_in_folder(root: Path, labelled: bool, found: FoundData) -> RawData:
 
 
 def _look_for_labels(root: Path, layout: str, splits: dict[str, RawSplit]) -> RawData:
-    """Takes the labels from tables where the folders give none, or a single class."""
+    """Takes the labels from tables where the folders give none, or a single class; names files of annotations."""
     labels = [part.labels for part in splits.values() if part.labels is not None]
     doubtful = any(np.count_nonzero(each.counts()) < len(each.names) for each in labels) or not labels
     if ".xml" in layout or (doubtful and any(kind in layout for kind in FORMS)):
-        layout += describe_unused(root)
+        found: dict[str, list[Path]] = {}
+        for path in list_files_below(root, *FORMS):
+            found.setdefault(path.suffix.lower(), []).append(path)
+        kinds = sorted(found.items())
+        parts = (f"{len(paths):,} {kind} ({paths[0].relative_to(root)}: {FORMS[kind]})" for kind, paths in kinds)
+        layout += f"; annotation files seen and not used: {'; '.join(parts)}" if found else ""
     if any(len(each.names) > 1 for each in labels):
         return layout, splits
     return read_tables_beside(root, layout, splits)

@@ -167,7 +167,13 @@ class NamedFiles:
             return None
         if os.path.exists(os.path.join(self.root, slashed)):
             return slashed
-        return self._find_composed(slashed)
+        found = "/" if slashed.startswith("/") else ""
+        for part in filter(None, slashed.split("/")):
+            stored = self._list_composed(os.path.join(self.root, found)).get(unicodedata.normalize("NFC", part))
+            if stored is None:
+                return None
+            found = os.path.join(found, stored)
+        return found
 
     def find_file(self, name: str) -> str | None:
         """Returns the path of a file as `find` does; None for a folder."""
@@ -181,17 +187,6 @@ class NamedFiles:
         """
         found = next(filter(None, map(self.find_file, places)), None)
         return None if found is None else normalise_path(os.path.relpath(os.path.join(self.root, found), self.root))
-
-    def _find_composed(self, name: str) -> str | None:
-        found = "/" if name.startswith("/") else ""
-        for part in name.split("/"):
-            if not part:
-                continue
-            stored = self._list_composed(os.path.join(self.root, found)).get(unicodedata.normalize("NFC", part))
-            if stored is None:
-                return None
-            found = os.path.join(found, stored)
-        return found
 
 
 def _list_composed(folder: str) -> dict[str, str]:

@@ -255,8 +255,7 @@ def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> RawData:
     splits, files = ObjectSplits(layout.base, outlines=outlines), NamedFiles(layout.base)
     unlabelled: dict[str, RawSplit] = {}
     for split, images in layout.images.items():
-        named = {image: files.find_file(os.fspath(find_labels(image))) for image in images}
-        labels = {image: Path(path) if path else None for image, path in named.items()}
+        labels = {image: files.find_file(os.fspath(find_labels(image))) for image in images}
         if any(labels.values()):
             _read_split(layout, labels, splits[split])
         elif split == "test" and len(layout.images) > 1:
@@ -270,7 +269,7 @@ def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> RawData:
     return f"YOLO objects ({name})", {split: found[split] for split in layout.images}
 
 
-def _read_split(layout: YoloLayout, labels: Mapping[Path, Path | None], objects: ObjectList) -> None:
+def _read_split(layout: YoloLayout, labels: Mapping[Path, str | None], objects: ObjectList) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for (image, path), size in zip(labels.items(), pool.map(read_upright_size, labels)):
             key = _make_key(image, layout.base)
@@ -285,7 +284,7 @@ def _read_split(layout: YoloLayout, labels: Mapping[Path, Path | None], objects:
     objects.convention.check(f"the text files of {layout.path}")
 
 
-def _make_key(image: Path, base: Path) -> str:
+def _make_key(image: Path | str, base: Path) -> str:
     return os.path.relpath(image, base).replace(os.sep, "/")
 
 
@@ -300,7 +299,7 @@ def _explain_missing(layout: YoloLayout, split: str, images: Sequence[Path]) -> 
     return DataError(what, "put a text file there for each image, an empty one for an image without objects")
 
 
-def _read_file(path: Path, layout: YoloLayout, size: Size, objects: ObjectList) -> list[Box]:
+def _read_file(path: str, layout: YoloLayout, size: Size, objects: ObjectList) -> list[Box]:
     found: list[Box] = []
     where = _make_key(path, layout.base)
     try:
