@@ -118,11 +118,6 @@ def read_digits() -> RawData:
     return "the built-in digits", {"train": read_arrays(images, digits.target, names=names, where="digits")}
 
 
-def is_dataset(data: Any) -> bool:
-    """Whether an object is a map-style Dataset: it has a length and returns items by index."""
-    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
-
-
 def read_dataset(dataset: Any, *, channels: int, where: str) -> RawSplit:
     """Reads a user-defined Dataset, whose items are (image, label) or images; Pillow images get so many ``channels``.
 

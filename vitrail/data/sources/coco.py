@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.sources.contents import choose_evenly, normalise_path
-from vitrail.data.sources.fields import has_keys, read_json, read_numbers, read_size
+from vitrail.data.sources.fields import has_keys, read_document, read_numbers, read_size
 from vitrail.data.sources.labels import RawData, format_label
 from vitrail.data.sources.objects import LARGEST, Box, ObjectList, ObjectSplits, Read, Size
 from vitrail.data.sources.scan import NamedFiles, list_files, list_folders
 from vitrail.data.sources.splits import SPLITS, find_split
 from vitrail.errors import DataError, nearest
 from vitrail.images.rle import Rle
+from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.numbers import to_real, to_whole
 
 KEYS = ("images", "annotations", "categories")
@@ -78,7 +79,7 @@ def read_coco(root: Path, files: Mapping[str, Path], others: Sequence[str] = (),
 
 def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
     """Adds the images and objects of one file, and returns its classes in the order of their ids."""
-    plain = read_json(path)
+    plain = read_document(path, "JSON", parse_json)
     if not isinstance(plain, dict) or not all(isinstance(plain.get(key), list) for key in KEYS):
         raise DataError(f"{path} has no lists {', '.join(KEYS)}", "give a file in the format of COCO's instances")
     if not all(isinstance(entry, dict) for key in KEYS for entry in plain[key]):
@@ -167,7 +168,13 @@ def _read_box(entry: Mapping[str, Any], name: str, size: Size) -> Box:
     if entry.get("bbox") in (None, []):
         if not (segmentation := _normalise(entry.get("segmentation"))):
             raise ValueError("it has neither bbox nor segmentation; give bbox: [left, top, width, height] in pixels")
-        return Box(name, _enclose(segmentation, size), crowd, area)
+        if isinstance(segmentation, dict):
+            return Box(name, Rle.of_coco(segmentation, size).box, crowd, area)
+        parts = [read_numbers(part, len(part) if isinstance(part, list) else 0, "a polygon") for part in segmentation]
+        if any(len(part) < 6 or len(part) % 2 for part in parts):
+            raise ValueError(f"a polygon of {min(map(len, parts))} numbers; at least three points are required")
+        xs, ys = ([value for part in parts for value in part[start::2]] for start in (0, 1))
+        return Box(name, (min(xs), min(ys), max(xs), max(ys)), crowd, area)
     try:
         left, top, width, height = read_numbers(entry["bbox"], 4, "bbox")
     except ValueError as error:
@@ -195,17 +202,6 @@ def _normalise(segmentation: Any) -> Any:
         return [[*chain(*segmentation)]]
     nested = (holds_lists(part) and all(isinstance(point, list) for point in part) for part in segmentation)
     return [[*chain(*part)] if inside else part for part, inside in zip(segmentation, nested)]
-
-
-def _enclose(segmentation: Any, size: Size) -> tuple[float, float, float, float]:
-    """The box around polygons, or around run lengths in a picture of this size."""
-    if isinstance(segmentation, dict):
-        return Rle.of_coco(segmentation, size).box
-    points = [read_numbers(part, len(part) if isinstance(part, list) else 0, "a polygon") for part in segmentation]
-    if any(len(part) < 6 or len(part) % 2 for part in points):
-        raise ValueError(f"a polygon of {min(map(len, points))} numbers; pairs of at least three points are required")
-    xs, ys = ([value for part in points for value in part[start::2]] for start in (0, 1))
-    return min(xs), min(ys), max(xs), max(ys)
 
 
 def _read_outline(entry: Mapping[str, Any], size: Size | None, where: str, objects: ObjectList) -> Rle | None:

@@ -1,9 +1,8 @@
 """Storage of images: files, an array in memory, or a user-defined Dataset (for Parquet see parquet.py).
 
-Each kind has the same methods (`Contents`), is small to pickle, and keeps its tables in a few flat buffers: a list of a
-million Python strings would be copied page by page into every worker as reference counts change.
-
-Axes: n items, H, W, C as an image has them.
+Each kind has the same methods (`Contents`), is small to pickle, and keeps its tables in a few flat buffers: a list of a million
+Python strings would be copied page by page into every worker as reference counts change. Axes: n items, H, W, C as an image has
+them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.sources.contents import read_head
-from vitrail.data.sources.fields import read_name, read_size, read_xml
+from vitrail.data.sources.fields import read_document, read_name, read_size
 from vitrail.data.sources.labels import RawData
 from vitrail.data.sources.objects import Box, Corners, ObjectList, ObjectSplits, Read, Size
 from vitrail.data.sources.scan import NamedFiles
@@ -19,6 +19,7 @@ from vitrail.data.sources.splits import WHOLE, find_split
 from vitrail.errors import DataError
 from vitrail.images.rle import Rle
 from vitrail.untrusted.numbers import to_real, to_whole
+from vitrail.untrusted.xml_documents import parse_xml
 
 FILE = "annotations.xml"
 SHAPES = ("polygon", "box", "ellipse", "mask")  # that have an area
@@ -44,7 +45,7 @@ def read_cvat(root: Path, *, outlines: bool = False) -> RawData:
     lines and tags are left out. Raises `DataError` for a file that cannot be parsed, or that has no images.
     """
     path = root / FILE
-    tree = read_xml(path)
+    tree = read_document(path, "XML", parse_xml)
     splits, files = ObjectSplits(root, outlines=outlines), NamedFiles(root)
     declared = [name.text.strip() for name in tree.iterfind("meta//labels/label/name") if name.text]
     for number, image in enumerate(tree.iterfind("image")):

@@ -1,19 +1,16 @@
-"""Reads the JSON and XML files of annotation tools, and the sizes, numbers, points and names in them."""
+"""Reads the files of annotation tools, and the sizes, numbers, points and names in them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from vitrail.data.sources.contents import read_file
 from vitrail.data.sources.labels import format_label
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
-from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.numbers import to_real, to_whole
-from vitrail.untrusted.xml_documents import parse_xml
 
 
 def has_keys(path: Path, keys: Iterable[str]) -> bool:
@@ -23,16 +20,6 @@ def has_keys(path: Path, keys: Iterable[str]) -> bool:
     except BadImage:
         return False
     return all(f'"{key}"'.encode() in content for key in keys)
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file. Raises `DataError` for one that cannot be read or parsed."""
-    return read_document(path, "JSON", parse_json)
-
-
-def read_xml(path: Path) -> ElementTree.Element:
-    """Reads the root element of an XML file. Raises `DataError` for one that cannot be read, or that `parse_xml` refuses."""
-    return read_document(path, "XML", parse_xml)
 
 
 def read_document(path: Path, kind: str, parse: Callable[[bytes], Any], remedy: str = "") -> Any:

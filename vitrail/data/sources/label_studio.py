@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.sources.contents import read_head
-from vitrail.data.sources.fields import has_keys, read_json, read_name, read_points, read_size
+from vitrail.data.sources.fields import has_keys, read_document, read_name, read_points, read_size
 from vitrail.data.sources.labels import RawData
 from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size
 from vitrail.data.sources.scan import find_only_file, list_images_below
 from vitrail.data.sources.splits import find_folder_split
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
+from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import PIXELS
 from vitrail.untrusted.numbers import to_real
 
@@ -57,7 +58,7 @@ def read_label_studio(path: Path, *, outlines: bool = False) -> RawData:
     annotations of an image the first one that was not cancelled is used. Raises `DataError` if the file cannot be parsed, or
     no image is found.
     """
-    root, tasks = path.parent, read_json(path)
+    root, tasks = path.parent, read_document(path, "JSON", parse_json)
     if not isinstance(tasks, list):
         raise DataError(f"{path} is no list of tasks", "export the annotations as JSON or JSON-MIN")
     keys: dict[str, str] = {}

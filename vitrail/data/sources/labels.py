@@ -1,8 +1,7 @@
 """From the labels in the data to targets: class names, their order, and one list of classes for all splits.
 
-At the end labels as tables write them: numbers that a program made floats, several labels in one cell, columns of zeros and ones.
-
-Axes: n items, K classes.
+At the end labels as tables write them: numbers that a program made floats, several labels in one cell, columns of zeros and
+ones. Axes: n items, K classes.
 """
 
 from __future__ import annotations
@@ -190,10 +189,9 @@ def join_labels(
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray | Annotations]]:
     """Convert the labels of every split to indices into one list of classes, matched as `index_classes` does.
 
-    Without ``classes``, e.g. a model's, the list has those of the training split, or of all splits if there is none. Returns it,
-    and for each split its targets: (n,) int64, (n, K) float32 if any split has several labels per item, or annotations. Raises
-    `DataError`, with a table, for items of classes that are not in the list; and if the ``layout`` of the data is given, for a
-    class that has a name but no training images.
+    Without ``classes``, e.g. a model's, it has those of the training split, or else of all. Returns it, and the targets of each
+    split: (n,) int64, (n, K) float32 if any split has several labels per item, or annotations. Raises `DataError` for items of
+    classes that are not in the list; and, if the ``layout`` of the data is given, for a class without training images.
     """
     splits = {split: _compose_names(labels) for split, labels in splits.items()}
     train = splits.get("train")

@@ -33,10 +33,9 @@ MOST_FOLDERS = 64  # beside a table, in which its files are looked for
 def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[str], list[str]]:
     """Returns the paths of a table's files relative to ``root``, its folder, and a note on how they were found, if any.
 
-    The paths are taken as they stand if files are there. Otherwise a folder beside the table is put in front of them, one
-    with the table's name first, and an extension of images behind names without one. Paths with backslashes or in another
-    Unicode form than the files become those of the files. Raises `DataError` if no file is found, or files of these names are
-    in several folders.
+    If no file is where they say, a folder beside the table is put in front of them, one with the table's name first, and an
+    extension of images behind names without one. Backslashes and other Unicode forms become those of the files. Raises
+    `DataError` if no file is found, or files of these names are in several folders.
     """
     probes = [paths[row] for row in choose_evenly(len(paths), PROBES).tolist()]
     named = NamedFiles(root)

@@ -1,12 +1,10 @@
 """The frame that all formats of objects share: a format parses its files into `Box`es, and everything else stands here.
 
-In this order: the shapes that annotation tools draw with their exact boxes, signs that boxes are not
-what their format says, and `ObjectSplits`: splits, class names and their order, sizes of pictures, boxes that are checked and
-cut, counts of what was left out. A format is a file with a function that finds it at a path and returns a function that reads
-it (`Read`); open.py lists these.
-
-Boxes are (left, top, right, bottom) in pixels of the upright picture; see annotations.py. ``outlined`` is the (height, width) of
-a picture whose outlines are traced, None where boxes alone are read.
+In this order: the shapes that annotation tools draw with their exact boxes, signs that boxes are not what their format says,
+and `ObjectSplits`: splits, class names and their order, sizes of pictures, boxes that are checked and cut, counts of what was
+left out. A format is a file with a function that finds it at a path and returns a function that reads it (`Read`); open.py
+lists these. Boxes are (left, top, right, bottom) in pixels of the upright picture; see annotations.py. ``outlined`` is the
+(height, width) of a picture whose outlines are traced, None where boxes alone are read.
 """
 
 from __future__ import annotations
@@ -39,19 +37,15 @@ Size = tuple[int, int]  # (height, width)
 
 @dataclass
 class Box:
-    """One object: its class, its box, and what else the annotation says of it.
-
-    ``given`` are the four numbers of the box as they stand in the file; see `Convention`. ``outline`` is known where a reader
-    was asked for it and the format has it; of an object that was drawn as an upright rectangle ``filled`` is set instead.
-    """
+    """One object: its class, its box, and what else the annotation says of it."""
 
     name: str
     box: Corners
     crowd: bool = False
     area: float | None = None
-    given: Corners | None = None
-    outline: Rle | None = None
-    filled: bool = False
+    given: Corners | None = None  # the four numbers of the box as they stand in the file; see `Convention`
+    outline: Rle | None = None  # where a reader was asked for it and the format has it
+    filled: bool = False  # drawn as an upright rectangle, which stands for its outline
 
     @classmethod
     def of_polygon(cls, name: str, points: Sequence[Point], outlined: Size | None = None) -> Box:
@@ -171,7 +165,7 @@ def find_turned(root: str, pictures: Sequence[tuple[str, Size]]) -> list[str]:
 
     looked = [pictures[row] for row in choose_evenly(len(pictures), LOOKED).tolist()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [key for (key, _), turned in zip(looked, pool.map(is_turned, looked, chunksize=64)) if turned]
+        return [key for (key, _), turned in zip(looked, pool.map(is_turned, looked)) if turned]
 
 
 Read = Callable[..., RawData]  # called with ``outlines=``

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.annotations import Annotations
-from vitrail.data.sources.arrays import BUILT_IN, is_dataset, read_arrays, read_dataset, read_digits, read_npy, read_npz
+from vitrail.data.sources.arrays import BUILT_IN, read_arrays, read_dataset, read_digits, read_npy, read_npz
 from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.coco import find_coco
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.cvat import find_cvat
-from vitrail.data.sources.folder_tables import find_data_files, read_tables_beside
-from vitrail.data.sources.folders import read_class_folders, read_folder
+from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder, read_tables_beside
 from vitrail.data.sources.label_studio import find_label_studio
 from vitrail.data.sources.labelme import find_labelme
 from vitrail.data.sources.labels import Labels, RawData, RawSplit, check_faulty_objects, join_labels
@@ -229,7 +228,7 @@ def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> R
         return "arrays", {"train": read_arrays(*data, where=where or "array")}
     if isinstance(data, list | tuple) and data and all(isinstance(path, str | os.PathLike) for path in data):
         return f"{len(data):,} files", {"train": RawSplit(Files("", Strings(map(os.fspath, data))))}
-    if is_dataset(data):
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):  # a map-style Dataset
         layout = f"a dataset ({type(data).__name__})"
         return layout, {"train": read_dataset(data, channels=channels, where=where or "dataset")}
     raise DataError(f"data of type {type(data).__name__} are not supported", f"give {READ}, arrays or a Dataset")

@@ -42,7 +42,7 @@ class ParquetImages(Contents):
 
     def __getitem__(self, row: int) -> bytes:
         number = int(self.rows[row])
-        group = int(self._find_groups(number))
+        group = int(np.searchsorted(self.groups[:, 2], number, side="right")) - 1
         value = self._read_group(group)[number - int(self.groups[group, 2])].as_py()
         if isinstance(value, dict):
             content, path = value.get("bytes"), value.get("path")
@@ -56,13 +56,10 @@ class ParquetImages(Contents):
             raise BadImage("the row contains no image")
         return value
 
-    def _find_groups(self, numbers: Any) -> Any:
-        return np.searchsorted(self.groups[:, 2], numbers, side="right") - 1
-
     @cached_property
     def units(self) -> Units | None:
         """The row groups; None if the cache holds all of them. Two windows fit in the cache, as a batch may span two."""
-        groups, of = np.unique(self._find_groups(self.rows), return_inverse=True)
+        groups, of = np.unique(np.searchsorted(self.groups[:, 2], self.rows, side="right") - 1, return_inverse=True)
         sizes = self.groups[groups, 3]
         if sizes.sum() <= CACHED_BYTES:
             return None

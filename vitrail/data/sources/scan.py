@@ -1,9 +1,8 @@
 """Lists the folders of a data set: images, other files, and files of the operating system, which are skipped.
 
-Nothing depends on the order in which the file system lists names. A million files are scanned in seconds: no file is
-opened or queried for its length, except files without an extension.
-
-`NamedFiles` finds files that annotations, lists and tables name, as other systems write paths.
+Nothing depends on the order in which the file system lists names. A million files are scanned in seconds: no file is opened or
+queried for its length, except files without an extension. `NamedFiles` finds files that annotations, lists and tables name, as
+other systems write paths.
 """
 
 from __future__ import annotations

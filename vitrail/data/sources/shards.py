@@ -1,9 +1,7 @@
 """Tar shards with an index, as `vitrail data shard` and `vitrail data index` write it.
 
 The images of a set that vitrail wrote have the order and the names that they had before, so a training on it is, bit for bit,
-the training on the original.
-
-Axes: n images, K classes.
+the training on the original. Axes: n images, K classes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 At the end classes of the data stand for one or several of a model's, as ObjectNet's for ImageNet's. Which items are for
 validation, where the data have no validation split, and which are in a part of the data are functions of the seed, the keys and
 the labels: they do not depend on the order of files or on a random generator, and few items change sides when files are added.
-
 Axes: n items, H, W, C as an image has them, K classes, D classes of other data.
 """
 

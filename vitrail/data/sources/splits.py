@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vitrail.data.sources.contents import read_lines
@@ -123,17 +123,14 @@ def _index_names(images: Iterable[str]) -> dict[str, str]:
 
 
 def _find(line: str, index: Mapping[str, str]) -> str | None:
-    return next((index[name] for name in _list_readings(line) if name in index), None)
-
-
-def _list_readings(line: str) -> Iterator[str]:
-    """The names that a line may give: the whole line or its first column, with ever fewer of the first folders."""
+    """The image that a line names, as a whole or with its first column, with ever fewer of the first folders."""
     for text in (line, re.split(r"[\s,;]+", line)[0]):
-        name = _simplify(text)
-        folder = ""
+        name, folder = _simplify(text), ""
         while name and not re.search(r"\s", folder):  # after a space another column may begin
-            yield name
+            if name in index:
+                return index[name]
             folder, _, name = name.partition("/")
+    return None
 
 
 def _simplify(path: str) -> str:

@@ -11,13 +11,14 @@ from unicodedata import normalize
 from xml.etree import ElementTree
 
 from vitrail.data.sources.contents import read_head
-from vitrail.data.sources.fields import read_name, read_size, read_xml
+from vitrail.data.sources.fields import read_document, read_name, read_size
 from vitrail.data.sources.labels import RawData
 from vitrail.data.sources.objects import Box, ObjectList, ObjectSplits, Read, Size
 from vitrail.data.sources.scan import list_files, list_folders, list_images_below
 from vitrail.data.sources.splits import SPLITS, divide_by_folder, divide_images
 from vitrail.errors import DataError
 from vitrail.untrusted.numbers import to_real
+from vitrail.untrusted.xml_documents import parse_xml
 
 ANNOTATIONS = ("annotations", "annotation", "xml", "xmls", "labels")  # folders, in any letter case
 IMAGES = ("jpegimages", "images", "imgs", "image", "img")
@@ -113,7 +114,7 @@ def _choose_image(annotation: PurePosixPath, images: Sequence[PurePosixPath]) ->
 def _read_one(path: Path, key: str, objects: ObjectList) -> None:
     """Adds the image ``key`` and the objects of its annotation file."""
     try:
-        tree = read_xml(path)
+        tree = read_document(path, "XML", parse_xml)
     except DataError as error:
         return objects.reject(key, error.what)
     size = (0, 0)
