@@ -111,14 +111,11 @@ class Objects(Annotations):
     @classmethod
     def join(cls, images: Sequence[Objects]) -> Objects:
         """The objects of at least one image, one after the other; outlines only if all have them."""
-        flat: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in images]) for name in FLAT}
+        names = (*FLAT, "sizes")
+        flat: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in images]) for name in names}
         outlined = all(part.outlines is not None for part in images)
-        return cls(
-            **flat,
-            ends=np.concatenate([part.lengths() for part in images]).cumsum(),
-            sizes=np.concatenate([part.sizes for part in images]),
-            outlines=tuple(outline for part in images for outline in part.outlines or ()) if outlined else None,
-        )
+        outlines = tuple(outline for part in images for outline in part.outlines or ()) if outlined else None
+        return cls(**flat, ends=np.concatenate([part.lengths() for part in images]).cumsum(), outlines=outlines)
 
     @classmethod
     def of_image(

@@ -97,36 +97,31 @@ def measure_masks(root: Path, masks: Sequence[str]) -> MaskValues:
     return values
 
 
-class _Mask(NamedTuple):
-    """The kind of one mask, and of each level its number, the code of its colour, its pixels and the inner ones."""
-
-    kind: str
-    levels: Sequence[tuple[int, int, int, int]]
-
-
 def _measure(files: Files) -> MaskValues:
     levels: dict[tuple[str, int, int], list[Any]] = {}
-    kinds: dict[str, Count] = {}
-    void: dict[str, Count] = {}
-    unusable: dict[str, Count] = {}
+    counts: list[dict[str, Count]] = [{}, {}, {}]
+    kinds, void, unusable = counts
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for name, mask in zip(files.keys, pool.map(lambda row: _examine(files, row), range(len(files.keys)))):
             if isinstance(mask, str):
                 _count(unusable, mask, name)
                 continue
-            _count(kinds, mask.kind, name)
-            if case := _judge_void(mask):
+            kind, own = mask
+            _count(kinds, kind, name)
+            numbers = {number for number, *_ in own}
+            if kind not in (BITS, COLOURS) and not numbers <= {0}:
+                case = WITHOUT if IGNORED not in numbers else AMONG if numbers - {0, IGNORED} else ALONE
                 _count(void, case, name)
-            for number, code, pixels, inner in mask.levels:
-                level = levels.setdefault((mask.kind, number, code), [0, 0, 0, name])
+            for number, code, pixels, inner in own:
+                level = levels.setdefault((kind, number, code), [0, 0, 0, name])
                 level[:3] = level[0] + 1, level[1] + pixels, level[2] + inner
             if sum(kind == COLOURS for kind, _, _ in levels) > MOST_COLOURS:
                 what = f"masks below {files.root} have more than {MOST_COLOURS} colours, e.g. in {name}"
                 raise DataError(what, "save masks without smoothing and without lossy compression")
     found = []
-    for (kind, number, code), counts in sorted(levels.items()):
+    for (kind, number, code), sums in sorted(levels.items()):
         colour = code % 256, code // 256 % 256, code // 65_536
-        found.append(Level(kind, number, colour, *counts))
+        found.append(Level(kind, number, colour, *sums))
     return MaskValues(tuple(found), kinds, void, unusable)
 
 
@@ -135,24 +130,15 @@ def _count(counts: dict[str, Count], what: str, name: str) -> None:
     counts[what] = Count(masks + 1, example)
 
 
-def _judge_void(mask: _Mask) -> str:
-    numbers = {number for number, *_ in mask.levels}
-    if mask.kind in (BITS, COLOURS) or numbers <= {0}:
-        return ""
-    if IGNORED not in numbers:
-        return WITHOUT
-    return AMONG if numbers - {0, IGNORED} else ALONE
-
-
-def _examine(files: Files, row: int) -> _Mask | str:
-    """Returns the levels of a mask, or why it cannot be used."""
+def _examine(files: Files, row: int) -> tuple[str, list[tuple[int, int, int, int]]] | str:
+    """The kind of a mask, and (number, code of the colour, pixels, inner ones) of its levels; or why it cannot be used."""
     try:
         image = open_mask(files[row])
     except BadImage as error:
         return error.reason
     found: Any = image.getcolors(MOST_COLOURS)
     if found is None:  # too many colours, which are themselves not needed
-        return _Mask(COLOURS, [(-1, code, 1, 0) for code in range(MOST_COLOURS + 1)])
+        return COLOURS, [(-1, code, 1, 0) for code in range(MOST_COLOURS + 1)]
     pixels, stored = zip(*found)
     if image.mode == "RGB":
         kind = GREY_COLOURS if is_grey(image) else COLOURS
@@ -169,7 +155,7 @@ def _examine(files: Files, row: int) -> _Mask | str:
         numbers = [number // 255 for number in stored] if kind == BITS else stored
         codes = [number * 0x010101 for number in stored]
     inner = _count_inner(np.asarray(image), stored) if len(found) >= FEW_LEVELS else pixels
-    return _Mask(kind, list(zip(numbers, codes, pixels, inner)))
+    return kind, list(zip(numbers, codes, pixels, inner))
 
 
 def _count_inner(levels: NDArray[Any], wanted: Iterable[int]) -> list[int]:

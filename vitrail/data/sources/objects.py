@@ -206,9 +206,6 @@ class ObjectList:
         """
         if not all(size):
             size, stated = read_upright_size(os.path.join(self.root, key)) or (0, 0), False
-        for one in found:
-            if one.given is not None:
-                self.convention.add(one.given, one.box, size)
         boxes = [box for one in found if (box := self._clean(key, size, one)) is not None]
         for _ in range(len(boxes) - len({(box.name, box.box) for box in boxes})):
             self.note("objects with the class and the box of another", key)
@@ -251,6 +248,8 @@ class ObjectList:
             self.note(f"fields {name!r:.40}, not used", key)
 
     def _clean(self, key: str, size: Size, found: Box) -> Box | None:
+        if found.given is not None:
+            self.convention.add(found.given, found.box, size)
         left, top, right, bottom = found.box
         if not all(abs(corner) <= LARGEST for corner in found.box):  # false for NaN as well
             return self.reject(f"{key}, an object {found.name!r:.40}", "coordinates that are no numbers")
