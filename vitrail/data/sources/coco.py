@@ -65,11 +65,7 @@ def split_of(path: Path, root: Path) -> str:
 
 
 def read_coco(root: Path, files: Mapping[str, Path], others: Sequence[str] = (), *, outlines: bool = False) -> RawData:
-    """The objects and images of COCO files by split, with image paths relative to ``root``.
-
-    With ``outlines``, the objects keep their polygons and run lengths. ``others`` are files that the layout names as not
-    used. Raises `DataError` if a file is not COCO's, or its images are not found.
-    """
+    """Reads COCO files by split; keys are relative to ``root``, and ``others`` are named as not used. Raises `DataError`."""
     splits = ObjectSplits(root, outlines=outlines)
     names = [name for split, path in files.items() for name in _read_one(path, root, splits[split])]
     unused = f"; not used: {', '.join(others[:8])}{', ...' if len(others) > 8 else ''}" if others else ""
@@ -224,10 +220,7 @@ def _read_outline(entry: Mapping[str, Any], size: Size | None, where: str, objec
 def _find_images(
     path: Path, root: Path, file_names: Sequence[str], objects: ObjectList
 ) -> tuple[Path, dict[str, str | None]]:
-    """The folder to which the file names are relative, the first in which most of some images are; and the names as stored.
-
-    Where no folder has them, the names alone are looked for, as in exports with the paths of a server.
-    """
+    """The folder that has most of some images, by their paths or else by their names alone; and the names as stored."""
     split = split_of(path, root)
     words = filter(None, (path.stem.partition("_")[2], split, *(key for key in SPLITS if SPLITS[key] == split)))
     bases = (path.parent, path.parent.parent, root)

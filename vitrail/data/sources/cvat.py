@@ -39,10 +39,9 @@ def find_cvat(root: Path) -> Read | None:
 
 
 def read_cvat(root: Path, *, outlines: bool = False) -> RawData:
-    """Reads the objects of ``annotations.xml`` by the subset of each image.
+    """Reads the objects of ``annotations.xml`` by the subset of each image; points, lines and tags are left out.
 
-    Of a polygon, ellipse, mask or turned box the upright box is taken, and with ``outlines`` the shape itself, too; points,
-    lines and tags are left out. Raises `DataError` for a file that cannot be parsed, or that has no images.
+    Other shapes give their upright box, and with ``outlines`` themselves. Raises `DataError` for a file without images.
     """
     path = root / FILE
     tree = read_document(path, "XML", parse_xml)

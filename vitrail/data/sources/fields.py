@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from vitrail.untrusted.numbers import to_real, to_whole
 
 def has_keys(path: Path, keys: Iterable[str]) -> bool:
     """Whether all these keys stand in a JSON file, which is not parsed; False for a file that cannot be read."""
-    try:
+    with suppress(BadImage):
         content = read_file(path)
-    except BadImage:
-        return False
-    return all(f'"{key}"'.encode() in content for key in keys)
+        return all(f'"{key}"'.encode() in content for key in keys)
+    return False
 
 
 def read_document(path: Path, kind: str, parse: Callable[[bytes], Any], remedy: str = "") -> Any:

@@ -136,10 +136,7 @@ NO_LABELS = "submission"  # in the name of a table that a competition wants back
 
 
 def find_data_files(root: Path) -> tuple[str, dict[str, list[Path]]] | None:
-    """Finds files of one type with the splits of a data set, e.g. train-00000-of-00002.parquet, test.csv, val/0.parquet.
-
-    Returns their extension, and the files of each split; files without a split name are "train".
-    """
+    """Finds files of one type with the splits of a data set, as test.csv, val/0.parquet: their extension, and those by split."""
     for folder in filter(Path.is_dir, (root, root / "data")):
         for suffix in (".parquet", ".npz", ".csv", ".tsv", ".jsonl"):
             splits: dict[str, list[Path]] = {}

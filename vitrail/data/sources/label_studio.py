@@ -52,11 +52,10 @@ def _is_export(path: Path) -> bool:
 
 
 def read_label_studio(path: Path, *, outlines: bool = False) -> RawData:
-    """Reads the objects of an export. Images lie in the folder of the file or below it, and are found by their names.
+    """Reads the objects of an export, whose images lie in the folder of the file or below it, and are found by their names.
 
-    Rectangles, polygons, ellipses and brush masks are objects; with ``outlines`` they keep their shapes. Of several
-    annotations of an image the first one that was not cancelled is used. Raises `DataError` if the file cannot be parsed, or
-    no image is found.
+    With ``outlines`` they keep their shapes. Of an image the first annotation that was not cancelled is used. Raises
+    `DataError` for another file, or if no image is found.
     """
     root, tasks = path.parent, read_document(path, "JSON", parse_json)
     if not isinstance(tasks, list):

@@ -40,8 +40,7 @@ def find_labelme(root: Path) -> Read | None:
 def read_labelme(root: Path, *, outlines: bool = False) -> RawData:
     """Reads the objects of labelme's files below ``root``, by the split that a folder of the file, or else of its image, names.
 
-    Of a polygon, circle or mask the box is taken, and with ``outlines`` the shape itself, too; points and lines have no area
-    and are left out. Shapes of one label and one group are one object. Raises `DataError` if no file can be read.
+    With ``outlines`` they keep their shapes; those without area are left out. Shapes of one label and one group are one object.
     """
     splits, files = ObjectSplits(root, outlines=outlines), NamedFiles(root)
     for path in list_files_below(root, ".json"):

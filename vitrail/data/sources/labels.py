@@ -129,11 +129,7 @@ def from_texts(texts: Sequence[str], *, several: bool | None = None) -> Labels:
 
 
 def from_numbers(values: np.ndarray, names: Sequence[str] | None, *, where: str) -> Labels | None:
-    """Labels from whole numbers (n,) or a matrix (n, K) of zeros and ones; None if all are -1, which means unlabelled.
-
-    ``names`` are those of the classes; by default each number is its own name. Raises `DataError`, which names ``where``, for a
-    negative number, a number without a name, or values that are not labels.
-    """
+    """Labels from numbers (n,) of classes, or zeros and ones (n, K); None if all are -1. Raises `DataError` for others."""
     values = np.asarray(values)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]

@@ -1,7 +1,4 @@
-"""Manifests: tables with one image per row, in CSV, TSV or JSON lines. Every error message names the line.
-
-Their paths may be within a folder beside the table, or without an extension.
-"""
+"""Manifests: tables with one image per row, in CSV, TSV or JSON lines. Every error message names the line."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ MOST_FOLDERS = 64  # beside a table, in which its files are looked for
 def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[str], list[str]]:
     """Returns the paths of a table's files relative to ``root``, its folder, and a note on how they were found, if any.
 
-    If no file is where they say, a folder beside the table is put in front of them, one with the table's name first, and an
-    extension of images behind names without one. Backslashes and other Unicode forms become those of the files. Raises
-    `DataError` if no file is found, or files of these names are in several folders.
+    If no file is where they say, a folder beside the table is put in front, one with its name first, and an extension of images
+    behind. Backslashes and Unicode forms become those of the files. Raises `DataError` for no files, or several folders.
     """
     probes = [paths[row] for row in choose_evenly(len(paths), PROBES).tolist()]
     named = NamedFiles(root)
@@ -155,9 +151,7 @@ def _read_rows(path: Path) -> Columns:
 
 
 def _use_other_columns(columns: Columns) -> None:
-    """Takes splits from a column such as ``set`` if all its values are such; and labels, if they have no column and the table has
-    no boxes, from the only other column or from columns of zeros and ones.
-    """
+    """Takes splits and labels from columns of other names, where none is named so and all their values can be such."""
     for name in [name for name in columns.others if name.strip().lower() in LIKE_SPLIT]:
         values = columns.others.pop(name)
         distinct = dict.fromkeys(values)
@@ -185,11 +179,7 @@ def _has_boxes(names: Sequence[str]) -> bool:
 def choose_columns(
     columns: Sequence[str], *, source: str, labelled: bool, image: str | None = None, label: str | None = None
 ) -> dict[str, str | None]:
-    """Choose the columns of the path, the label and the split; ``image`` and ``label`` are columns that are known to be such.
-
-    Raises `DataError` if the path is missing, or the label although the images must be ``labelled``; the message lists the
-    columns.
-    """
+    """Chooses the columns of paths, labels and splits that are not given. Raises `DataError` for one that is missing."""
     plain = {name.strip().lower(): name for name in reversed(columns)}
     chosen = {
         "path": image or next((plain[name] for name in PATHS if name in plain), None),

@@ -143,10 +143,7 @@ def pair_files(root: Path, folder: MaskFolder) -> Pairs:
 
 
 def list_images(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
-    """Lists the sorted paths of the images in a folder at any depth; ``scan`` counts other files and masks of other images.
-
-    Raises `DataError` for a folder without images.
-    """
+    """Lists the images in a folder at any depth; ``scan`` counts other files and masks. Raises `DataError` without images."""
     root = Path(folder)
     scan.enter(str(root))
     if not (paths := [str(root / name) for name in scan.list_images(str(root), "")]):

@@ -73,11 +73,7 @@ class ClassTable:
 
 
 def find_class_table(root: Path, masks: Sequence[str]) -> ClassTable | None:
-    """Reads the file that names the classes, the one nearest to the masks; None if there is none.
-
-    ``masks`` has one path for each folder of masks, relative to ``root``, which is looked at last. Raises `DataError` for a file
-    that is no table of classes, or different tables for different folders of masks.
-    """
+    """Reads the file of names nearest to ``masks``, one of each folder, if any. Raises `DataError` if folders differ."""
     tables = [_read_nearest(root, mask) for mask in masks]
     for table in tables[1:]:
         first = tables[0]

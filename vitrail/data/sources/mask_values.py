@@ -192,9 +192,8 @@ class Meaning:
 def find_meaning(root: Path, found: MaskValues, table: ClassTable | None) -> Meaning:
     """Finds the class of each value of masks below ``root``, by the ``table`` of names where there is one.
 
-    Raises:
-        DataError: no mask can be used; masks that were resized or smoothed; values that the table does not name; masks of several
-            modes that do not go together; or a 255 that may be a class or none.
+    Raises `DataError` if no mask can be used, or for resized or smoothed masks, values without a name, modes that do not go
+    together, or a 255 that may be a class or none.
     """
     if not found.kinds:
         reason, count = next(iter(found.unusable.items()))

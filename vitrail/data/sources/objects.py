@@ -134,9 +134,7 @@ class Convention:
         self.reach_out += not (begins and ends)
 
     def check(self, where: object) -> None:
-        """Raises `DataError`, which names the file ``where``, if all numbers lie in 0 to 1, or if many boxes reach out of their
-        image as the format has it and none does with its numbers as left, top, right, bottom.
-        """
+        """Raises `DataError` if all numbers lie in 0 to 1, or if many boxes reach out of their image and could be corners."""
         if self.boxes and self.could_be_fractions:
             what = f"all boxes of {where} lie between 0 and 1: they are fractions of their image"
             raise DataError(what, "multiply them by the image's width and height")
@@ -200,10 +198,7 @@ class ObjectList:
     convention: Convention = field(default_factory=Convention)
 
     def add(self, key: str, size: Size, found: Sequence[Box], *, stated: bool = True) -> None:
-        """Adds an image with its objects, or objects to an image that was added before.
-
-        If the ``size`` is (0, 0), that of the picture is taken; ``stated`` says that it is from the annotation.
-        """
+        """Adds an image, or objects to it. A ``size`` of (0, 0), or one that is not ``stated``, is that of the picture."""
         if not all(size):
             size, stated = read_upright_size(os.path.join(self.root, key)) or (0, 0), False
         boxes = [box for one in found if (box := self._clean(key, size, one)) is not None]

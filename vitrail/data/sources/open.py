@@ -94,11 +94,7 @@ class FoundData:
 
 
 def find_data(data: Any) -> FoundData:
-    """Searches data for annotations: of a file or folder the names of files, and JSON, XML and YAML files. No image is read.
-
-    Of a folder with nothing but a folder, as archives are unpacked, the inner one is searched, too. Raises `DataError` for
-    several files of annotations for one split.
-    """
+    """Searches data, or the only folder in a folder, for annotations; reads no image. Raises `DataError` for two of a split."""
     if isinstance(data, FoundData):
         return data
     if isinstance(data, str | os.PathLike) and data not in BUILT_IN:

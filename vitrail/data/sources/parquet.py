@@ -98,10 +98,8 @@ class ParquetImages(Contents):
 def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[str, RawSplit]:
     """Read Parquet files with the same columns as one data set, divided by its split column if there is one.
 
-    Images are in a column of bytes, or of structs of bytes and a path; a column of paths makes the files a manifest. Labels
-    are numbers (named by Hugging Face's metadata if present), names, or lists of either. Keys, and paths in the rows, are
-    relative to ``root``. Raises `DataError` if pyarrow is missing, a file is not Parquet or has other columns than the first,
-    or a column is missing.
+    Images are in a column of bytes, or of structs of bytes and a path below ``root``; a column of paths makes the files a
+    manifest. Labels are numbers (named by Hugging Face's metadata if present), names, or lists of either. Raises `DataError`.
     """
     schema, groups = _read_layout(files)
     features = _read_features(schema)

@@ -180,10 +180,7 @@ class NamedFiles:
         return found if found is not None and os.path.isfile(os.path.join(self.root, found)) else None
 
     def find_key(self, *places: str) -> str | None:
-        """Returns the key of the first of these paths that is a file, or None.
-
-        Raises `ValueError` for one outside of ``root``: what others wrote cannot make a reader open more than a user named.
-        """
+        """Returns the key of the first path that is a file, or None. Raises `ValueError` for one outside of ``root``."""
         found = next(filter(None, map(self.find_file, places)), None)
         return None if found is None else normalise_path(os.path.relpath(os.path.join(self.root, found), self.root))
 

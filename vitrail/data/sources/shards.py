@@ -197,10 +197,7 @@ def read_shards(indexes: dict[str, ShardIndex]) -> RawData:
 
 
 def read_shards_at(place: str) -> RawData:
-    """The same for a URL, or for a pattern of shards in one folder, as ``shards/train-*.tar``, or for one archive.
-
-    Raises `DataError` as `read_shards` does, and where there is nothing or the shards have no index.
-    """
+    """Reads a URL, a pattern such as ``shards/train-*.tar``, or an archive. Raises `DataError`, also where there is no index."""
     folder, _, pattern = place.rpartition("/") if place.endswith(".tar") else (place.rstrip("/"), "", "*")
     if has_magic(folder):
         raise DataError(f"the pattern {place} has a '*' in the name of a folder", "give one folder of shards")

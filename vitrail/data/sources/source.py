@@ -300,10 +300,7 @@ def _rank_items(contents: Contents, seed: int) -> np.ndarray:
 
 
 def read_class_map(file: Path) -> dict[str, list[str]]:
-    """The classes of the model by class of the data, from CSV lines ``class of the data,class of the model``, without a header.
-
-    Several classes of the model stand on several lines, or on one, separated by `;`. Raises `ConfigError`.
-    """
+    """Classes of the model by class of the data, from CSV lines ``data class,model class;model class``. Raises `ConfigError`."""
     try:
         rows = [row for row in csv.reader(read_text(file).splitlines()) if row]
     except (OSError, ValueError, csv.Error) as error:

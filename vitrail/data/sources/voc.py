@@ -42,9 +42,8 @@ def find_voc(root: Path) -> Read | None:
 def read_voc(root: Path, *, outlines: bool = False) -> RawData:
     """Reads the objects of a VOC folder, by the lists of ``ImageSets/Main``, or by the folders of splits that the images lie in.
 
-    Coordinates of VOC count pixels from 1 and include the last; ``difficult`` objects are ignored as crowds are. Of a turned
-    box the box around it is taken. ``outlines`` are those of ``polygon``, which some tools add. Raises `DataError` if no
-    image of the annotations is found, or a list cannot be read.
+    Coordinates count pixels from 1 and include the last; ``difficult`` objects are crowds. ``outlines`` are those of
+    ``polygon``, which some tools add. Raises `DataError` if no image is found, or a list cannot be read.
     """
     files, lost = _pair_files(root)
     images, splits = sorted(files), ObjectSplits(root, outlines=outlines)

@@ -249,8 +249,7 @@ def find_yolo_texts(root: Path) -> Read | None:
 def read_yolo(layout: YoloLayout, *, outlines: bool = False) -> RawData:
     """Reads the objects of data in YOLO's format. An image without a text file has no objects.
 
-    Of a polygon the box is taken, and with ``outlines`` the polygon, too. A test split without any text file has no labels.
-    Raises `DataError` if no image of a training or validation split has a text file, or boxes are in another convention.
+    With ``outlines`` they keep their polygons. A test split without text files has no labels; another one is a `DataError`.
     """
     splits, files = ObjectSplits(layout.base, outlines=outlines), NamedFiles(layout.base)
     unlabelled: dict[str, RawSplit] = {}
@@ -291,22 +290,20 @@ def _make_key(image: Path | str, base: Path) -> str:
 def _explain_missing(layout: YoloLayout, split: str, images: Sequence[Path]) -> DataError:
     """The error for a split without any text file; it names those beside the images."""
     wanted = find_labels(images[0])
-    beside = [path for image in images if os.path.isfile(path := image.with_suffix(".txt"))]
     what = f"none of the {len(images):,} images of the split {split} in {layout.path} has a text file, e.g. {wanted}"
-    if beside:
+    if beside := [path for image in images if os.path.isfile(path := image.with_suffix(".txt"))]:
         what += f"; {len(beside):,} text files lie beside the images, e.g. {beside[0].name}"
         return DataError(what, f"move them to {wanted.parent}")
     return DataError(what, "put a text file there for each image, an empty one for an image without objects")
 
 
 def _read_file(path: str, layout: YoloLayout, size: Size, objects: ObjectList) -> list[Box]:
-    found: list[Box] = []
+    found, lines = [], []
     where = _make_key(path, layout.base)
     try:
         lines = read_lines(path, "check the file")
     except DataError as error:
         objects.reject(where, error.what)
-        return found
     for line in lines:
         with objects.rejecting(f"{where}, the line {line!r:.60}"):
             found.append(_read_line(line, size, layout, objects.outlines))
