@@ -26,24 +26,16 @@ if TYPE_CHECKING:
     from vitrail.models.vit import ViT as ViT
     from vitrail.models.vit import ViTConfig as ViTConfig
 
-_HOMES = {
-    "AttentionGrid": "attention",
-    "AttentionRecord": "attention",
-    "Backbone": "backbone",
-    "device_of": "backbone",
-    "Config": "config",
-    "Cost": "known",
-    "ARCHITECTURES": "family",
-    "MODELS": "family",
-    "configure": "family",
-    "cost_of": "family",
-    "create_backbone": "family",
-    "sketch": "family",
-    "Patches": "layers",
-    "Tokens": "layers",
-    "ViT": "vit",
-    "ViTConfig": "vit",
+_NAMES = {
+    "attention": ("AttentionGrid", "AttentionRecord"),
+    "backbone": ("Backbone", "device_of"),
+    "config": ("Config",),
+    "family": ("ARCHITECTURES", "MODELS", "configure", "cost_of", "create_backbone", "sketch"),
+    "known": ("Cost",),
+    "layers": ("Patches", "Tokens"),
+    "vit": ("ViT", "ViTConfig"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

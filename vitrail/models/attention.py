@@ -37,8 +37,7 @@ class AttentionRecord:
     Args:
         split: recomputes q (B, H, Q, E), k and v (B, H, K, E) from the input of the layer, the only stored tensor.
         output: output of the attention, (B, H, Q', E), in the autograd graph; Q' < Q if only the first queries are needed.
-        bias: returns the bias of queries (B, H, R, E), given their row indices: (B or 1, H, R, K), added to the scaled
-            logits.
+        bias: maps queries (B, H, R, E) and their rows to what is added to the scaled logits: (B or 1, H, R, K).
     """
 
     def __init__(
@@ -161,11 +160,8 @@ class GridWindows(NamedTuple):
     @classmethod
     def over(cls, prefix: int, grid: tuple[int, int], longest: int) -> GridWindows:
         """Returns as few windows as possible of at most ``longest`` patches a side, all of one size, as small as possible."""
-        counts = grid_of(grid, (longest, longest))
-        rows, columns = (opaque(count, 1) for count in counts) if torch.compiler.is_exporting() else counts
-        height, width = grid_of(grid, (rows, columns))
-        if torch.compiler.is_exporting():
-            height, width = opaque(height, 1), opaque(width, 1)
+        rows, columns = (opaque(count, 1) for count in grid_of(grid, (longest, longest)))
+        height, width = (opaque(length, 1) for length in grid_of(grid, (rows, columns)))
         return cls(prefix, grid, rows, columns, height, width)
 
     @property
@@ -221,10 +217,10 @@ class GridWindows(NamedTuple):
 
 
 def opaque(length: Any, least: int) -> Any:
-    """Returns a length as an independent symbol of at least ``least`` in a graph with dynamic size. As expressions of the image
-    size, the lengths of windows would grow with each stage, and tracing would take several times as long.
+    """Returns a length as an independent symbol of at least ``least`` in a graph that is exported with dynamic size. As
+    expressions of the image size, lengths of windows would grow with each stage, and tracing would take several times as long.
     """
-    if isinstance(length, int):
+    if isinstance(length, int) or not torch.compiler.is_exporting():
         return length
     number = torch.scalar_tensor(length, dtype=torch.int64).item()
     check(number >= least)

@@ -309,13 +309,9 @@ class BEiT(Backbone):
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: BEiTConfig, new: BEiTConfig) -> dict[str, Tensor]:
-        def fit(name: str, table: Tensor) -> Tensor:
-            if not name.endswith("relative_position_bias_table"):
-                return table
-            return resize_bias(table[None], old.grid, new.grid, new.bias_resize)[0]
-
-        fitted = {name: fit(name, table) for name, table in tensors.items()}
-        return positions.resize_tables(fitted, old.grid, new.grid, prefix=1, rule=new.position_resize)
+        tables = {name: table for name, table in tensors.items() if name.endswith("relative_position_bias_table")}
+        fit = {name: resize_bias(t[None], old.grid, new.grid, new.bias_resize)[0] for name, t in tables.items()}
+        return positions.resize_tables({**tensors, **fit}, old.grid, new.grid, prefix=1, rule=new.position_resize)
 
 
 @fills

@@ -227,6 +227,10 @@ class StagedConfig(Config):
         height, width = self.patch_size
         return [(height << stage, width << stage) for stage in range(len(self.depths))]
 
+    def _check_heads(self, heads: Stages) -> None:
+        divide = all(width % count == 0 for width, count in zip(self.widths, heads))
+        self._check("heads", divide, f"in each stage a divisor of its width, widths={self.widths}")
+
     @property
     def width(self) -> int:
         return self.widths[-1]

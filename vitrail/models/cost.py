@@ -80,10 +80,8 @@ def step_operations(
     backward: Callable[[Any, Sequence[Tensor]], object] | None = None,
 ) -> int:
     """Returns the operations of the forward and the backward pass of ``objective``: what a training step really executes, without
-    those of layers that are frozen or not needed.
-
-    Attention counts as its matrix products, each once, even where a fused kernel computes some of them again. The optimiser is
-    not counted.
+    those of layers that are frozen or not needed. Attention counts as its matrix products, each once, even where a fused kernel
+    computes some of them again. The optimiser is not counted.
 
     Args:
         inputs: of the forward pass, whose first output is the loss; only their shapes and types matter.

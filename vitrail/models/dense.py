@@ -81,12 +81,7 @@ class ScaledMaps(nn.Module):
 
 
 class SimplePyramid(nn.Module):
-    """The simple feature pyramid of ViTDet (Li et al. 2022, section 3): `ScaledMaps` brought to one width.
-
-    Args:
-        inputs, cell, levels: those of `ScaledMaps`.
-        width: width of the results.
-    """
+    """The simple feature pyramid of ViTDet (Li et al. 2022, section 3): `ScaledMaps` brought to one width."""
 
     def __init__(self, inputs: int, cell: tuple[int, int], levels: Sequence[int], width: int) -> None:
         super().__init__()
@@ -211,12 +206,7 @@ class LastLayer(Conv):
 
 
 class LinearHead(nn.Module):
-    """A linear layer on each cell of the last map.
-
-    Args:
-        width: of that map.
-        classes: number of outputs.
-    """
+    """A linear layer on each cell of the last map."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -65,11 +64,6 @@ def translate_model(name: str) -> str | None:
     return None
 
 
-def explain_field(name: str, known: Collection[str]) -> str | None:
-    """Returns what to write for a field as timm or Hugging Face call it; None if it has no counterpart among ``known``."""
-    return f"it is called {FIELDS[name]!r} here" if FIELDS.get(name) in known else None
-
-
 MODELS: dict[str, Config] = {
     **VITS,
     **DEITS,
@@ -98,13 +92,9 @@ ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config
 
 
 def configure(model: str | Config, **changes: Any) -> Config:
-    """Returns the config of a model name, or a given config, with changed fields.
+    """Returns the config of a model name, or a given config, with changed fields such as ``image_size=384`` or ``drop_path=0.1``.
 
-    Args:
-        changes: fields of the architecture's config, such as ``image_size=384``, ``in_channels=5`` or ``drop_path=0.1``.
-
-    Raises:
-        ConfigError: the model or field is unknown (lists the nearest names), or a value is invalid.
+    Raises `ConfigError` for an unknown model or field, with the nearest names, and for an invalid value.
     """
     if isinstance(model, str) and model not in MODELS:
         ours = translate_model(model)
@@ -113,8 +103,8 @@ def configure(model: str | Config, **changes: Any) -> Config:
     config = MODELS[model] if isinstance(model, str) else model
     known = [field.name for field in fields(config)]
     for name in changes:
-        if name not in known and (remedy := explain_field(name, known)):
-            raise ConfigError(f"{config.about} has no field {name!r}", remedy)
+        if name not in known and FIELDS.get(name) in known:
+            raise ConfigError(f"{config.about} has no field {name!r}", f"it is called {FIELDS[name]!r} here")
     return changed(config, **changes)
 
 

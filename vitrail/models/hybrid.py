@@ -29,9 +29,7 @@ class Shape(NamedTuple):
 
 
 def shapes(depths: Sequence[int], stem_width: int) -> Iterator[list[Shape]]:
-    """Returns the shapes of the blocks of each stage. The first block of a stage changes the width, and halves all maps but
-    that of the stem.
-    """
+    """Returns the shapes of the blocks of each stage; its first block changes the width, and halves all maps but the stem's."""
     inputs = stem_width
     for stage, depth in enumerate(depths):
         outputs = 4 * stem_width * 2**stage

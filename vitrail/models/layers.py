@@ -150,12 +150,7 @@ class Conv(nn.Conv2d):
     def apply_kernel(self, x: Tensor, weight: Tensor, gelu: str | None = None) -> Tensor:
         """Convolves with another kernel of the same shape."""
         dtype = working_dtype(x, self.weight)
-        window: dict[str, Any] = {
-            "stride": self.stride,
-            "padding": self.padding,
-            "dilation": self.dilation,
-            "groups": self.groups,
-        }
+        window: dict[str, Any] = {name: getattr(self, name) for name in ("stride", "padding", "dilation", "groups")}
         with by_hand(x):
             x = x.to(dtype)
             bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -177,9 +172,8 @@ def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> 
         if not torch.compiler.is_exporting():
             return images
         # exported graphs cannot raise; they fail to reshape other sizes
-        return images.reshape(
-            *images.shape[:2], *(length // patch * patch for length, patch in zip(images.shape[2:], patch_size))
-        )
+        whole = (length // patch * patch for length, patch in zip(images.shape[2:], patch_size))
+        return images.reshape(*images.shape[:2], *whole)
     whole = (count * patch for count, patch in zip(grid_of(images.shape[2:], patch_size), patch_size))
     below, right = (full - length for full, length in zip(whole, images.shape[2:]))
     fills = torch.compiler.is_compiling() or below or right  # the same graph for all sizes
@@ -249,9 +243,8 @@ def add_branch(
 
     Args:
         x: (B, T, D), or (B, ..., D) without ``queries``.
-        skip: run the branch on the kept samples only, instead of masking its output. The number of dropped samples is B drop,
-            rounded up or down at random, so that each sample is dropped with probability ``drop`` exactly. The default is
-            `skips_work`.
+        skip: run the branch on the kept samples only, instead of masking its output, by default if `skips_work`. B drop samples
+            are dropped, rounded up or down at random, so that each is dropped with probability ``drop`` exactly.
         queries: number Q of tokens that the branch returns; the result is then (B, Q, D).
     """
     if drop == 0:
@@ -335,12 +328,8 @@ class Head(Dense):
 
 
 def standardise(weight: Tensor, rule: str) -> Tensor:
-    """Standardises the kernel (D, C, P, Q) of each output to mean 0 and std 1, in at least fp32 (Qiao et al. 2019).
-
-    It is computed as a layer norm over each kernel, which is several times faster on a CPU than separate mean and variance.
-
-    Args:
-        rule: one of `STANDARDISATIONS`.
+    """Standardises the kernel (D, C, P, Q) of each output to mean 0 and std 1 by one of `STANDARDISATIONS`, in at least fp32
+    (Qiao et al. 2019): as a layer norm over each kernel, several times faster on a CPU than separate mean and variance.
     """
     eps, where = STANDARDISATIONS[rule]
     kernels = weight.flatten(1).to(torch.promote_types(weight.dtype, torch.float32))  # (D, C P Q)

@@ -39,12 +39,8 @@ def table_shapes(config: Any) -> dict[str, tuple[int, ...]]:
 def embeddings(
     config: Any, parameters: Mapping[str, Tensor], table: int, grid: Grid, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Returns the positions of the prefix tokens, (1, P, D), and of the patches of ``grid``, (1, h w, D).
-
-    Args:
-        parameters: those of `table_shapes`; others are ignored.
-        table: index of the table, below L.
-        device: device for sines, which are not cached.
+    """Returns the positions of the prefix tokens, (1, P, D), and of the patches of ``grid``, (1, h w, D), from one of the tables
+    of `table_shapes`, or as sines on the ``device``.
     """
     prefix = config.prefix_slots
     nowhere = torch.zeros(1, len(config.prefix), config.width, device=device)
@@ -135,13 +131,9 @@ def take(places: Tensor, ids: Tensor | None) -> Tensor:
 
 
 def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix: int, rule: str) -> dict[str, Tensor]:
-    """Resizes the parameters of `table_shapes` to another grid; other parameters are not changed.
+    """Resizes the parameters of `table_shapes` to another grid by one of `RESIZES`; other parameters are not changed.
 
-    Prefix slots are not changed (paper, section 3.2). Tables of relative offsets are resized linearly.
-
-    Args:
-        prefix: number of slots before the patches.
-        rule: one of `RESIZES`.
+    The first ``prefix`` slots are not changed (paper, section 3.2). Tables of relative offsets are resized linearly.
     """
 
     def fit(name: str, table: Tensor) -> Tensor:

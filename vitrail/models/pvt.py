@@ -71,8 +71,7 @@ class PyramidConfig(StagedConfig):
     attention_dropout: Share = 0.0
 
     def _check_together(self) -> None:
-        divide = all(width % heads == 0 for width, heads in zip(self.widths, self.heads))
-        self._check("heads", divide, f"in each stage a divisor of its width, widths={self.widths}")
+        self._check_heads(self.heads)
 
     def grids(self, size: Sequence[int]) -> list[Grid]:
         """Returns rows and columns of the map of each stage for an image of ``size`` (height, width) in pixels."""

@@ -216,9 +216,8 @@ class Positions(NamedTuple):
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
         """Returns the scaled relative logits q_o r^q_{p - o} + k_p r^k_{p - o}: (B, L, A, T, T)."""
-        logits = torch.einsum("blaoe,ope->blaop", q, self.of_queries) + torch.einsum(
-            "blape,ope->blaop", k, self.of_keys
-        )
+        logits = torch.einsum("blaoe,ope->blaop", q, self.of_queries)
+        logits = logits + torch.einsum("blape,ope->blaop", k, self.of_keys)
         return logits * q.shape[-1] ** -0.5
 
     def values(self, weights: Tensor) -> Tensor:
@@ -423,24 +422,14 @@ class AxialResNet(BottleneckNet):
         with torch.device("meta"):
             shapes = {name: tensor.shape for name, tensor in cls(new).state_dict().items()}
 
-        def fit(name: str, table: Tensor) -> Tensor:
-            if not name.endswith(".relative"):
-                return table
-            return resize(table[None], (1, len(table)), (1, shapes[name][0]), "paper")[0]
-
-        return {name: fit(name, tensor) for name, tensor in tensors.items()}
+        tables = {name: table for name, table in tensors.items() if name.endswith(".relative")}
+        fit = {name: resize(t[None], (1, len(t)), (1, shapes[name][0]), "paper")[0] for name, t in tables.items()}
+        return {**tensors, **fit}
 
 
 @fills
 def initialise(model: nn.Module, config: BottleneckConfig) -> None:
-    """Initialises every parameter with torch's default generator, as BiT in big_vision.
-
-    | parameter | initial value |
-    |-|-|
-    | kernels | LeCun normal, std sqrt(1 / inputs), corrected for truncation at 2 sigma |
-    | group norm | 1 and 0 |
-    | head | weight 0, bias ``head_bias`` |
-    """
+    """Initialises every parameter as BiT in big_vision: kernels LeCun normal, group norm 1 and 0, head 0 and ``head_bias``."""
     for name, parameter in model.named_parameters():
         if name.startswith("head"):
             parameter.fill_(config.head_bias if name.endswith("bias") else 0)

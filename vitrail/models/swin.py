@@ -71,8 +71,7 @@ class SwinConfig(StagedConfig):
     attention_dropout: Share = 0.0
 
     def _check_together(self) -> None:
-        divides = all(width % heads == 0 for width, heads in zip(self.widths, self.heads))
-        self._check("heads", divides, f"in each stage a divisor of its width, {', '.join(map(str, self.widths))}")
+        self._check_heads(self.heads)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -81,7 +80,6 @@ class SwinConfig(StagedConfig):
 
 
 def _swin(width: int, third: int, heads: int, size: int = 224, window: int = 7) -> SwinConfig:
-    """Returns the depth of the third stage and the heads of the first."""
     by_stage = (heads, 2 * heads, 4 * heads, 8 * heads)
     return SwinConfig(width=width, depths=(2, 2, third, 2), heads=by_stage, image_size=(size, size), window=window)
 

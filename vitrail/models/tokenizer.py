@@ -175,15 +175,7 @@ class Tokenizer(nn.Module):
 
 @fills
 def _initialise(model: Tokenizer) -> None:
-    """Initialises every parameter in place.
-
-    | parameter | initial value |
-    |-|-|
-    | last layer of each block | 0 |
-    | kernels, other dense layers, patch projection | LeCun normal |
-    | layer norm | 1 and 0 |
-    | other biases | 0 |
-    """
+    """Initialises every parameter: last layer of each block 0, other matrices LeCun normal, norms 1 and 0, other biases 0."""
     for name, parameter in model.named_parameters():
         # initially, a code is a projection of its patch only; with random blocks fewer codes are used
         if name.endswith(".proj.weight") and name.startswith("blocks."):

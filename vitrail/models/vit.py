@@ -16,15 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import (
-    EVERYWHERE,
-    Attention,
-    Context,
-    GridWindows,
-    OnAttention,
-    Relative,
-    attend,
-)
+from vitrail.models.attention import EVERYWHERE, Attention, Context, GridWindows, OnAttention, Relative, attend
 from vitrail.models.backbone import Backbone, last
 from vitrail.models.config import (
     GROUPS,
@@ -254,7 +246,7 @@ class Heads(nn.ModuleDict):
 
 
 class ViT(Backbone):
-    """The paper's backbone, optionally with DeiT's distillation token or registers."""
+    """The paper's backbone: patches, prefix tokens and positions, blocks, norm, pooling and head."""
 
     config: ViTConfig
 
@@ -387,18 +379,16 @@ class ViT(Backbone):
         """Pools tokens (B, T, D) to (B, D), y of equation (4); to (B, P D) if each prefix token has a head, or (B, 2 D) for the
         class token and the mean.
         """
-        x, pool = tokens.x, self.config.pool
+        x = tokens.x
         if self.attn_pool is not None:
             return self.attn_pool(x)
         if self._reads is not None:
             return x[:, : self._reads].flatten(1)
         mean = x[:, self.leading :].mean(1)
-        return self.fc_norm(mean) if pool == "gap" else torch.cat([x[:, 0], mean], 1)
+        return self.fc_norm(mean) if self.config.pool == "gap" else torch.cat([x[:, 0], mean], 1)
 
     def pooling_shares(self, tokens: int) -> Tensor:
-        """Returns the weights of the tokens in `pool`, (T,). For attention pooling, whose weights depend on the image, the mean
-        of the patches.
-        """
+        """Returns the weights of the tokens in `pool`, (T,); for attention pooling, which depends on the image, the mean."""
         shares = super().pooling_shares(tokens)
         if self.config.pool == "cls+gap":
             shares[0] = 1
