@@ -251,12 +251,16 @@ def start(out: Path) -> ForkServerProcess:
 def kill_at_work(worker: ForkServerProcess, out: Path, pause: float) -> None:
     """Kills a worker so many seconds after it or another one took a trial, unless it has ended because there is none left."""
     plan, _ = read_plan(out)
-    claims, numbers = Claims(out / "claims"), [number_of(trial) for trial in plan.foreseen()]
-    while worker.is_alive() and all(map(claims.take, numbers)):
-        for number in numbers:
+    claims = Claims(out / "claims")
+
+    def is_taken(number: int) -> bool:
+        is_free = claims.take(number)
+        if is_free:
             claims.release(number)
+        return not is_free
+
+    while worker.is_alive() and not any(is_taken(number_of(trial)) for trial in plan.foreseen()):
         time.sleep(0.02)
-    claims.close()
     time.sleep(pause)
     worker.kill()
     worker.join()
