@@ -21,8 +21,7 @@ PASSING = "locks, leases and messages of running processes"
 
 # by a kind of `write_kinds`, or by the reason: file:function
 KNOWN = {
-    "native": "weights/native.py:save_model weights/native.py:set_temperature",
-    "tokenizer": "weights/tokenizers.py:save_tokenizer",
+    "native": "weights/native.py:write_folder weights/native.py:save_model weights/native.py:set_temperature",
     "timm": "verbs/convert/layouts.py:write_layout",
     "a.npz": "weights/google.py:to_npz",
     "graph.onnx": "weights/onnx/__init__.py:seal_onnx",
@@ -30,8 +29,8 @@ KNOWN = {
         verbs/export/files.py:write_export verbs/export/files.py:_write_graph verbs/export/files.py:_add_figures""",
     "run": """runs/folder.py:write_config runs/folder.py:write_status runs/folder.py:start_metrics
         runs/folder.py:_write_sizes runs/folder.py:write_timing
-        training/fingerprint.py:record_or_check training/fingerprint.py:_write_stamps data/sources/bad_images.py:_write
-        data/sources/bad_images.py:_continue_file runs/checkpoint.py:save runs/checkpoint.py:publish""",
+        training/fingerprint.py:record_or_check training/fingerprint.py:_write_stamps data/sources/bad_images.py:__init__
+        data/sources/bad_images.py:__call__ runs/checkpoint.py:save runs/checkpoint.py:publish""",
     "checkpoint of ranks": "runs/checkpoint.py:_write_parts runs/tensor_shards.py:write_shards",
     "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:recall_plan
         data/sources/mask_values.py:measure_masks
@@ -43,7 +42,7 @@ KNOWN = {
         inference/parts/compute.py:write_part""",
     "parts, npy": "inference/parts/compute.py:_write_array",
     "shards": """shards/tar.py:write_archive shards/index.py:write_index shards/index.py:find_index
-        shards/index.py:_hash_and_sync shards/cache.py:_download verbs/data/__init__.py:shard_data
+        shards/cache.py:_download verbs/data/__init__.py:shard_data
         verbs/data/shards.py:write_shards
         verbs/data/shards.py:_write_found""",
     "cached features": "inference/features.py:keep",
