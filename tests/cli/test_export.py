@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.exports.comparison.SECONDS", 0.01)
+    monkeypatch.setattr("vitrail.verbs.export.parity.SECONDS", 0.01)
 
 
 @pytest.mark.slow

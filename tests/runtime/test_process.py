@@ -118,7 +118,7 @@ def test_a_verb_leaves_threads_malloc_and_generators_as_they_were(verb, data, tm
         opened.append(name)
         return load(name, *arguments, **options)
 
-    monkeypatch.setattr("vitrail.exports.comparison.SECONDS", 0.01)
+    monkeypatch.setattr("vitrail.verbs.export.parity.SECONDS", 0.01)
     if "cost" in verb:
         monkeypatch.setattr("vitrail.verbs.inspect.measurements.measure_cost", lambda *_: [])
     monkeypatch.setattr(ctypes, "CDLL", record)

@@ -25,7 +25,8 @@ from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
 from vitrail.models import Backbone, Tokens
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.verbs.export import export, files
-from vitrail.verbs.export.files import Exported, Tolerances, open_source
+from vitrail.verbs.export.files import Exported
+from vitrail.verbs.export.parity import Tolerances, open_source
 from vitrail.weights.native import save_model
 
 CLASSES = ("ant", "bee", "cat")
@@ -79,7 +80,7 @@ def honest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are read without a process that tries them first, of which `tests.weights` has the proof."""
     monkeypatch.setattr("vitrail.weights.onnx.try_out", lambda *given: None)
     monkeypatch.setattr(files, "to_onnx", writer())
-    monkeypatch.setattr("vitrail.exports.comparison.SECONDS", 0.01)
+    monkeypatch.setattr("vitrail.verbs.export.parity.SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ def test_accuracy_that_is_no_number_is_not_allowed():
         Tolerances(exact=False).check({**LESS, "metric": "map", "map_before": 0.5, "map_after": float("nan")})
 
 
-@pytest.mark.parametrize("place", ["to_onnx", "Proof", "_add_figures"])
+@pytest.mark.parametrize("place", ["to_onnx", "ParityCheck", "_add_figures"])
 def test_ctrl_c_and_a_full_disk_leave_nothing(model, tmp_path, monkeypatch, place):
     for error, raised in ((KeyboardInterrupt(), KeyboardInterrupt), (OSError(errno.ENOSPC, "no space"), DiskError)):
 

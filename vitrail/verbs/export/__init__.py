@@ -62,7 +62,8 @@ def export(
         DiskError: the disk is full or cannot be written.
     """
     from vitrail.inference.options import InferenceOptions
-    from vitrail.verbs.export.files import LAYOUTS, ExportOptions, Tolerances, write_export
+    from vitrail.verbs.export.files import LAYOUTS, ExportOptions, write_export
+    from vitrail.verbs.export.parity import Tolerances
 
     reading = InferenceOptions(
         **options.parse_weights(given, size), max_bad=parse_fraction(max_bad), quiet=given["quiet"]

@@ -9,7 +9,10 @@ import torch
 
 from tests.models.tiny import QUICK, TINY
 from vitrail.errors import CheckpointError
-from vitrail.exports.comparison import (
+from vitrail.models import create_backbone
+from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.tasks.task import largest_difference
+from vitrail.verbs.export.parity import (
     BATCHES,
     choose_sizes,
     compare,
@@ -17,9 +20,6 @@ from vitrail.exports.comparison import (
     measure_speeds,
     scale_pictures,
 )
-from vitrail.models import create_backbone
-from vitrail.tasks.classification.classifier import create_classifier
-from vitrail.tasks.task import largest_difference
 
 LOGITS = torch.tensor([[3.0, 1.0, -4.0], [0.5, 2.0, 1.0]])
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
