@@ -28,12 +28,12 @@ def measure(data: str, out: Path, **how: Any) -> dict[str, float]:
     started, busy = time.perf_counter(), time.process_time()
     result = vitrail.train(data, out=out, **how)
     seconds, busy = time.perf_counter() - started, time.process_time() - busy
-    judged = vitrail.evaluate(result.folder, data)
+    evaluated = vitrail.evaluate(result.folder, data)
     laps = [json.loads(line) for line in (result.folder / "timing.jsonl").read_text().splitlines()]
     logged = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     rates = [lap["images_per_second"] for lap in laps if "images_per_second" in lap]
     last = [record for record in logged if "loss" in record][-1]
-    taken = {name: judged.figures[name] for name in ("top1", "top5", "nll", "ece") if name in judged.figures}
+    taken = {name: evaluated.figures[name] for name in ("top1", "top5", "nll", "ece") if name in evaluated.figures}
     return {
         **taken,
         "steps": last["step"],

@@ -1,7 +1,7 @@
 """What a teacher is worth: a small DeiT on CIFAR-10 with and without the answers of a BiT ResNet, for the same steps.
 
 The teacher is trained on the same 20,000 images. Students differ in nothing but their loss: both have a class and a distillation
-token, and without a teacher both heads learn from the labels. Each student is judged on the test images and compared with the one
+token, and without a teacher both heads learn from the labels. Each student is evaluated on the test images and compared with that
 without a teacher of the same seed. Runs are kept under --out: the same command goes on where it stopped, and ends with the table.
 
     python benchmarks/distillation.py CIFAR10 --out runs/distillation [--seeds 0 1 2] [--steps 700]
@@ -52,10 +52,10 @@ def taught(study: Study, kind: str, seed: int, steps: int, teacher: Path) -> np.
         quiet=True,
         **how,
     )
-    return judged(study, run.folder)
+    return evaluated(study, run.folder)
 
 
-def judged(study: Study, model: Path) -> np.ndarray:
+def evaluated(study: Study, model: Path) -> np.ndarray:
     data = Splits(test=study.test, classes=study.test.classes)
     found = vitrail.evaluate(model, data, batch=250, quiet=True, log=lambda line: None)
     return found.metric.right
@@ -79,7 +79,7 @@ def main() -> None:
         out=asked.out / "teacher",
         quiet=True,
     ).folder
-    right = {"teacher": study.cell("teacher", lambda: judged(study, teacher))[None]}
+    right = {"teacher": study.cell("teacher", lambda: evaluated(study, teacher))[None]}
     for kind in KINDS:
         cells = [
             study.cell(

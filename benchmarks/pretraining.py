@@ -1,6 +1,6 @@
-"""What learning without labels is worth: one small ViT, every objective for the same training FLOPs, judged three ways.
+"""What learning without labels is worth: one small ViT, every objective for the same training FLOPs, evaluated three ways.
 
-Of 20,000 images each objective makes an encoder; nearest neighbours and a linear classifier on its frozen features are judged on
+Of 20,000 images each objective makes an encoder; nearest neighbours and a linear classifier on its frozen features are tested on
 the test images, beside those of a random network. Then it is fine-tuned on a few labels, beside the same network trained on them
 from scratch for as many FLOPs as pre-training and fine-tuning took together. BEiT pays for its tokenizer, MoCo for its momentum
 encoder. Every cell is kept under --out: the same command goes on where it stopped, and ends with the table of all cells there.
@@ -180,8 +180,8 @@ class Study:
             **start,
         )
         data = Splits(test=self.test, classes=self.test.classes)
-        judged = vitrail.evaluate(run.folder, data, batch=250, quiet=True, log=_silent)
-        return judged.metric.right
+        evaluated = vitrail.evaluate(run.folder, data, batch=250, quiet=True, log=_silent)
+        return evaluated.metric.right
 
     def run(self, seeds: list[int], objectives: list[str], labels: tuple[int, ...]) -> None:
         """All cells of these seeds and objectives."""

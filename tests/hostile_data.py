@@ -19,7 +19,7 @@ from tests.data.sources import layouts
 from vitrail.config.parse import read_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
-from vitrail.files import write_sealed
+from vitrail.files import write_checksummed
 from vitrail.inference.parts.folder import Plan, verify_parts
 from vitrail.studies.design import read_study
 from vitrail.verbs.data import shard_data
@@ -179,7 +179,7 @@ def tar(label: bytes, kind: str = "cls") -> Make:
 
 
 def index(change: Callable[[dict[str, Any], Path], None]) -> Make:
-    """An index whose catalogue was changed and sealed again."""
+    """An index whose catalogue was changed and checksummed again."""
 
     def make(folder: Path) -> Callable[[], Any]:
         for name in ("cat", "dog"):
@@ -188,7 +188,7 @@ def index(change: Callable[[dict[str, Any], Path], None]) -> Make:
         path = folder / "shards" / "index" / "index.json"
         described = json.loads(path.read_text())
         change(described, path.parent)
-        write_sealed(path, described)
+        write_checksummed(path, described)
         return lambda: check(folder / "shards")
 
     return make
@@ -222,11 +222,11 @@ def parts(record: Mapping[str, Any] | None = None, **changes: Any) -> Make:
             "verb": "predict", "model": "m", "inputs": "i", "images": 4, "part_size": 2, "format": "jsonl",
             "columns": {}, "width": 0, "settings": {},
         }  # fmt: skip
-        write_sealed(folder / "_plan.json", {"format_version": 1, "plan": {**plan, **changes}, "about": {}})
+        write_checksummed(folder / "_plan.json", {"format_version": 1, "plan": {**plan, **changes}, "about": {}})
         if record is not None:
             facts = {"part": 0, "plan": Plan(**plan).digest, "images": 2, "unreadable": 0, "rows": 2}
             (folder / "_records").mkdir()
-            write_sealed(folder / "_records" / "0000000.json", {**facts, **record})
+            write_checksummed(folder / "_records" / "0000000.json", {**facts, **record})
         return lambda: verify_parts(folder, quiet=True)
 
     return make

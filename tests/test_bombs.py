@@ -1,4 +1,4 @@
-"""Inputs of less than 100 kB from strangers are refused in words, for little memory and work, and reach nothing elsewhere."""
+"""Inputs of less than 100 kB from untrusted sources are refused, for little memory and work, and reach nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from vitrail.errors import VitrailError
 from vitrail.shards import index
 from vitrail.shards.index import find_index
 
-MOST_BYTES = 50e6  # of memory, beside what is there before
-MOST_CALLS = 500_000  # of functions, in Python and in C
+MAX_BYTES = 50e6  # of memory, beside what is there before
+MAX_CALLS = 500_000  # of functions, in Python and in C
 ROWS = [(name, *row) for name, row in (BOMBS | PATHS).items()]
 
 
@@ -59,7 +59,7 @@ def test_a_small_hostile_input_is_refused_at_once(
     assert type(error) is kind, repr(error)
     assert any(word in str(error) for word in words.split("|")), error
     assert len(str(error)) < 2_000
-    assert peak < MOST_BYTES and calls < MOST_CALLS, (peak, calls)
+    assert peak < MAX_BYTES and calls < MAX_CALLS, (peak, calls)
     assert list_files(tmp_path).items() >= before.items()
     assert {path.relative_to(tmp_path).parts[0] for path in list_files(tmp_path)} == {"outside", "given"}
 

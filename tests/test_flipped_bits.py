@@ -29,7 +29,7 @@ def damage(content: bytes, way: str, chance: random.Random) -> tuple[bytes, int]
     return content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :], place
 
 
-def judge(kind: Kind, file: Path, expected: Any, said: list[str], chance: random.Random) -> str:
+def evaluate(kind: Kind, file: Path, expected: Any, said: list[str], chance: random.Random) -> str:
     """What becomes of one damage: "refused", "named", "harmless", or how it is silent or a fault of vitrail."""
     (way,) = chance.choices(list(WAYS), list(WAYS.values()))
     before, lines = {path: path.read_bytes() for path in kind.files}, []
@@ -59,7 +59,7 @@ def count_outcomes(damages: int, place: Path, *, exports: bool, seed: int = 0) -
         said: list[str] = []
         expected = kind.read(said.append)
         for file in kind.files:
-            counts = Counter(judge(kind, file, expected, said, chance) for _ in range(each))
+            counts = Counter(evaluate(kind, file, expected, said, chance) for _ in range(each))
             outcomes[f"{kind.name}: {file.name}"] = counts
     return outcomes
 

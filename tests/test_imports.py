@@ -64,7 +64,7 @@ LIGHT = {
     },
     "with torch": {
         "import vitrail.reports.classification": {"matplotlib", "sklearn"},
-        "import vitrail.weights, vitrail.inference.outputs, vitrail.reports.judged_run": {
+        "import vitrail.weights, vitrail.inference.outputs, vitrail.reports.evaluated_run": {
             "onnx",
             "onnxruntime",
             "rich",

@@ -116,9 +116,9 @@ def test_predictions_in_memory_are_a_list_and_the_same_table(model, photos):
 
 
 def test_an_evaluation_is_a_table_of_its_figures_with_intervals(model, photos):
-    judged = vitrail.evaluate(model, photos, max_bad=1.0, quiet=True, log=silent)
-    figures = judged.figures
-    first, second = frames(judged)
+    evaluated = vitrail.evaluate(model, photos, max_bad=1.0, quiet=True, log=silent)
+    figures = evaluated.figures
+    first, second = frames(evaluated)
     assert first == second
     assert first[0] == {
         "metric": "top1",
@@ -127,9 +127,9 @@ def test_an_evaluation_is_a_table_of_its_figures_with_intervals(model, photos):
         "high": figures["top1_high"],
     }
     assert {row["metric"] for row in first} == figures.keys() - {"top1_low", "top1_high"}
-    assert judged.to_dict() == {"split": "train", **figures}
-    assert repr(judged).startswith(f"EvaluationResult(split=train, top1={figures['top1']:.4f}, ")
-    assert f"{figures['top1_low']:.4f} to {figures['top1_high']:.4f}" in Elements(judged._repr_html_()).words
+    assert evaluated.to_dict() == {"split": "train", **figures}
+    assert repr(evaluated).startswith(f"EvaluationResult(split=train, top1={figures['top1']:.4f}, ")
+    assert f"{figures['top1_low']:.4f} to {figures['top1_high']:.4f}" in Elements(evaluated._repr_html_()).words
 
 
 def test_lists_of_models_settings_and_data_are_tables(photos):

@@ -34,7 +34,7 @@ DIRECT = {
         "zipfile.ZipFile": "the directory, in a process with limited memory and time",
     },
     "data/sources/labels.py": {"csv.reader": "one cell of a table, whose line is limited"},
-    "runs/checkpoint.py": {"json.loads": "a file whose SHA-256 is in the sealed manifest"},
+    "runs/checkpoint.py": {"json.loads": "a file whose SHA-256 is in the checksummed manifest"},
     "training/fingerprint.py": {"np.load": "a file whose SHA-256 is compared before"},
     "data/decoded_cache.py": {"np.load": "a file of the cache, mapped; its size was compared"},
     "verbs/export/files.py": {"zipfile.ZipFile": "the archive that was exported just now"},

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.errors import DiskError, InUseError
-from vitrail.work import MOST_DEATHS, MOST_FAILURES, Attempts, Claims, Tries, work_through
+from vitrail.work import MAX_DEATHS, MAX_FAILURES, Attempts, Claims, Tries, work_through
 
 # a worker whose pieces are files: it notes that it begins one, takes a moment, and puts the result in its place
 WORKER = textwrap.dedent(
@@ -117,7 +117,7 @@ def test_three_errors_are_a_failure_by_name(tmp_path: Path) -> None:
     def compute(number: int) -> str:
         raise RuntimeError(f"attempt {number}")
 
-    assert attempt_until_done(tmp_path, compute) == ("failed 3: RuntimeError: attempt 3", MOST_FAILURES + 1)
+    assert attempt_until_done(tmp_path, compute) == ("failed 3: RuntimeError: attempt 3", MAX_FAILURES + 1)
 
 
 def test_an_error_that_does_not_recur_is_not_a_failure(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_an_error_that_does_not_recur_is_not_a_failure(tmp_path: Path) -> None:
 
 def test_many_deaths_are_a_failure(tmp_path: Path) -> None:
     attempts, given_up = Attempts(tmp_path), []
-    attempts._write("piece", Tries(begun=MOST_DEATHS + 1, failures=("ValueError: bad",)))
+    attempts._write("piece", Tries(begun=MAX_DEATHS + 1, failures=("ValueError: bad",)))
     attempts.run("piece", pytest.fail, lambda error, made: given_up.append((error, made)))
     assert given_up == [("its process was killed 20 times", 21)]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.import_graph import PACKAGE, files
 from tests.written_kinds import Kind, list_files, write_kinds
 
-WRITERS = {"replace_file", "write_sealed", "write_bytes", "stage_file", "stage_folder", "save_array", "open_table"}
+WRITERS = {"replace_file", "write_checksummed", "write_bytes", "stage_file", "stage_folder", "save_array", "open_table"}
 WRITERS |= {"write_text", "savez", "savez_compressed", "write_shards", "save_file"}
 LIBRARIES = {"np", "dcp"}  # whose `save` writes a file
 LEFT_OUT = {"files.py"}  # the functions above
@@ -24,7 +24,7 @@ KNOWN = {
     "native": "weights/native.py:write_folder weights/native.py:save_model weights/native.py:set_temperature",
     "timm": "verbs/convert/layouts.py:write_layout",
     "a.npz": "weights/google.py:to_npz",
-    "graph.onnx": "weights/onnx/__init__.py:seal_onnx",
+    "graph.onnx": "weights/onnx/__init__.py:add_checksum_to_onnx",
     "check graph.onnx": """exports/sidecar.py:write_sums exports/graph.py:to_onnx exports/graph.py:to_program
         verbs/export/files.py:write_export verbs/export/files.py:_write_graph verbs/export/files.py:_add_figures""",
     "run": """runs/folder.py:write_config runs/folder.py:write_status runs/folder.py:start_metrics

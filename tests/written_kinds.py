@@ -21,7 +21,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.bad_images import read_bad_images
 from vitrail.data.sources.open import open_data
 from vitrail.exports.sidecar import sums_of, write_sums
-from vitrail.files import read_sealed
+from vitrail.files import read_checksummed
 from vitrail.images.decode import BadImage
 from vitrail.inference.features import FeatureCache, stack_features
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
@@ -35,7 +35,7 @@ from vitrail.verbs.convert import convert
 from vitrail.verbs.export import export
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
-from vitrail.weights.onnx import seal_onnx
+from vitrail.weights.onnx import add_checksum_to_onnx
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
 from vitrail.work import Attempts
 
@@ -90,9 +90,9 @@ def read_run(path: Path) -> Callable[[Say], Any]:
         for damage in folder.find_damage():
             say(damage)
         for name in ("status.json", "split.json"):
-            if read_sealed(path / name) is None:
+            if read_checksummed(path / name) is None:
                 say(f"{name} is damaged")
-        if _read_stamps(folder, read_sealed(path / "split.json") or {}) is None:
+        if _read_stamps(folder, read_checksummed(path / "split.json") or {}) is None:
             say("stamps.npz is damaged")
         saved = checkpoint.load_newest(folder.checkpoints)
         for refused in saved.refused:
@@ -102,7 +102,7 @@ def read_run(path: Path) -> Callable[[Say], Any]:
             for group, named in saved.tensors.items()
         }
         status = [folder.status().get(name) for name in ("state", "steps", "seconds", "figures")]
-        split = [(read_sealed(path / "split.json") or {}).get(name) for name in ("seed", "images", "held_out")]
+        split = [(read_checksummed(path / "split.json") or {}).get(name) for name in ("seed", "images", "held_out")]
         records = folder.metrics(), folder.timing(), status, split, read_bad_images(path / "bad_images.csv")
         return folder.read_config(), records, saved.step, weights, saved.state
 
@@ -139,7 +139,7 @@ def write_models(place: Path, *, exports: bool) -> Iterator[Kind]:
     native = save_model(place / "native", model, provenance={"data": "dögs"})
     written = [native, save_model(place / "single.safetensors", model)]
     written.append(write_graph(place / "graph.onnx"))
-    seal_onnx(written[-1])
+    add_checksum_to_onnx(written[-1])
     if exports:
         written.append(export(native, place / "export.onnx", images=2, log=ignore).path)
     for layout, name in {"timm": "timm", "google": "a.npz", "huggingface": "hf"}.items():
@@ -213,7 +213,7 @@ def write_ranks(folder: Path) -> Kind:
 
 
 def write_cells(folder: Path) -> Kind:
-    """The cells of a transfer; tunings of the machine and the other files of `write_sealed` are of the same form."""
+    """The cells of a transfer; tunings of the machine and the other files of `write_checksummed` are of the same form."""
     folder.mkdir()
     cells = Cells(folder, "transfer")
     cells.begin({"weights": "0"})
@@ -246,8 +246,8 @@ def write_study(folder: Path) -> Iterator[Kind]:
         results = found.read_results(folder)
         if len(results) < 4:
             say("a trial is computed again")
-        judged = {key: (result.right.tobytes(), replace(result, right=None)) for key, result in results.items()}
-        return found.sha256, found.device, found.request, earlier, judged
+        evaluated = {key: (result.right.tobytes(), replace(result, right=None)) for key, result in results.items()}
+        return found.sha256, found.device, found.request, earlier, evaluated
 
     def read_attempts(say: Say) -> Any:
         tries = Attempts(folder / "attempts").read("0" * 64)

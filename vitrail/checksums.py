@@ -38,7 +38,7 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+def add_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON document with its checksum as the last field."""
     content = {name: value for name, value in document.items() if name != FIELD}
     # one form for equal values, so that whitespace and the order of keys do not matter
@@ -49,12 +49,12 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
 def is_intact(document: Mapping[str, Any]) -> bool:
     """Whether a JSON document has its checksum, or none."""
     try:
-        return FIELD not in document or document[FIELD] == seal(document)[FIELD]
-    except RecursionError:  # nested deeper than anything that was sealed
+        return FIELD not in document or document[FIELD] == add_checksum(document)[FIELD]
+    except RecursionError:  # nested deeper than anything that was checksummed
         return False
 
 
-def seal_tensors(content: bytes) -> bytes:
+def add_checksum_to_tensors(content: bytes) -> bytes:
     """Puts the checksum into a safetensors file whose metadata has `UNSEALED` as its `FIELD`, and sorts the metadata by key."""
     end = _header_end(content)
     header = json.loads(content[8:end])
@@ -82,7 +82,7 @@ def _header_end(content: bytes) -> int:
     return 8 + int.from_bytes(content[:8], "little")
 
 
-def seal_text(text: str) -> str:
+def add_checksum_to_text(text: str) -> str:
     """Returns text, such as YAML, with its checksum as a comment on the last line; one on the first line announces it."""
     text = _TEXT_BEGINS + text
     return f"{text}# sha256 of the lines above: {sha256_of(text.encode())}\n"
@@ -97,7 +97,7 @@ def is_text_intact(text: str) -> bool:
     return found[1] == sha256_of("".join(lines[:-1]).encode())
 
 
-def seal_line(record: Mapping[str, float | None]) -> str:
+def add_checksum_to_line(record: Mapping[str, float | None]) -> str:
     """Returns a record of numbers as one line of JSON with its CRC-32 as the last key."""
     line = json.dumps(record)
     return f'{line[:-1]}, "crc": "{crc_of(line.encode())}"}}\n'

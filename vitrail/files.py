@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitrail.checksums import FIELD, is_intact, seal
+from vitrail.checksums import FIELD, add_checksum, is_intact
 from vitrail.errors import ConfigError, DataError, DiskError, VitrailError
 from vitrail.untrusted.json_documents import parse_json
 
@@ -205,20 +205,20 @@ def dump_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+def write_checksummed(path: Path, value: Mapping[str, Any]) -> None:
     """Replaces a JSON file atomically, with a checksum in it."""
-    replace_file(path, dump_json(seal(value)))
+    replace_file(path, dump_json(add_checksum(value)))
 
 
-def read_sealed(path: Path) -> dict[str, Any] | None:
+def read_checksummed(path: Path) -> dict[str, Any] | None:
     """Reads a JSON object that vitrail wrote; None if it is missing or damaged."""
     try:
-        return parse_sealed(path.read_bytes())
+        return parse_checksummed(path.read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def parse_sealed(content: bytes) -> dict[str, Any]:
+def parse_checksummed(content: bytes) -> dict[str, Any]:
     """Parses a JSON object that vitrail wrote, without its checksum. Raises `ValueError` if it is damaged."""
     value = parse_json(content)
     if not isinstance(value, dict) or not is_intact(value):

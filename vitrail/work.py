@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from vitrail.errors import DiskError, Interrupted, InUseError, Preempted
-from vitrail.files import disk_errors, read_sealed, write_sealed
+from vitrail.files import disk_errors, read_checksummed, write_checksummed
 
 try:
     import fcntl
 except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
-MOST_FAILURES = 3  # errors after which a piece of work is not tried again
-MOST_DEATHS = 20  # of its process, killed from outside: by the system for its memory, by a user or by a test
+MAX_FAILURES = 3  # errors after which a piece of work is not tried again
+MAX_DEATHS = 20  # of its process, killed from outside: by the system for its memory, by a user or by a test
 STOPPED = (DiskError, Preempted, Interrupted, InUseError)  # they concern all pieces, and are no failure of one
 Piece = TypeVar("Piece")
 
@@ -92,14 +92,14 @@ class Attempts:
 
     def read(self, name: str) -> Tries:
         """Returns the attempts so far; none where the file is missing or damaged."""
-        found = read_sealed(self.folder / f"{name}.json") or {}
+        found = read_checksummed(self.folder / f"{name}.json") or {}
         return Tries(int(found.get("begun", 0)), tuple(found.get("failures", ())))
 
     def _write(self, name: str, tries: Tries) -> None:
-        write_sealed(self.folder / f"{name}.json", {"begun": tries.begun, "failures": list(tries.failures)})
+        write_checksummed(self.folder / f"{name}.json", {"begun": tries.begun, "failures": list(tries.failures)})
 
     def run(self, name: str, compute: Callable[[int], None], give_up: Callable[[str, int], None]) -> None:
-        """Makes one attempt at a piece of work, or gives it up after `MOST_FAILURES` errors or `MOST_DEATHS` deaths.
+        """Makes one attempt at a piece of work, or gives it up after `MAX_FAILURES` errors or `MAX_DEATHS` deaths.
 
         Args:
             compute: computes and keeps the result, given the number of the attempt, from 1.
@@ -108,9 +108,9 @@ class Attempts:
         Raises the errors in `STOPPED`, after which the attempt counts as not begun. Any other error is noted.
         """
         tries = self.read(name)
-        if len(tries.failures) >= MOST_FAILURES:
+        if len(tries.failures) >= MAX_FAILURES:
             return give_up(tries.failures[-1], tries.begun)
-        if tries.deaths >= MOST_DEATHS:
+        if tries.deaths >= MAX_DEATHS:
             return give_up(f"its process was killed {tries.deaths} times", tries.begun)
         self._write(name, Tries(tries.begun + 1, tries.failures))
         try:

@@ -16,14 +16,14 @@ from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import relevance_of_score
 from vitrail.data.augment.placement import Frames
 from vitrail.errors import ConfigError
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 from vitrail.verbs.explain.pictures import explain_inputs
 from vitrail.verbs.explain.scores import measure_faithfulness
 
 
 def find(model, images, **asked):
     size = (images.shape[2], images.shape[3])
-    with at_rest(model):
+    with eval_mode(model):
         return model.find_subject(model(images).float(), Frames.whole(1, size), **asked)
 
 

@@ -93,9 +93,9 @@ MISTAKES: dict[str, Mistake] = {
     "masks for a detector": ("train masks --task detect" + TRAIN, nothing, 3, "--task segment"),
     "class folders for a detector": ("train photos --task detect" + TRAIN, nothing, 3, "--task classify"),
     "a task that does not exist": ("train coco --task detekt" + TRAIN, nothing, 2, "detect"),
-    "masks for a judged detector": ("evaluate detector masks --quiet", nothing, 3, "pixels"),
-    "boxes for a judged segmenter": ("evaluate segmenter coco --quiet", nothing, 3, "without outlines"),
-    "classes of images for a judged detector": ("evaluate detector photos --quiet", nothing, 3, "boxes"),
+    "masks for an evaluated detector": ("evaluate detector masks --quiet", nothing, 3, "pixels"),
+    "boxes for an evaluated segmenter": ("evaluate segmenter coco --quiet", nothing, 3, "without outlines"),
+    "classes of images for an evaluated detector": ("evaluate detector photos --quiet", nothing, 3, "boxes"),
     "a class that the model does not know": ("evaluate detector voc --quiet", rename_class, 3, "lynx"),
     "corners in COCO's boxes": (
         "train coco" + TRAIN,
@@ -168,7 +168,7 @@ MISTAKES: dict[str, Mistake] = {
 
 QUICK = (
     "boxes for a segmenter",
-    "classes of images for a judged detector",
+    "classes of images for an evaluated detector",
     "corners in COCO's boxes",
     "fractions in COCO's boxes",
     "corners in YOLO's boxes",

@@ -61,15 +61,15 @@ def test_the_file_answers_every_verb_as_the_model_does(place, monkeypatch, capsy
     told = json.loads(said.out)
     assert (told["path"], told["to"], told["int8"], told["dynamic"]) == ("digits.onnx", "onnx", False, True)
     assert told["bytes"] == (place / "digits.onnx").stat().st_size
-    judged, tables, features = [], [], []
+    evaluated, tables, features = [], [], []
     for model in ("digits", "digits.onnx"):
         assert run(["evaluate", model, "digits", "--json", "--quiet"]) == 0
-        judged.append(json.loads(capsys.readouterr().out.splitlines()[-1])["top1"])
+        evaluated.append(json.loads(capsys.readouterr().out.splitlines()[-1])["top1"])
         assert run(["predict", model, "grey.png", "--top", "1", "--quiet"]) == 0
         tables.append(capsys.readouterr().out.splitlines()[1].split(",")[:2])
         assert run(["embed", model, "grey.png", "--out", "features.csv", "--quiet"]) == 0
         features.append([float(cell) for cell in (place / "features.csv").read_text().splitlines()[1].split(",")[1:]])
-    assert judged[0] == judged[1]
+    assert evaluated[0] == evaluated[1]
     assert tables[0] == tables[1]
     assert features[0] == pytest.approx(features[1], abs=1e-4)
 

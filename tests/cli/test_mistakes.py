@@ -18,7 +18,7 @@ from PIL import Image
 from tests.each_row import each_row
 from tests.models.tiny import TINY
 from tests.weights.graphs import a_graph, write_graph
-from vitrail.checksums import seal
+from vitrail.checksums import add_checksum
 from vitrail.cli import main, run
 from vitrail.errors import ConfigError, nearest
 from vitrail.runtime import fault_injection
@@ -85,7 +85,7 @@ def future_model(folder: Path) -> None:
     whole, later = folder / "done" / "model", folder / "later-model"
     later.mkdir()
     config = json.loads((whole / "config.json").read_text())
-    (later / "config.json").write_text(json.dumps(seal({**config, "format_version": 99})))
+    (later / "config.json").write_text(json.dumps(add_checksum({**config, "format_version": 99})))
     (later / "model.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
 
 
@@ -94,7 +94,7 @@ def unresized(folder: Path) -> None:
     config = folder / "unresized" / "config.json"
     told = json.loads(config.read_text())
     told["preprocessing"] |= {"resize": "none"}
-    config.write_text(json.dumps(seal(told)))
+    config.write_text(json.dumps(add_checksum(told)))
 
 
 def bad_yaml(folder: Path) -> None:

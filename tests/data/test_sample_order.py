@@ -116,7 +116,7 @@ def test_files_are_shuffled_in_windows_and_every_sample_is_still_seen_once_an_ep
 
 
 def test_many_samples_are_permuted_without_a_table(monkeypatch):
-    monkeypatch.setattr(sample_order, "MOST_SORTED", 49)
+    monkeypatch.setattr(sample_order, "MAX_SORTED", 49)
     ids = all_ids(TrainStream(images=50, batch=8, seed=7), 13)[:100]
     first, second = np.split(ids[:, 1], 2)
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(50))

@@ -122,9 +122,9 @@ def test_a_solver_that_does_not_converge_warns(monkeypatch):
 
 def test_constant_features_change_nothing():
     (train, targets), (test, _) = clouds(90), clouds(40, seed=1)
-    wider, judged = (np.pad(each, ((0, 0), (0, 2)), constant_values=0.1) for each in (train, test))
+    wider, evaluated = (np.pad(each, ((0, 0), (0, 2)), constant_values=0.1) for each in (train, test))
     np.testing.assert_allclose(
-        linear(wider, targets, classes=3)(judged), linear(train, targets, classes=3)(test), atol=1e-3
+        linear(wider, targets, classes=3)(evaluated), linear(train, targets, classes=3)(test), atol=1e-3
     )
 
 

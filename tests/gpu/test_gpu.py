@@ -172,12 +172,12 @@ def test_a_training_is_stopped_resumed_and_evaluated_on_a_cpu(tmp_path: Path, mo
     train(tmp_path / "run", *settings)
     rows = RunFolder(tmp_path / "run").metrics()
     assert rows[-1]["step"] == STEPS
-    judged = [
+    evaluated = [
         vitrail.evaluate(tmp_path / "run", "digits", device=device, precision="fp32", quiet=True).figures
         for device in ("cpu", str(DEVICE))
     ]
-    assert judged[0]["nll"] == pytest.approx(judged[1]["nll"], rel=1e-3)
-    assert judged[0]["nll"] < np.log(10)  # it has learnt something
+    assert evaluated[0]["nll"] == pytest.approx(evaluated[1]["nll"], rel=1e-3)
+    assert evaluated[0]["nll"] < np.log(10)  # it has learnt something
 
 
 @pytest.mark.parametrize("name", ["supervised", *sorted(set(OBJECTIVES) - {"beit", "tokenizer"})])

@@ -130,8 +130,8 @@ def test_every_verb_for_many_images_says_how_many_there_are(measured, tmp_path):
     vitrail.evaluate(model, data, split="train", **how)
     vitrail.predict(model, [data], parts=tmp_path / "parts", part_size=10, format="jsonl", **how)
     vitrail.probe(model, data, "knn", k=3, cache=False, **how)
-    *others, train, judged = (each["images"] for each in measured)
-    assert others == [28, 28, 28] and train + judged == 28
+    *others, train, evaluated = (each["images"] for each in measured)
+    assert others == [28, 28, 28] and train + evaluated == 28
     assert all(each["batch"] == 8 and not each["gradient"] and each["image"] == (3, 32, 32) for each in measured)
     measured.clear()
     list(vitrail.predict(model, [data], tune=False, **how))

@@ -29,10 +29,10 @@ RECORDS = [
 ]
 
 
-def judged(
+def evaluated(
     probabilities: np.ndarray, targets: np.ndarray, classes: Sequence[str] = "abcdef"
 ) -> ClassMetric | LabelMetric:
-    """What judging would have kept of these answers."""
+    """What evaluating would have kept of these answers."""
     probabilities = probabilities.clip(1e-9, 1 - 1e-9)
     several = targets.ndim == 2
     metric = (LabelMetric if several else ClassMetric)(classes[: probabilities.shape[1]])
@@ -59,7 +59,7 @@ def facts(count: int = 60, classes: Sequence[str] = ("ant", "bee", "cat"), **mor
         "title": "bees", "classes": classes, "command": "vitrail train bees", "config": {"optim": {"lr": 0.001}},
         "images": {"train": 9, "val": count}, "class_counts": {"train": [3] * len(classes)}, "records": RECORDS,
         "figures": {"top1": 0.7, "top1_low": 0.6, "top1_high": 0.8, "ece": 0.1},
-        "metric": judged(softmax(logits), targets, classes), "mistakes": (mistake, lit), "notes": ["one image was bad"],
+        "metric": evaluated(softmax(logits), targets, classes), "mistakes": (mistake, lit), "notes": ["one image was bad"],
     }  # fmt: skip
     return ClassificationFacts(**{**given, **more})
 
@@ -96,7 +96,7 @@ def test_text_from_the_data_is_never_markup(tmp_path, several):
         mistakes=(wrong, hostile.mistakes[1]), split=PAYLOAD,
     )  # fmt: skip
     if several:
-        labels = judged(np.full((60, 3), 0.3), np.eye(3)[plain.metric.targets])
+        labels = evaluated(np.full((60, 3), 0.3), np.eye(3)[plain.metric.targets])
         plain, hostile = (replace(each, multi_label=True, metric=labels) for each in (plain, hostile))
     before, after = written(tmp_path / "plain", plain), written(tmp_path / "hostile", hostile)
     assert len(after.scripts) == 1
@@ -116,7 +116,7 @@ def test_names_that_no_file_can_hold_are_written_with_a_mark(tmp_path):
 def test_the_headline_says_the_figure_its_interval_and_the_count_of_mistakes(tmp_path):
     targets = np.array([0] * 30 + [1] * 10)
     predicted = np.where(np.arange(40) < 4, 1 - targets, targets)
-    page = written(tmp_path, facts(classes=("a", "b"), metric=judged(np.eye(2)[predicted] * 0.8 + 0.1, targets)))
+    page = written(tmp_path, facts(classes=("a", "b"), metric=evaluated(np.eye(2)[predicted] * 0.8 + 0.1, targets)))
     words = " ".join(page.words.replace("\u202f", "").split())
     assert "70.0% top-1 accuracy" in words
     assert (
@@ -140,7 +140,7 @@ def test_the_report_of_a_run_without_evaluation_says_so(tmp_path):
 def test_a_run_without_records_and_without_mistakes_leaves_those_sections_out(tmp_path):
     given = facts()
     targets = given.metric.targets
-    right = replace(given, metric=judged(np.eye(3)[targets], targets), records=(), mistakes=())
+    right = replace(given, metric=evaluated(np.eye(3)[targets], targets), records=(), mistakes=())
     page = written(tmp_path, right)
     assert page.sections == ["confusion", "classes", "calibration", "run-details"]
     assert "and none incorrectly" in page.said
@@ -159,7 +159,7 @@ def test_any_number_of_classes_has_a_row_each_and_a_matrix_while_it_can_be_read(
 
 def test_classes_come_weakest_first_and_what_is_undefined_last(tmp_path):
     targets, predicted = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 0, 1, 1, 0, 0, 0])
-    page = written(tmp_path, facts(classes=tuple("abcd"), metric=judged(np.eye(4)[predicted], targets)))
+    page = written(tmp_path, facts(classes=tuple("abcd"), metric=evaluated(np.eye(4)[predicted], targets)))
     rows = [each["data-value"] for each in page.all("th") if each.get("scope") == "row"]
     assert rows == ["c", "a", "b", "d"]  # F1: 0, 4/7, 4/5, undefined
     assert [each["data-value"] for each in page.all("td") if "data-value" in each][-5:-2] == ["", "", ""]
@@ -170,7 +170,7 @@ def test_several_labels_an_image_are_told_by_average_precision(tmp_path):
     targets = (draw.random((50, 3)) < 0.4).astype(np.float32)
     given = facts(
         multi_label=True,
-        metric=judged(draw.random((50, 3)), targets),
+        metric=evaluated(draw.random((50, 3)), targets),
         figures={"map": 0.5, "map_low": 0.4, "map_high": 0.6},
     )
     page = written(tmp_path, given)
@@ -227,15 +227,15 @@ def test_confused_pairs_come_most_frequent_first_without_the_diagonal():
 def test_the_worst_mistakes_are_the_most_confident_ones():
     probabilities = np.array([[0.6, 0.4, 0], [0.1, 0.9, 0], [0.2, 0.7, 0.1], [0.2, 0.1, 0.7], [0.9, 0.1, 0]])
     targets = np.array([1, 0, 0, 1, 0])
-    assert judged(probabilities, targets).worst(12).tolist() == [1, 3, 2, 0]
-    assert judged(probabilities, targets).worst(2).tolist() == [1, 3]
-    assert judged(probabilities[4:], targets[4:]).worst(12).tolist() == []
+    assert evaluated(probabilities, targets).worst(12).tolist() == [1, 3, 2, 0]
+    assert evaluated(probabilities, targets).worst(2).tolist() == [1, 3]
+    assert evaluated(probabilities[4:], targets[4:]).worst(12).tolist() == []
 
 
 def test_the_worst_mistakes_of_several_labels_are_by_the_label_furthest_off():
     probabilities = np.array([[0.6, 0.1], [0.9, 0.1], [0.4, 0.95]])
     targets = np.array([[0, 0], [1, 0], [1, 0]])
-    assert judged(probabilities, targets).worst(12).tolist() == [2, 0]
+    assert evaluated(probabilities, targets).worst(12).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

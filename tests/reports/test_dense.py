@@ -1,4 +1,4 @@
-"""The report of a detector and of a segmenter: a safe page whose pictures and numbers are those of the judgement."""
+"""The report of a detector and of a segmenter: a safe page whose pictures and numbers are those of the result."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.source import Source
 from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.inference.options import InferenceOptions
-from vitrail.reports.facts import JudgedRun
-from vitrail.reports.judged_run import write_documents
+from vitrail.reports.evaluated_run import write_documents
+from vitrail.reports.facts import EvaluatedRun
 from vitrail.reports.samples import draw_samples, mark_wrong
 from vitrail.tasks.dense.drawing import class_colours
 
@@ -31,15 +31,15 @@ FOUND = [(4, 4, 20, 20, 0.9, 0), (24, 8, 44, 28, 0.8, 0), (30, 0, 40, 6, 0.7, 1)
 
 
 def write_report(folder, task, outputs, targets, names=CLASSES):
-    """The report of a model that gives these outputs for each of two grey pictures, and its judgement."""
+    """The report of a model that gives these outputs for each of two grey pictures, and its result."""
     model = create(task, classes=names, size=SIZE)
     model.forward = lambda images: outputs.expand(len(images), *outputs.shape[1:])
     pictures = np.full((2, *SIZE, 3), 120, np.uint8)
     source = Source(contents=Arrays(pictures, Strings(["a.png", PAYLOAD])), targets=targets, classes=names)
-    judgement = evaluate_model(model, source, InferenceOptions(quiet=True), split="val")
-    judgement.metric.resamples = 20
+    result = evaluate_model(model, source, InferenceOptions(quiet=True), split="val")
+    result.metric.resamples = 20
     facts = {"title": PAYLOAD, "records": [{"step": 1, "loss": 2.0}, {"step": 1, "val_ap": 0.5}]}
-    run = JudgedRun(facts=facts, model=model, splits={"val": source}, source=source, judgement=judgement)
+    run = EvaluatedRun(facts=facts, model=model, splits={"val": source}, source=source, result=result)
     path = write_documents(folder, run)
     assert {each.suffix for each in (folder / "plots").iterdir()} == {".svg"}
     return Page(path.read_text("utf-8")), run
@@ -65,7 +65,7 @@ def test_the_report_of_a_detector_says_what_is_wrong_and_shows_it(tmp_path):
     titles = ["curves", "precision-and-recall", "errors", "sizes", "confusion", "classes", "worst-pictures", "examples"]
     assert page.sections == [*titles, "run-details"]
     assert "Only 2 images were evaluated" in page.said
-    assert run.judgement.metric.threshold == pytest.approx(0.9)
+    assert run.result.metric.threshold == pytest.approx(0.9)
     assert "the threshold with the largest F1, 0.900" in page.said and "--threshold 0.900" in page.said
     alts = [each["alt"] for each in page.all("img")]
     assert alts[0] == "a.png with its annotation: 2 cat, 1 dog"
@@ -89,7 +89,7 @@ def test_the_boxes_of_a_picture_are_matched_as_they_are_evaluated(tmp_path):
 def test_the_sizes_and_the_background_are_rows_of_their_own(tmp_path):
     page, run = write_report(tmp_path, "detection", torch.tensor([FOUND]), objects())
     assert "small below 32 x 32 pixels 6 100 %" in page.said
-    assert run.judgement.metric.confusion.tolist() == [[2, 0, 2], [0, 0, 2], [0, 0, 0]]
+    assert run.result.metric.confusion.tolist() == [[2, 0, 2], [0, 0, 2], [0, 0, 0]]
     assert "cat background 2 50.0 %" in page.said and "dog background 2 100 %" in page.said
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.forked import start_copy, wait_for_end
-from vitrail.checksums import seal
+from vitrail.checksums import add_checksum
 from vitrail.errors import CheckpointError, DiskError
 from vitrail.runs import checkpoint
 from vitrail.runtime import fault_injection
@@ -108,7 +108,7 @@ def test_when_all_are_damaged_the_error_names_each(tmp_path) -> None:
 def test_a_format_from_the_future_is_refused(tmp_path) -> None:
     write(tmp_path, 1)
     manifest = tmp_path / "step-00000001" / "manifest.json"
-    manifest.write_text(json.dumps(seal({**json.loads(manifest.read_text()), "format_version": 99})))
+    manifest.write_text(json.dumps(add_checksum({**json.loads(manifest.read_text()), "format_version": 99})))
     with pytest.raises(CheckpointError, match="format version is 99"):
         checkpoint.load_newest(tmp_path)
 

@@ -40,7 +40,7 @@ def test_events_go_on_from_a_place_in_the_file(tmp_path):
 
 def test_events_of_metrics_longer_than_one_read_are_complete(tmp_path, monkeypatch):
     train(tmp_path / "flowers")
-    monkeypatch.setattr(serving, "MOST_BYTES", 200)
+    monkeypatch.setattr(serving, "MAX_BYTES", 200)
     client = client_of(tmp_path)
     path = tmp_path / "flowers" / "metrics.jsonl"
     rows = client.get("/v1/runs/flowers/metrics").json()["rows"]

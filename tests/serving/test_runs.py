@@ -17,7 +17,7 @@ import pytest
 
 from tests.serving.written_runs import client_of, train
 from vitrail.config.schema import ModelSettings, ObjectiveSettings
-from vitrail.files import write_sealed
+from vitrail.files import write_checksummed
 from vitrail.reports.metric_names import curve_of
 from vitrail.runs.folder import RunFolder
 from vitrail.serving import runs as serving
@@ -280,8 +280,8 @@ def test_only_new_rows_of_a_growing_file_are_read_and_a_replaced_file_is_read_ag
 
 
 def test_long_metrics_are_read_in_parts_and_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "MOST_BYTES", 200)
-    monkeypatch.setattr(serving, "MOST_VALUES", 100)
+    monkeypatch.setattr(serving, "MAX_BYTES", 200)
+    monkeypatch.setattr(serving, "MAX_VALUES", 100)
     path = tmp_path / "metrics.jsonl"
     lines = [f'{{"step": {step}, "lr": 1.0}}\n' for step in range(1, 400)]
     lines.insert(200, '{"step": 200, "val_top1": 0.5}\n')
@@ -304,7 +304,7 @@ def test_a_study_is_listed_with_its_trials_and_the_time_left(place):
     study = place / "vit-paper"
     study.mkdir()
     progress = {"state": "running", "done": 12, "trials": 78, "seconds_left": 1500.0}
-    write_sealed(study / "progress.json", progress)
+    write_checksummed(study / "progress.json", progress)
     names = ("name", "command", "state", "step", "steps", "seconds_left")
 
     def tell():
@@ -318,7 +318,7 @@ def test_a_study_is_listed_with_its_trials_and_the_time_left(place):
     long_ago = time.time() - 2 * serving.SILENCE
     os.utime(study / "progress.json", (long_ago, long_ago))
     assert tell() == ("vit-paper", "study", "stopped", 12, 78, None)
-    write_sealed(study / "progress.json", {**progress, "state": "finished", "done": 78})
+    write_checksummed(study / "progress.json", {**progress, "state": "finished", "done": 78})
     assert tell()[2:5] == ("finished", 78, 78)
     (study / "progress.json").write_text('{"state": 7, "done": "all"}')
     assert tell()[2:] == ("damaged", 0, None, None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.studies.design import LIMIT, STEPS, Claim, Difference, Experiment, Study
 from vitrail.studies.plan import Place, TrialResult
-from vitrail.studies.report import Tuning, judge_study
+from vitrail.studies.report import Tuning, evaluate_study
 from vitrail.training.lr_search import choose_rate
 
 IMAGES, CLASSES = 2000, 10
@@ -107,6 +107,6 @@ def by_arm(**accuracies: float) -> Truth:
     return lambda arm, levels: accuracies.get(arm, 0.6)
 
 
-def judge(study: Study, trials: Trials, tunings: Any = None) -> dict[str, Any]:
+def decide(study: Study, trials: Trials, tunings: Any = None) -> dict[str, Any]:
     """All figures of a study of `DATA`."""
-    return judge_study(study, trials, tunings or {}, data=DATA, plan=PLAN)
+    return evaluate_study(study, trials, tunings or {}, data=DATA, plan=PLAN)

@@ -1,4 +1,4 @@
-"""What is looked up inside of the models of a study: heads by hand, shifts whose answer is known, and how both are judged."""
+"""What is looked up inside of the models of a study: heads by hand, shifts whose answer is known, and how both are decided."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tests.models.tiny import TINY
 from tests.peers.oracles import randomise
-from tests.studies.synthetic_trials import TWO, by_arm, judge, make_study, pair, train
+from tests.studies.synthetic_trials import TWO, by_arm, decide, make_study, pair, train
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.data.sources.open import open_data
 from vitrail.studies.design import Finding
@@ -69,7 +69,7 @@ def test_findings_are_evaluated_over_trainings():
         heads = {"share_mixed": 1 / 3, "distance_by_depth": 0.8 + 0.05 * number, "layers": layers}
         positions = {"neighbour_excess": 0.8 + 0.01 * number}
         trials["two"][place] = replace(trials["two"][place], findings={"heads": heads, "positions": positions})
-    numbers = judge(study, trials)
+    numbers = decide(study, trials)
     share, depth, near = numbers["claims"]
     assert (share["verdict"], share["effect"]["estimate"], share["effect"]["low"]) == (
         "held",
@@ -93,7 +93,7 @@ def test_a_finding_is_compared_between_networks():
     for place, cell in trials["two"].items():
         if place.arm in moved:
             trials["two"][place] = replace(cell, findings={"shifts": {"moved": moved[place.arm][place.seed]}})
-    (row,) = judge(study, trials)["claims"]
+    (row,) = decide(study, trials)["claims"]
     expected = scipy.stats.ttest_ind(*moved.values(), equal_var=False)
     low, high = expected.confidence_interval()
     assert row["verdict"] == "held" and row["effect"]["estimate"] == pytest.approx(0.21)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.studies.synthetic_trials import TWO, by_arm, judge, make_study, pair, train, tune
+from tests.studies.synthetic_trials import TWO, by_arm, decide, make_study, pair, train, tune
 from vitrail.studies.design import LIMIT, Experiment, Finding
 from vitrail.studies.page import build_page, spell_effect, write_study_page
 from vitrail.studies.paper import fit_table_6
@@ -42,7 +42,7 @@ def numbers() -> dict[str, Any]:
     first = next(iter(trials["two"]))
     trials["two"][first] = replace(trials["two"][first], state="diverged", error="loss is nan")
     edge = tune({1e-3: 1.0, 2e-3: 1.1})
-    return judge(study, trials, {"sizes": {"a": edge}})
+    return decide(study, trials, {"sizes": {"a": edge}})
 
 
 def test_every_claim_has_a_card_with_its_verdict_and_every_section_is_there(numbers: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def test_the_table_of_the_paper_is_shown_apart_from_the_claims(numbers: dict[str
 
 def test_a_study_without_results_has_a_page_and_charts_are_files(tmp_path: Path, numbers: dict[str, Any]) -> None:
     study = make_study(pair(), two=TWO)
-    path = write_study_page(tmp_path, judge(study, {}), {**COSTS, "trials": []})
+    path = write_study_page(tmp_path, decide(study, {}), {**COSTS, "trials": []})
     assert "not trained yet" in path.read_text()
     write_study_page(tmp_path, numbers, COSTS)
     assert (tmp_path / "plots" / "curves-sizes.svg").read_text().startswith("<svg")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.studies.planned import POOL, VIT, fake_result, make_study
 from vitrail.errors import ConfigError
-from vitrail.files import write_sealed
+from vitrail.files import write_checksummed
 from vitrail.studies.design import Experiment, Pool, Rates, Study
 from vitrail.studies.plan import (
     TUNING_SEED,
@@ -187,7 +187,7 @@ def test_rates_that_diverged_are_not_taken() -> None:
 
 def test_a_study_of_another_version_is_refused(tmp_path: Path) -> None:
     write_plan(tmp_path, plan_of(make_study()))
-    write_sealed(tmp_path / "plan.json", {"format": 1, "study": {"name": "small"}})
+    write_checksummed(tmp_path / "plan.json", {"format": 1, "study": {"name": "small"}})
     with pytest.raises(ConfigError, match=r"holds a study of another version of vitrail \(format 1, this one has 3\)"):
         read_plan(tmp_path)
 

@@ -25,7 +25,7 @@ from tests.slow import few_or_nightly
 from tests.studies.planned import POOL, make_study
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
-from vitrail.files import read_sealed
+from vitrail.files import read_checksummed
 from vitrail.studies.design import Pool, Study
 from vitrail.studies.images import load_images, open_images
 from vitrail.studies.plan import make_plan, read_plan, write_plan
@@ -209,7 +209,7 @@ def test_a_study_ends_with_its_page_and_its_figures(finished: tuple[Path, Any]) 
     assert len((out / "trials.csv").read_text().splitlines()) > 1 + 8
     assert len(json.loads((out / "costs.json").read_text())["trials"]) >= 8
     assert not (out / "runs").exists()
-    progress = read_sealed(out / "progress.json")
+    progress = read_checksummed(out / "progress.json")
     assert progress is not None and progress["state"] == "finished" and progress["done"] == progress["trials"] == 12
 
 

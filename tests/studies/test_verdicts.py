@@ -11,7 +11,7 @@ import scipy
 from tests.slow import few_or_nightly
 from vitrail.errors import ConfigError
 from vitrail.studies.statistics import Student, VariancePart, contrast, pool_variance
-from vitrail.studies.verdicts import Equal, Greater, Question, Rule, judge, judge_all, show, write
+from vitrail.studies.verdicts import Equal, Greater, Question, Rule, decide, decide_all, show, write
 
 RULES: list[Rule] = [
     Greater(by=0.01),
@@ -59,7 +59,7 @@ def test_each_rule_has_three_outcomes():
     ]
     wrong = []
     for rule, figure, kind, why in outcomes:
-        verdict = judge(Question(rule, [Figure(*figure)]))
+        verdict = decide(Question(rule, [Figure(*figure)]))
         assert verdict.effect == figure[0]
         if verdict.kind != kind or why not in verdict.why:
             wrong.append(f"{rule} of {figure} is {verdict.kind}, {verdict.why}")
@@ -75,30 +75,30 @@ def test_a_narrower_interval_never_changes_a_decision(figures):
         outcomes = []
         below, above = 0.01 * rng.exponential(2, 2)
         for share in np.sort(rng.random(6))[::-1]:
-            outcomes.append(judge(Question(rule, [Figure(value, value - share * below, value + share * above)])).kind)
+            outcomes.append(decide(Question(rule, [Figure(value, value - share * below, value + share * above)])).kind)
         decided = [outcome for outcome in outcomes if outcome != "cannot tell"]
         assert len(set(decided)) <= 1 and outcomes[len(outcomes) - len(decided) :] == decided, rule
 
 
 def test_several_figures_hold_only_together():
     rule = Greater(by=0.01)
-    assert judge(Question(rule, [normal(0.03, 0.005), normal(0.02, 0.005)])).effect == 0.02
-    assert judge(Question(rule, [normal(0.03, 0.005), normal(0.02, 0.005)])).kind == "held"
-    assert judge(Question(rule, [normal(0.03, 0.005), normal(0.02, 0.05)])).kind == "cannot tell"
-    failed = judge(Question(rule, [normal(0.03, 0.005), normal(-0.02, 0.005)]))
+    assert decide(Question(rule, [normal(0.03, 0.005), normal(0.02, 0.005)])).effect == 0.02
+    assert decide(Question(rule, [normal(0.03, 0.005), normal(0.02, 0.005)])).kind == "held"
+    assert decide(Question(rule, [normal(0.03, 0.005), normal(0.02, 0.05)])).kind == "cannot tell"
+    failed = decide(Question(rule, [normal(0.03, 0.005), normal(-0.02, 0.005)]))
     assert (failed.kind, failed.effect, failed.level) == ("did not hold", -0.02, pytest.approx(0.975))
 
 
 def test_one_of_several_figures_fails_at_a_stricter_level():
     nearly = normal(0.01 - 2.0 * 0.005, 0.005)  # its upper bound is below 0.01 at 95 %, not at 97.5 %
-    assert judge(Question(Greater(by=0.01), [nearly])).kind == "did not hold"
-    assert judge(Question(Greater(by=0.01), [nearly, normal(0.05, 0.005)])).kind == "cannot tell"
+    assert decide(Question(Greater(by=0.01), [nearly])).kind == "did not hold"
+    assert decide(Question(Greater(by=0.01), [nearly, normal(0.05, 0.005)])).kind == "cannot tell"
 
 
 def test_holm_decides_claims_whose_p_values_are_below_rising_thresholds():
     # p-values 0.01, 0.02, 0.04 of three claims: thresholds 0.05 / 3, 0.05 / 2, 0.05
     figures = {"middle": 2.326, "clear": 2.576, "weak": 2.054}
-    verdicts = judge_all({name: Question(Greater(by=0.0), [normal(z, 1.0)]) for name, z in figures.items()})
+    verdicts = decide_all({name: Question(Greater(by=0.0), [normal(z, 1.0)]) for name, z in figures.items()})
     assert list(verdicts) == list(figures)
     assert {name: each.kind for name, each in verdicts.items()} == dict.fromkeys(figures, "held")
     levels = {name: each.level for name, each in verdicts.items()}
@@ -108,7 +108,7 @@ def test_holm_decides_claims_whose_p_values_are_below_rising_thresholds():
 def test_holm_stops_at_the_first_claim_that_cannot_be_told():
     # p-values 0.03 and 0.04: the first is above 0.05 / 2, so neither is told, although both are below 0.05
     claims = {name: Question(Greater(by=0.0), [normal(z, 1.0)]) for name, z in (("a", 2.17), ("b", 2.054))}
-    assert {name: (each.kind, each.level) for name, each in judge_all(claims).items()} == dict.fromkeys(
+    assert {name: (each.kind, each.level) for name, each in decide_all(claims).items()} == dict.fromkeys(
         claims, ("cannot tell", 0.975)
     )
 
@@ -124,9 +124,9 @@ def test_at_most_five_percent_of_null_studies_say_that_something_held(studies):
     for _ in range(studies):
         cells = (rng.random((4, 3, 300)) < 0.7).astype(float)  # four arms that are the same
         claims = {str(arm): Question(Greater(by=0.0), [differ(cells, arm)]) for arm in (1, 2, 3)}
-        verdicts = judge_all(claims)
+        verdicts = decide_all(claims)
         held += any(verdict.kind == "held" for verdict in verdicts.values())
-        told += judge(Question(Greater(by=0.0), [differ(cells, 1)])).kind == "held"
+        told += decide(Question(Greater(by=0.0), [differ(cells, 1)])).kind == "held"
     low, high = scipy.stats.binom(studies, 0.025).ppf(
         [0.001, 0.999]
     )  # in one direction, so half of 5 %: 11 to 42 of 1000

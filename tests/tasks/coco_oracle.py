@@ -1,4 +1,4 @@
-"""pycocotools on our structures, and hostile random sets to judge."""
+"""pycocotools on our structures, and hostile random sets to evaluate."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def evaluate(found: Sequence[Detected], true: Sequence[Truth], classes: int, siz
             "categories": [{"id": label, "name": str(label)} for label in range(classes)],
         }
         coco.createIndex()
-        judged = COCOeval(coco, coco.loadRes(results) if results else COCO(), "bbox")
+        evaluated = COCOeval(coco, coco.loadRes(results) if results else COCO(), "bbox")
         if not results:
-            judged.cocoDt.dataset = {**coco.dataset, "annotations": []}
-            judged.cocoDt.createIndex()
-        judged.evaluate()
-        judged.accumulate()
-        judged.summarize()
-    return judged
+            evaluated.cocoDt.dataset = {**coco.dataset, "annotations": []}
+            evaluated.cocoDt.createIndex()
+        evaluated.evaluate()
+        evaluated.accumulate()
+        evaluated.summarize()
+    return evaluated
 
 
 def random_boxes(generator: np.random.Generator, count: int) -> np.ndarray:

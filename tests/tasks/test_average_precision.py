@@ -22,7 +22,7 @@ from vitrail.tasks.detection.metric import (
 )
 
 
-def judge(found: list[Detected], true: list[Truth]) -> Matches:
+def match_all(found: list[Detected], true: list[Truth]) -> Matches:
     return Matches.join([match(*image) for image in zip(found, true)])
 
 
@@ -50,7 +50,7 @@ def test_every_figure_is_that_of_pycocotools_on_hostile_sets(count):
     seen = dict.fromkeys(("crowds", "ties", "absent", "many", "empty"), 0)
     for _ in range(count):
         found, true, classes = random_set(generator)
-        assert_equal(judge(found, true), evaluate(found, true, classes), classes)
+        assert_equal(match_all(found, true), evaluate(found, true, classes), classes)
         scores = np.concatenate([each.scores for each in found])
         seen["crowds"] += any(each.crowd.any() for each in true)
         seen["ties"] += len(np.unique(scores)) < len(scores)
@@ -84,7 +84,7 @@ def test_blood_cells_with_jittered_boxes_are_evaluated_as_pycocotools_does(real_
         moved, labels, scores = answer(generator, true[-1], boxes, 3)
         found.append(Detected(labels, scores, moved))
     assert len(true) == 72
-    assert_equal(judge(found, true), evaluate(found, true, 3), 3)
+    assert_equal(match_all(found, true), evaluate(found, true, 3), 3)
 
 
 def test_photographs_with_crowds_are_evaluated_as_pycocotools_does(real_data):
@@ -103,7 +103,7 @@ def test_photographs_with_crowds_are_evaluated_as_pycocotools_does(real_data):
         moved, labels, scores = answer(generator, true[-1], boxes, classes)
         found.append(Detected(labels, scores, moved))
     assert any(truth.crowd.any() for truth in true)
-    assert_equal(judge(found, true), evaluate(found, true, classes, (640, 640)), classes)
+    assert_equal(match_all(found, true), evaluate(found, true, classes, (640, 640)), classes)
 
 
 def test_weights_evaluate_the_images_as_often_as_they_were_drawn():
@@ -115,10 +115,10 @@ def test_weights_evaluate_the_images_as_often_as_they_were_drawn():
         found = [replace(each, scores=generator.random(len(each.scores))) for each in found]
         weights = generator.integers(0, 3, (2, len(true)))
         weights[:, 0] = 1
-        weighted = average_precision(judge(found, true), classes, areas=2, weights=weights)
+        weighted = average_precision(match_all(found, true), classes, areas=2, weights=weights)
         for row, times in zip(weighted, weights):
             drawn = np.repeat(np.arange(len(true)), times)
-            expected = judge([found[image] for image in drawn], [true[image] for image in drawn])
+            expected = match_all([found[image] for image in drawn], [true[image] for image in drawn])
             np.testing.assert_allclose(row, average_precision(expected, classes, areas=2)[0], rtol=0, atol=1e-12)
             undefined += np.isnan(row).any()
     assert undefined
@@ -150,7 +150,7 @@ def errors() -> Matches:
             (10, 50, 20, 60),  # within the crowd
         ),
     )
-    return judge([found], [true])
+    return match_all([found], [true])
 
 
 def test_each_kind_of_error_is_told_from_the_others(errors):
@@ -171,7 +171,7 @@ def test_the_confusion_has_a_row_and_a_column_for_nothing(errors):
 
 def test_an_object_with_a_badly_placed_answer_is_not_missed_but_is_answered_with_nothing():
     one = Truth(np.zeros(1, int), np.zeros(1, bool), np.full(1, 100.0), boxes((0, 0, 10, 10)))
-    beside = judge([Detected(np.zeros(1, int), np.ones(1), boxes((6, 0, 16, 10)))], [one])
+    beside = match_all([Detected(np.zeros(1, int), np.ones(1), boxes((6, 0, 16, 10)))], [one])
     assert count_errors(beside, 0.5) == {**dict.fromkeys(ERRORS, 0), "location": 1}
     assert confuse(beside, 1, 0.5).tolist() == [[0, 1], [1, 0]]
 
@@ -187,7 +187,7 @@ def test_the_best_threshold_is_where_f1_is_largest_and_ties_stay_together(errors
     assert trace_curve(errors, 2).best is None
     true = Truth(np.zeros(2, int), np.zeros(2, bool), np.full(2, 100.0), boxes((0, 0, 10, 10), (20, 0, 30, 10)))
     corners = boxes((0, 0, 10, 10), (50, 0, 60, 10), (20, 0, 30, 10))
-    tied = trace_curve(judge([Detected(np.zeros(3, int), np.array([0.5, 0.5, 0.4]), corners)], [true]), 0)
+    tied = trace_curve(match_all([Detected(np.zeros(3, int), np.array([0.5, 0.5, 0.4]), corners)], [true]), 0)
     assert tied.scores.tolist() == [0.5, 0.4]
     assert tied.f1.tolist() == pytest.approx([2 / 4, 4 / 5])
     assert tied.best == 1
@@ -196,12 +196,12 @@ def test_the_best_threshold_is_where_f1_is_largest_and_ties_stay_together(errors
 def test_images_without_objects_or_answers_are_evaluated():
     nothing = Truth(np.zeros(0, int), np.zeros(0, bool), np.zeros(0), boxes())
     silent = Detected(np.zeros(0, int), np.zeros(0), boxes())
-    empty = judge([silent], [nothing])
+    empty = match_all([silent], [nothing])
     assert all(np.isnan(value) for value in summarize_detections(empty, 2).values())
     assert trace_curve(empty).best is None
     one = Truth(np.zeros(1, int), np.zeros(1, bool), np.full(1, 100.0), boxes((0, 0, 10, 10)))
-    missed = judge([silent, silent], [one, nothing])
+    missed = match_all([silent, silent], [one, nothing])
     assert summarize_detections(missed, 2)["ap"] == 0
     assert count_errors(missed, 0.5)["missed"] == 1
     spurious = Detected(np.zeros(1, int), np.ones(1), boxes((0, 0, 10, 10)))
-    assert count_errors(judge([spurious], [nothing]), 0.5) == {**dict.fromkeys(ERRORS, 0), "background": 1}
+    assert count_errors(match_all([spurious], [nothing]), 0.5) == {**dict.fromkeys(ERRORS, 0), "background": 1}

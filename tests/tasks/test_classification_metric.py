@@ -1,4 +1,4 @@
-"""What judging keeps of every image gives the figures of all logits at once, in any batches and in parts that are merged."""
+"""What an evaluation keeps of every image gives the figures of all logits at once, in any batches and in merged parts."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_answers_lie_in_the_picture_and_reach_the_threshold(detector):
 
 
 def test_true_objects_as_answers_are_evaluated_right(detector):
-    """What calling the model gives is judged in pixels of the pictures, of which the input shows half the size."""
+    """What calling the model gives is evaluated in pixels of the pictures, of which the input shows half the size."""
     objects = detector.targets.collate(
         objects_of([[0, 0, 20, 20], [60, 10, 90, 60], [10, 10, 30, 50]], [0, 2, 1], [2, 3])
     )

@@ -1,4 +1,4 @@
-"""Detections judged in pixels of the pictures, whatever the input showed of them."""
+"""Detections evaluated in pixels of the pictures, whatever the input showed of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def batches():
     return [(list(map(as_answered, found)), true) for found, true, _ in sets]
 
 
-def judge(batches) -> BoxMetric:
+def metric_of(batches) -> BoxMetric:
     metric = BoxMetric(CLASSES, SIZE)
     for found, true in batches:
         metric.update(*as_batch(found, true), [f"{len(metric.keys) + row}.png" for row in range(len(found))])
@@ -50,7 +50,7 @@ def judge(batches) -> BoxMetric:
 
 
 def test_batches_are_evaluated_as_pycocotools_evaluates_all_images(batches):
-    metric = judge(batches)
+    metric = metric_of(batches)
     found, true = ([image for batch in batches for image in batch[side]] for side in (0, 1))
     stats = evaluate(found, true, len(CLASSES)).stats
     figures = metric.compute()
@@ -60,10 +60,10 @@ def test_batches_are_evaluated_as_pycocotools_evaluates_all_images(batches):
 
 
 def test_parts_are_merged_as_if_they_had_come_in_one(batches):
-    one, other = judge(batches[:1]), judge(batches[1:])
+    one, other = metric_of(batches[:1]), metric_of(batches[1:])
     one.merge(other)
-    assert one.compute() == pytest.approx(judge(batches).compute(), nan_ok=True)
-    np.testing.assert_array_equal(one.matches.owners, judge(batches).matches.owners)
+    assert one.compute() == pytest.approx(metric_of(batches).compute(), nan_ok=True)
+    np.testing.assert_array_equal(one.matches.owners, metric_of(batches).matches.owners)
 
 
 def test_without_areas_an_object_is_as_large_as_its_box(batches):
@@ -72,7 +72,7 @@ def test_without_areas_an_object_is_as_large_as_its_box(batches):
     metric.update(*as_batch(found, true, areas=False), [""] * len(found))
     boxes = [each.boxes.astype(float) for each in true]
     sized = [Truth(each.labels, each.crowd, np.prod(box[:, 2:] - box[:, :2], 1), box) for each, box in zip(true, boxes)]
-    assert metric.compute() == pytest.approx(judge([(found, sized)]).compute(), nan_ok=True)
+    assert metric.compute() == pytest.approx(metric_of([(found, sized)]).compute(), nan_ok=True)
 
 
 def test_boxes_of_the_input_are_evaluated_in_the_picture():
@@ -97,7 +97,7 @@ def test_outputs_become_detections_by_the_task(batches):
     outputs, targets = as_batch(found, true)
     metric = BoxMetric(CLASSES, SIZE, detect=lambda outputs: outputs.flip(-1))
     metric.update(outputs.flip(-1), targets, [""] * len(found))
-    assert metric.compute() == pytest.approx(judge(batches[:1]).compute(), nan_ok=True)
+    assert metric.compute() == pytest.approx(metric_of(batches[:1]).compute(), nan_ok=True)
 
 
 def test_resamples_evaluate_the_images_that_were_drawn(batches, monkeypatch):
@@ -105,11 +105,11 @@ def test_resamples_evaluate_the_images_that_were_drawn(batches, monkeypatch):
     found = [Detected(each.labels, generator.random(len(each.labels)), each.boxes) for each in batches[0][0]]
     true = batches[0][1]
     weights = np.random.default_rng(0).multinomial(len(found), np.full(len(found), 1 / len(found)), size=5)
-    metric = judge([(found, true)])
+    metric = metric_of([(found, true)])
     resampled = metric.resample(weights)
     for row, times in enumerate(weights):
         drawn = np.repeat(np.arange(len(found)), times)
-        expected = judge([([found[image] for image in drawn], [true[image] for image in drawn])]).summarize()
+        expected = metric_of([([found[image] for image in drawn], [true[image] for image in drawn])]).summarize()
         assert {name: values[row] for name, values in resampled.items()} == pytest.approx(expected, nan_ok=True)
     monkeypatch.setattr("vitrail.tasks.detection.metric.CELLS", 10)  # in parts
     for name, values in metric.resample(weights).items():

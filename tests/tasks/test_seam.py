@@ -1,4 +1,4 @@
-"""The seam of tasks: one that the project does not have is trained, judged, used, exported and served by the code as it is."""
+"""The seam of tasks: one that the project does not have is trained, evaluated, used, exported and served by the code as it is."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def spots(count: int, seed: int) -> Source:
     return Source(contents=Arrays(images, keys), targets=(points + 0.5).astype(np.float32))
 
 
-def judging() -> Splits:
+def evaluating() -> Splits:
     return Splits(train=None, val=spots(60, 1), test=None, layout="", classes=())
 
 
@@ -98,8 +98,8 @@ def test_it_is_trained_and_targets_follow_their_pixels(trained):
 def test_it_is_loaded_and_evaluated_as_it_was_in_training(trained):
     model = vitrail.load(trained.folder)
     assert isinstance(model, Regression)
-    judged = vitrail.evaluate(model, judging(), quiet=True)
-    assert judged.figures["mean_error"] == pytest.approx(trained.figures["mean_error"], abs=1e-6)
+    evaluated = vitrail.evaluate(model, evaluating(), quiet=True)
+    assert evaluated.figures["mean_error"] == pytest.approx(trained.figures["mean_error"], abs=1e-6)
 
 
 def test_it_is_predicted_with_in_the_pixels_of_each_picture(trained, tmp_path):
@@ -123,13 +123,13 @@ def test_graphs_agree_on_images_whose_outputs_differ_by_less_than_a_thousandth_o
 @pytest.mark.slow
 def test_it_is_exported_and_the_graph_answers_as_the_model_does(trained, tmp_path):
     pytest.importorskip("onnxruntime")
-    exported = vitrail.export(trained.folder, tmp_path / "spots.onnx", check=judging(), images=32, quiet=True)
+    exported = vitrail.export(trained.folder, tmp_path / "spots.onnx", check=evaluating(), images=32, quiet=True)
     assert exported.figures["metric"] == "mean_error"
     assert exported.figures["agreement"] == 1.0
     graph, model = vitrail.load(tmp_path / "spots.onnx"), vitrail.load(trained.folder)
     images = torch.randn(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(graph(images), model(images), atol=1e-4, rtol=1e-4)
-    assert vitrail.evaluate(graph, judging(), quiet=True).figures["mean_error"] == pytest.approx(
+    assert vitrail.evaluate(graph, evaluating(), quiet=True).figures["mean_error"] == pytest.approx(
         trained.figures["mean_error"], abs=1e-4
     )
 

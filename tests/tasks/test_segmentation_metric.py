@@ -1,4 +1,4 @@
-"""Label maps judged at the size of the picture, against scikit-learn, a slow twin and what can be counted by hand."""
+"""Label maps evaluated at the size of the picture, against scikit-learn, a slow twin and what can be counted by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def as_logits(labels: np.ndarray) -> torch.Tensor:
     return F.one_hot(torch.from_numpy(labels).long(), len(CLASSES)).permute(2, 0, 1)[None].float()
 
 
-def judge(pairs, classes=CLASSES) -> MapMetric:
+def evaluate(pairs, classes=CLASSES) -> MapMetric:
     """Of pairs of a predicted and a true map."""
     metric = MapMetric(classes)
     for number, (predicted, true) in enumerate(pairs):
@@ -43,7 +43,7 @@ def test_the_confusion_is_scikit_learns_and_figures_follow_from_it():
     from sklearn.metrics import confusion_matrix, f1_score, jaccard_score, recall_score
 
     pairs = list(random_pairs(5))
-    metric = judge(pairs)
+    metric = evaluate(pairs)
     kept = [(predicted[true != IGNORED], true[true != IGNORED]) for predicted, true in pairs]
     predicted, true = (np.concatenate(each) for each in zip(*kept))
     np.testing.assert_array_equal(metric.confusion, confusion_matrix(true, predicted, labels=range(4)))
@@ -61,7 +61,7 @@ def test_the_confusion_is_scikit_learns_and_figures_follow_from_it():
 
 
 def test_iou_is_the_sum_of_intersections_by_the_sum_of_unions_not_a_mean_over_images():
-    metric = judge([([[0, 0, 0, 0]], [[0, 0, 0, 1]]), ([[1, 1]], [[1, 0]])])
+    metric = evaluate([([[0, 0, 0, 0]], [[0, 0, 0, 1]]), ([[1, 1]], [[1, 0]])])
     figures = metric.compute()
     assert figures["miou"] == pytest.approx((3 / 5 + 1 / 3) / 2)
     assert figures["pixel_accuracy"] == pytest.approx(4 / 6)
@@ -72,18 +72,18 @@ def test_iou_is_the_sum_of_intersections_by_the_sum_of_unions_not_a_mean_over_im
 
 
 def test_a_class_that_is_named_but_absent_counts_and_one_that_is_neither_does_not():
-    assert judge([([[0, 0, 2]], [[0, 0, 0]])]).compute()["miou"] == pytest.approx((2 / 3 + 0) / 2)
-    head, rows = judge([([[0, 0, 2]], [[0, 0, 0]])]).table()
+    assert evaluate([([[0, 0, 2]], [[0, 0, 0]])]).compute()["miou"] == pytest.approx((2 / 3 + 0) / 2)
+    head, rows = evaluate([([[0, 0, 2]], [[0, 0, 0]])]).table()
     assert head[0] == "class" and len(head) == len(rows[0])
     assert [row[1] for row in rows] == ["66.7", "–", "0.0", "–"]
     assert [row[-1] for row in rows] == ["1", "0", "0", "0"]
 
 
 def test_ignored_pixels_count_nowhere():
-    metric = judge([([[0, 1, 2, 3]], [[0, IGNORED, IGNORED, 3]])])
+    metric = evaluate([([[0, 1, 2, 3]], [[0, IGNORED, IGNORED, 3]])])
     assert metric.counts[0, :3].tolist() == [[1, 0, 0, 1]] * 3
     assert metric.compute()["miou"] == 1
-    nothing = judge([([[0, 1]], [[IGNORED, IGNORED]])])
+    nothing = evaluate([([[0, 1]], [[IGNORED, IGNORED]])])
     assert all(np.isnan(value) for value in nothing.compute().values())
     assert nothing.worst(1).tolist() == [0]
 
@@ -120,7 +120,7 @@ def test_the_tolerance_of_boundaries_is_a_share_of_the_diagonal():
     true[:, 200:] = 1
     scores = []
     for offset in (0, 3, 4):  # 0.75 % of 500 pixels are 3.75
-        scores.append(judge([(np.roll(true, offset, 1) * (np.arange(400) > 50), true)]).compute()["boundary_f"])
+        scores.append(evaluate([(np.roll(true, offset, 1) * (np.arange(400) > 50), true)]).compute()["boundary_f"])
     assert scores == [1, 1, 0]
 
 
@@ -161,7 +161,7 @@ def test_only_visible_pixels_are_evaluated(logits):
 
 def test_parts_are_merged_as_if_they_had_come_in_one():
     pairs = list(random_pairs(4))
-    one, other, whole = judge(pairs[:1]), judge(pairs[1:]), judge(pairs)
+    one, other, whole = evaluate(pairs[:1]), evaluate(pairs[1:]), evaluate(pairs)
     one.merge(other)
     assert one.compute() == whole.compute()
     np.testing.assert_array_equal(one.counts, whole.counts)
@@ -172,15 +172,15 @@ def test_parts_are_merged_as_if_they_had_come_in_one():
 def test_resamples_evaluate_the_images_that_were_drawn():
     pairs = list(random_pairs(4))
     weights = np.array([[1, 1, 1, 1], [0, 3, 1, 0]])
-    found = judge(pairs).resample(weights)
+    found = evaluate(pairs).resample(weights)
     for row, times in enumerate(weights):
-        drawn = judge([pairs[image] for image in np.repeat(np.arange(4), times)]).compute()
+        drawn = evaluate([pairs[image] for image in np.repeat(np.arange(4), times)]).compute()
         assert {name: values[row] for name, values in found.items()} == pytest.approx(drawn)
 
 
 def test_a_mask_of_another_size_or_with_an_unknown_class_is_refused_by_its_key():
     with pytest.raises(DataError, match=r"the mask of 0\.png has the class 4, the model has 4 classes"):
-        judge([([[0, 1]], [[0, 4]])])
+        evaluate([([[0, 1]], [[0, 4]])])
     metric = MapMetric(CLASSES)
     frames = Frames.whole(1, (2, 4))
     with pytest.raises(DataError, match=r"the mask of a\.png has 4x2 pixels, the picture 2x4"):

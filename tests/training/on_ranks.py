@@ -63,13 +63,13 @@ def run(ranks: Ranks, out: Path, given: Sequence[str], objective: str = "supervi
     return ""
 
 
-def judge_at_the_end(ranks: Ranks, out: Path, given: Sequence[str], data: Any) -> dict[str, float]:
-    """The figures of a run that ends by judging two parts."""
+def evaluate_at_the_end(ranks: Ranks, out: Path, given: Sequence[str], data: Any) -> dict[str, float]:
+    """The figures of a run that ends by evaluating two parts."""
     wanted, _ = compose_run(flags={"data": {"source": str(data)}}, settings=tuple(given))
 
     def end(prepared: Prepared) -> dict[str, float]:
-        parts = prepared.judge({"val": prepared.data.splits.val, "train": prepared.data.train.subset(range(20))})
-        return {name: judged.figures["nll"] for name, judged in parts.items()}
+        parts = prepared.evaluate({"val": prepared.data.splits.val, "train": prepared.data.train.subset(range(20))})
+        return {name: evaluated.figures["nll"] for name, evaluated in parts.items()}
 
     return train(wanted, out=out, quiet=True, ranks=ranks, end=end).figures
 
@@ -160,8 +160,8 @@ def run_in_another_torch(ranks: Ranks, out: Path, given: Sequence[str], data: An
 
 
 def evaluate(ranks: Ranks, images: int) -> tuple[list[str], dict[str, float]]:
-    """The names of the images that a model of random weights is judged on, and its figures."""
-    model, source = make_judged(images)
+    """The names of the images that a model of random weights is evaluated on, and its figures."""
+    model, source = make_evaluable(images)
     metric = compute_metric(model, source, InferenceOptions(batch=10), ranks=ranks)
     assert metric is not None
     return metric.keys, metric.compute()
@@ -169,7 +169,7 @@ def evaluate(ranks: Ranks, images: int) -> tuple[list[str], dict[str, float]]:
 
 def evaluate_failing(ranks: Ranks, images: int) -> tuple[str, int]:
     """The error of an evaluation in which one rank cannot go on, and how often this rank asked whether to stop."""
-    model, source = make_judged(images)
+    model, source = make_evaluable(images)
     asked, features = 0, model.backbone.features
 
     def stopped() -> bool:
@@ -190,7 +190,7 @@ def evaluate_failing(ranks: Ranks, images: int) -> tuple[str, int]:
     return "", asked
 
 
-def make_judged(images: int) -> tuple[Task, Source]:
+def make_evaluable(images: int) -> tuple[Task, Source]:
     """A model of random weights, and labelled images."""
     torch.manual_seed(0)
     model = create_classifier(TINY["vit"], classes=7)

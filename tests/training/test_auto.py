@@ -14,7 +14,7 @@ import vitrail
 from tests.training import on_ranks
 from vitrail.config.compose import compose_run
 from vitrail.config.schema import ComputeSettings
-from vitrail.files import read_sealed, write_sealed
+from vitrail.files import read_checksummed, write_checksummed
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import tuning
 from vitrail.runtime.progress import say_nothing
@@ -113,11 +113,11 @@ def test_a_damaged_choice_is_measured_again(measured, tmp_path):
 def test_a_choice_of_before_inference_was_measured_is_still_listed(measured, tmp_path):
     plan(tmp_path / "first")
     (kept,) = (tmp_path / "cache" / "tuning").iterdir()
-    content = read_sealed(kept)
+    content = read_checksummed(kept)
     assert content is not None and content.pop("gradient")
     for kept_plan in (content["way"], *(measured_plan for measured_plan, _ in content["seconds"])):
         del kept_plan["channels_last"]
-    write_sealed(kept, content)
+    write_checksummed(kept, content)
     (words,) = vitrail.doctor(tune="show").values()
     assert words.startswith("bf16; ms of an image, forward and backward: fp32 1e+03, bf16 2e+03")
 

@@ -159,9 +159,9 @@ def test_a_run_says_its_operations_before_the_first_step_and_everywhere_after(tm
     assert f"{words} in all training steps" in (run.folder / "report.html").read_text()
     described = json.loads((run.folder / "model" / "config.json").read_text())
     assert described["provenance"]["operations"] == total
-    vitrail.evaluate(run.folder, "digits", out=tmp_path / "judged")
+    vitrail.evaluate(run.folder, "digits", out=tmp_path / "evaluated")
     assert f"trained  {words} in all steps" in capsys.readouterr().err
-    assert f"{words} in all training steps" in (tmp_path / "judged" / "report.html").read_text()
+    assert f"{words} in all training steps" in (tmp_path / "evaluated" / "report.html").read_text()
 
 
 def test_a_plan_says_them_too():

@@ -17,7 +17,7 @@ from vitrail import train
 from vitrail.checksums import sha256_of
 from vitrail.data.sources.bad_images import BadImages, read_bad_images
 from vitrail.errors import CheckpointError, ConfigError, DataError
-from vitrail.files import dump_json, read_sealed
+from vitrail.files import dump_json, read_checksummed
 from vitrail.runs import checkpoint as checkpoints
 from vitrail.runs.checkpoint import list_checkpoints
 from vitrail.runs.folder import RunFolder
@@ -98,10 +98,10 @@ def test_a_damaged_split_beside_a_checkpoint_of_an_earlier_version_is_refused_by
 
 def forget(checkpoint: Path, *names: str) -> None:
     """Rewrites a checkpoint without some of its state, as an earlier version wrote it."""
-    state = {name: value for name, value in read_sealed(checkpoint / "state.json").items() if name not in names}
+    state = {name: value for name, value in read_checksummed(checkpoint / "state.json").items() if name not in names}
     content = dump_json(state).encode()
     (checkpoint / "state.json").write_bytes(content)
-    manifest = read_sealed(checkpoint / "manifest.json")
+    manifest = read_checksummed(checkpoint / "manifest.json")
     manifest["files"]["state.json"] = {"bytes": len(content), "sha256": sha256_of(content)}
     (checkpoint / "manifest.json").write_text(dump_json(manifest))
 

@@ -42,10 +42,10 @@ def test_the_caller_gets_the_weights_that_the_report_would_be_of_and_nothing_is_
     def end(prepared):
         held.update({name: value.clone() for name, value in prepared.built.model.backbone.state_dict().items()})
         parts = {"val": prepared.data.splits.val, "train": prepared.data.train.subset(np.arange(40))}
-        judged = prepared.judge(parts)
-        assert all(isinstance(part, EvaluationResult) for part in judged.values())
-        assert len(judged["train"].keys) == 40
-        return {"top1": judged["val"].figures["top1"], "gap": 0.5}
+        evaluated = prepared.evaluate(parts)
+        assert all(isinstance(part, EvaluationResult) for part in evaluated.values())
+        assert len(evaluated["train"].keys) == 40
+        return {"top1": evaluated["val"].figures["top1"], "gap": 0.5}
 
     result = run_quietly(RUN, out=tmp_path / "run", end=end)
     assert result.figures == {"top1": whole.figures["top1"], "gap": 0.5}
@@ -63,13 +63,13 @@ def test_the_caller_gets_the_weights_that_the_report_would_be_of_and_nothing_is_
 def test_parts_are_evaluated_as_each_alone(tmp_path):
     def end(prepared):
         source = prepared.data.train.subset(np.arange(50, 90))
-        both = prepared.judge({"val": prepared.data.splits.val, "few": source})
+        both = prepared.evaluate({"val": prepared.data.splits.val, "few": source})
         alone = evaluate_model(prepared.built.model, source, InferenceOptions(), split="few")
         assert both["few"].figures == alone.figures
         assert both["few"].metric.samples().tolist() == alone.metric.samples().tolist()
         assert both["val"].figures["images"] == len(prepared.data.splits.val)
         with pytest.raises(DataError, match="the split 'bare' has no labels"):
-            prepared.judge({"bare": replace(source, targets=np.zeros(0, np.int64))})
+            prepared.evaluate({"bare": replace(source, targets=np.zeros(0, np.int64))})
         return {}
 
     assert run_quietly(RUN, out=tmp_path / "run", end=end).figures == {}
@@ -99,7 +99,7 @@ def test_evaluations_evaluate_training_images_too_where_asked(tmp_path):
     def end(prepared):
         # the part is the one that a run with so many images would train on
         few = limit_training(open_data("digits"), DataSettings(limit=100), run.seed).train
-        kept.update(prepared.judge({"train": few})["train"].figures)
+        kept.update(prepared.evaluate({"train": few})["train"].figures)
         return {}
 
     result = run_quietly(run, out=tmp_path / "run", end=end)
@@ -108,8 +108,8 @@ def test_evaluations_evaluate_training_images_too_where_asked(tmp_path):
     assert last["step"] == 6
     assert last["train_top1"] == pytest.approx(kept["top1"])
     assert last["train_nll"] == pytest.approx(kept["nll"], rel=1e-5)
-    judged = [line for line in records if "val_top1" in line]
-    assert len(judged) == 2 and all(part in line for line in judged for part in ("train_top1", "train_nll"))
+    evaluated = [line for line in records if "val_top1" in line]
+    assert len(evaluated) == 2 and all(part in line for line in evaluated for part in ("train_top1", "train_nll"))
     plain = run_quietly(RUN, out=tmp_path / "plain", end=lambda prepared: {})
     before = [json.loads(line) for line in (plain.folder / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "loss", "val_top1", "val_nll")

@@ -1,4 +1,4 @@
-"""Architectures of each kind through a whole run: trained, judged, reported, loaded again; and weights for other channels."""
+"""Architectures of each kind through a whole run: trained, evaluated, reported, loaded again; and weights for other channels."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.each_row import each_row
 from vitrail import stamps, train
 from vitrail.errors import DataError
-from vitrail.files import read_sealed
+from vitrail.files import read_checksummed
 from vitrail.runs.checkpoint import list_checkpoints, step_of
 from vitrail.training import fingerprint
 from vitrail.verbs.data import shard_data
@@ -335,7 +335,7 @@ def test_another_teacher_is_refused_and_other_initial_weights_are_named(begun, t
 def test_another_version_and_another_micro_batch_are_named(begun, tmp_path, monkeypatch) -> None:
     run, data = copy(begun["classes"], tmp_path)
     monkeypatch.setattr(
-        fingerprint, "versions", lambda: {**read_sealed(run / "split.json")["versions"], "torch": "99.0"}
+        fingerprint, "versions", lambda: {**read_checksummed(run / "split.json")["versions"], "torch": "99.0"}
     )
     train_in(run, data, 2, settings=["data.micro_batch=4"])
     assert "torch 99.0 in place of " in log_of(run)
@@ -358,7 +358,7 @@ def test_damaged_stamps_are_written_again_and_what_is_left_is_compared(begun, tm
 def test_a_run_of_an_earlier_version_resumes_and_is_bound_from_then_on(begun, tmp_path) -> None:
     run, data = copy(begun["classes"], tmp_path)
     (run / "stamps.npz").unlink()
-    record = read_sealed(run / "split.json")
+    record = read_checksummed(run / "split.json")
     old = {"seed": record["seed"], "images": {"train": record["images"]["train"]}, "held_out": []}
     (run / "split.json").write_text(json.dumps(old))
     train_in(run, data, 2)

@@ -139,10 +139,10 @@ def test_an_encoder_is_resumed_evaluated_inspected_and_fine_tuned(objective, nam
     monkeypatch.undo()
     assert_same_run(run, pretrain(OBLONG, **how, out=tmp_path / "parts"))
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    judged = [each for each in records if "knn" in each]
-    assert [each["step"] for each in judged] == [0, 2, 4]
-    assert all(0 <= each["knn"] <= 1 and each["effective_rank"] >= 1 for each in judged)
-    assert run.figures["knn"] == judged[-1]["knn"] and run.figures["knn_untrained"] == judged[0]["knn"]
+    evaluated = [each for each in records if "knn" in each]
+    assert [each["step"] for each in evaluated] == [0, 2, 4]
+    assert all(0 <= each["knn"] <= 1 and each["effective_rank"] >= 1 for each in evaluated)
+    assert run.figures["knn"] == evaluated[-1]["knn"] and run.figures["knn_untrained"] == evaluated[0]["knn"]
     assert np.isfinite(run.figures["loss"])
     page = run.report.read_text()
     assert "effective rank" in page.lower() and page.count("<img") >= 8
@@ -361,8 +361,8 @@ def test_a_segmenter_is_evaluated_on_whole_pictures(scenes, segmented):
     assert (model.preprocessing.size, model.preprocessing.resize) == ((48, 64), "fit")
     weights = dict(zip(model.classes, model.class_weights))
     assert weights["ground"] < 1 < weights["red"]
-    judged = vitrail.evaluate(segmented.folder, scenes / "maps", quiet=True)
-    assert judged.figures["miou"] == pytest.approx(segmented.figures["miou"], abs=1e-6)
+    evaluated = vitrail.evaluate(segmented.folder, scenes / "maps", quiet=True)
+    assert evaluated.figures["miou"] == pytest.approx(segmented.figures["miou"], abs=1e-6)
     report = (segmented.folder / "report.html").read_text()
     assert "Per-class metrics" in report and re.search(r'<th scope="row"[^>]*>ground</th>', report)
     records = [json.loads(line) for line in (segmented.folder / "metrics.jsonl").read_text().splitlines()]
@@ -377,8 +377,8 @@ def test_a_detector_is_evaluated_and_its_boxes_lie_in_the_pictures(scenes, detec
     assert any(len(answer.boxes) for answer in answers)
     assert all(answer.boxes.max(initial=0) <= 64 for answer in answers)
     assert {label for answer in answers for label in answer.labels} <= set(COLOURS)
-    judged = vitrail.evaluate(detected.folder, scenes / "boxes", quiet=True)
-    assert judged.figures["ap"] == pytest.approx(detected.figures["ap"], abs=1e-6)
+    evaluated = vitrail.evaluate(detected.folder, scenes / "boxes", quiet=True)
+    assert evaluated.figures["ap"] == pytest.approx(detected.figures["ap"], abs=1e-6)
 
 
 def test_the_threshold_of_a_detector_is_the_best_on_the_validation_split_unless_it_is_given(scenes, detected, tmp_path):

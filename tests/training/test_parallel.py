@@ -155,8 +155,8 @@ def test_ranks_train_in_bf16(pool, data, tmp_path, precision, parallel):
 
 def test_the_end_callback_gets_the_whole_model_on_every_rank(pool, data, tmp_path):
     given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=12", "optim.ema=0.5", "data.limit=60")
-    alone = on_ranks.judge_at_the_end(SINGLE, tmp_path / "one", given, data)
-    both = pool(2, on_ranks.judge_at_the_end, tmp_path / "two", (*given, "compute.parallel=shard"), data)
+    alone = on_ranks.evaluate_at_the_end(SINGLE, tmp_path / "one", given, data)
+    both = pool(2, on_ranks.evaluate_at_the_end, tmp_path / "two", (*given, "compute.parallel=shard"), data)
     assert both[0] == both[1] == pytest.approx(alone, rel=1e-4)
     assert set(alone) == {"val", "train"}
 

@@ -1,4 +1,4 @@
-"""JSON, YAML, XML, arrays and numbers from strangers: what is read, and what is refused before it costs anything."""
+"""JSON, YAML, XML, arrays and numbers from untrusted sources: what is read, and what is refused before it costs anything."""
 
 from __future__ import annotations
 

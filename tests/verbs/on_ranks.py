@@ -1,4 +1,4 @@
-"""What the ranks of the tests ask of the verbs that judge: functions of `Ranks` and plain values, which a process can be sent."""
+"""What the ranks of the tests run of the verbs that evaluate: functions of `Ranks` and plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitrail.runtime.distributed import Ranks
 Answer = tuple[Any, list[str]]  # the figures, or an error and whether it is reported already; and what was said
 
 
-def judge(ranks: Ranks, verb: str, model: Path, data: Any, flags: Mapping[str, Any]) -> Answer:
+def evaluate(ranks: Ranks, verb: str, model: Path, data: Any, flags: Mapping[str, Any]) -> Answer:
     """What `vitrail.evaluate`, `vitrail.probe` or `vitrail.transfer` returns, and its lines."""
     lines: list[str] = []
     try:

@@ -23,7 +23,7 @@ from tests.each_row import each_row
 from tests.models.tiny import SHALLOW
 from tests.tasks.dense_models import create, draw_images
 from tests.weights.kinds import KINDS, a_model
-from vitrail.checksums import seal
+from vitrail.checksums import add_checksum
 from vitrail.data.imagenet import find_imagenet
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
@@ -339,7 +339,7 @@ def test_a_config_that_contradicts_timm_is_refused(tmp_path, saved, monkeypatch)
         written = encode.encode_timm(classifier, path)
         told = json.loads(written.files["config.json"])
         told["model_args"]["act_layer"] = "gelu"
-        return EncodedModel({**written.files, "config.json": json.dumps(seal(told)).encode()})
+        return EncodedModel({**written.files, "config.json": json.dumps(add_checksum(told)).encode()})
 
     monkeypatch.setitem(encode.ENCODERS, "timm", write)
     with pytest.raises(CheckpointError) as caught:

@@ -38,14 +38,14 @@ def read(folder: Path) -> tuple[Page, dict]:
 
 
 def evaluate(model, data, out, **more):
-    judgement = vitrail.evaluate(model, data, out=out, quiet=True, log=lambda line: None, **more)
+    result = vitrail.evaluate(model, data, out=out, quiet=True, log=lambda line: None, **more)
     page, figures = read(out)
-    assert figures == judgement.to_dict()
+    assert figures == result.to_dict()
     return page
 
 
 def test_the_page_of_a_classifier_has_the_figures_and_what_was_left_out(photos, tmp_path, capsys):
-    saved, out = save_model(tmp_path / "model", a_model(classes=CLASSES)), tmp_path / "judged"
+    saved, out = save_model(tmp_path / "model", a_model(classes=CLASSES)), tmp_path / "evaluated"
     asked = ["--out", str(out), "--max-bad", "50%", "--corruptions", "--quiet"]
     assert run(["evaluate", str(saved), str(photos), *asked]) == 0
     assert f"report: {out / 'report.html'}" in capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_labels_of_another_kind_have_a_page_too(photos, tmp_path):
     table.write_text(
         "path,label\n" + "".join(f"{name}/{number}.png,ant;bee\n" for name in CLASSES for number in (0, 1))
     )
-    page = evaluate(a_model(classes=CLASSES), table, tmp_path / "judged")
+    page = evaluate(a_model(classes=CLASSES), table, tmp_path / "evaluated")
     assert page.sections == ["run-details"]
     assert "ReaL accuracy" in page.said and "vitrail.evaluate" in page.said
 
@@ -90,7 +90,7 @@ def test_the_page_of_a_dense_model_shows_pictures(task, tmp_path):
         text = json.dumps({"images": images, "annotations": objects, "categories": names})
         (data / "annotations.json").write_text(text)
         data = data / "annotations.json"
-    page = evaluate(model, data, tmp_path / "judged")
+    page = evaluate(model, data, tmp_path / "evaluated")
     assert "worst-pictures" in page.sections and "classes" in page.sections and page.all("img")
 
 
@@ -99,4 +99,4 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_model_runs(photos, t
     model = a_model(classes=CLASSES)
     model.forward = lambda images: pytest.fail("the model ran")
     with pytest.raises(DiskError, match="file"):
-        evaluate(model, photos, tmp_path / "file" / "judged", max_bad=0.5)
+        evaluate(model, photos, tmp_path / "file" / "evaluated", max_bad=0.5)

@@ -36,7 +36,7 @@ def photos(tmp_path):
     return tmp_path
 
 
-def judge(photos, model=None, say=lambda line: None, **changes):
+def evaluate(photos, model=None, say=lambda line: None, **changes):
     model = shaken() if model is None else model
     return measure_localisation(model, [str(photos / "photos")], photos / "masks", inference=QUIET, say=say, **changes)
 
@@ -48,7 +48,7 @@ def test_images_with_a_mask_are_measured_and_summarised(photos, monkeypatch):
     )
     monkeypatch.setattr(scores, "measure_shares", lambda model, images, mask: next(given))
     said = []
-    result = judge(photos, say=said.append, out=photos / "out")
+    result = evaluate(photos, say=said.append, out=photos / "out")
     assert said == [
         f"1 image without a mask in {photos / 'masks'} left out",
         "1 image left out: the mask covers nothing or everything of what the model sees",
@@ -75,7 +75,7 @@ def test_the_finding_holds_does_not_or_is_not_clear(shares, holds):
 
 
 def test_the_area_is_that_of_what_the_model_sees(photos):
-    result = judge(photos)  # squashed to 32 x 32, nothing is cropped
+    result = evaluate(photos)  # squashed to 32 x 32, nothing is cropped
     assert [row["area"] for row in result.rows] == pytest.approx([0.5, 0.25])
     assert [score.method for score in result.scores] == ["layer 0", "layer 1", "layer 2", "rollout", "gradient"]
 
@@ -100,13 +100,13 @@ def test_masks_without_attention_or_area_are_refused(photos):
     with pytest.raises(DataError, match=r"none of 4 images has a mask in .*empty\n.*0\.png"):
         measure_localisation(shaken(), [str(photos / "photos")], photos / "empty", inference=QUIET)
     with pytest.raises(ConfigError, match="no attention"):
-        judge(photos, shaken(TINY["bit"]))
+        evaluate(photos, shaken(TINY["bit"]))
     with pytest.raises(ConfigError, match="two tables"):
         vitrail.explain(shaken(), str(photos / "photos"), masks=photos / "masks", faithfulness=True)
     for number in (0, 1):
         (photos / "masks" / f"{number}.png").unlink()
     with pytest.raises(DataError, match="no image with a mask could be measured"):
-        judge(photos)
+        evaluate(photos)
     for folder in ("a", "b"):
         (photos / folder).mkdir()
         picture(32, 40).save(photos / folder / "2.png")

@@ -126,8 +126,8 @@ def test_labelled_images_give_the_accuracy_before_and_after(model, tmp_path, pho
     said: list[str] = []
     figures = made(model, tmp_path / "a.onnx", check=photos, max_bad=0.2, log=said.append).figures
     assert (figures["images"], figures["real_images"], figures["metric"]) == (21, True, "top1")
-    judged = vitrail.evaluate(model, photos, quiet=True, max_bad=0.2, log=silent)
-    assert figures["top1_before"] == figures["top1_after"] == judged.figures["top1"]
+    evaluated = vitrail.evaluate(model, photos, quiet=True, max_bad=0.2, log=silent)
+    assert figures["top1_before"] == figures["top1_after"] == evaluated.figures["top1"]
     with pytest.raises(DataError, match="are bad"):
         made(model, tmp_path / "b.onnx", check=photos)
     assert not (tmp_path / "b.onnx").exists()

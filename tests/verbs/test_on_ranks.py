@@ -1,4 +1,4 @@
-"""Several processes judge a model as one does: the same figures, files and errors, and the first one speaks."""
+"""Several processes evaluate a model as one does: the same figures, files and errors, and the first one speaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import vitrail
 from tests.models.tiny import TINY
 from tests.training.on_ranks import write_photographs
 from tests.training.ranks import Pool, Starter, command, start_pool
-from tests.verbs.on_ranks import judge
+from tests.verbs.on_ranks import evaluate
 from vitrail.cli import run
 from vitrail.runtime.distributed import SINGLE
 from vitrail.tasks.classification.classifier import create_classifier
@@ -31,7 +31,7 @@ def pool(tmp_path_factory) -> Pool:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory) -> Path:
-    """36 images to learn from and 12 to judge, 7 of them bad: of three batches the last has no good image."""
+    """36 images to learn from and 12 to evaluate, 7 of them bad: of three batches the last has no good image."""
     return write_photographs(tmp_path_factory.mktemp("photographs"), images=48, bad={3, 4, 15, 32, 36, 40, 44})
 
 
@@ -49,7 +49,7 @@ def twice(pool: Pool, verb: str, model: Path, data: Any, one: dict[str, Any], al
     """The answers of one process and, on a copy of the model, of each of several."""
     copy = model.with_name("copy")
     shutil.copytree(model, copy)
-    return [judge(SINGLE, verb, model, data, one), *pool(WORLD, judge, verb, copy, data, all)]
+    return [evaluate(SINGLE, verb, model, data, one), *pool(WORLD, evaluate, verb, copy, data, all)]
 
 
 def test_an_evaluation(pool, photographs, model, tmp_path):
@@ -86,8 +86,8 @@ def test_a_probe_and_its_cache(pool, photographs, model, tmp_path):
     (figures, _), *answers = twice(pool, "probe", model, photographs, flags, {**flags, "cache": tmp_path / "cache"})
     assert [found for found, _ in answers] == [figures] * WORLD
     kept = sorted((tmp_path / "cache").rglob("*.safetensors"))
-    assert judge(SINGLE, "probe", model, photographs, {**flags, "cache": tmp_path / "cache"})[0] == figures
-    assert pool(WORLD, judge, "probe", model, photographs, {**flags, "cache": tmp_path / "cache"})[0][0] == figures
+    assert evaluate(SINGLE, "probe", model, photographs, {**flags, "cache": tmp_path / "cache"})[0] == figures
+    assert pool(WORLD, evaluate, "probe", model, photographs, {**flags, "cache": tmp_path / "cache"})[0][0] == figures
     assert sorted((tmp_path / "cache").rglob("*.safetensors")) == kept
 
 
@@ -111,7 +111,7 @@ def test_a_transfer(pool, photographs, model, tmp_path):
             assert ours.figures == pytest.approx(cell.figures, abs=1e-6)
     assert [len(lines) for _, lines in answers] == [len(said)] + [0] * (WORLD - 1)
     assert (tmp_path / "all" / "report.html").exists()
-    again = pool(WORLD, judge, "transfer", model.with_name("copy"), data, {**flags, "out": tmp_path / "all"})
+    again = pool(WORLD, evaluate, "transfer", model.with_name("copy"), data, {**flags, "out": tmp_path / "all"})
     assert [found for found, _ in again] == [found for found, _ in answers]
 
 

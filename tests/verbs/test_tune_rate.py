@@ -105,18 +105,18 @@ def test_validation_images_are_needed(tmp_path):
 
 
 def test_a_rate_is_evaluated_on_the_validation_split_alone():
-    judged = []
+    evaluated = []
 
-    def judge(parts):
-        judged.extend(parts.items())
+    def evaluate(parts):
+        evaluated.extend(parts.items())
         return {
             name: SimpleNamespace(figures={"nll": 0.5}, metric=SimpleNamespace(higher_is_better=True)) for name in parts
         }
 
     splits = SimpleNamespace(val="validation images", test="test images")
-    prepared = SimpleNamespace(data=SimpleNamespace(splits=splits), judge=judge)
+    prepared = SimpleNamespace(data=SimpleNamespace(splits=splits), evaluate=evaluate)
     assert module._evaluate_validation(prepared) == {"loss": 0.5}
-    assert judged == [("val", "validation images")]
+    assert evaluated == [("val", "validation images")]
 
 
 def test_the_loss_of_a_task_without_a_likelihood_is_its_first_figure():

@@ -1,4 +1,4 @@
-"""From data to answers: every kind of data trains, is judged the same however it is read, and answers in every table."""
+"""From data to answers: every kind of data trains, is evaluated the same however it is read, and answers in every table."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_only_the_weights_of_a_stated_sha256_are_evaluated(trained: Result, phot
     files = sorted((trained.folder / "model").iterdir())
     listing = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
     sha256 = hashlib.sha256(listing.encode()).hexdigest()  # (cd model; sha256sum * | sha256sum)
-    judged = vitrail.evaluate(trained.folder, photos, sha256=sha256.upper(), max_bad="10%", log=silent, quiet=True)
-    assert judged.figures["images"] > 0
+    evaluated = vitrail.evaluate(trained.folder, photos, sha256=sha256.upper(), max_bad="10%", log=silent, quiet=True)
+    assert evaluated.figures["images"] > 0
     with pytest.raises(CheckpointError, match=f"another SHA-256[\\s\\S]*found {sha256}"):
         vitrail.evaluate(trained.folder, photos, sha256="0" * 64, log=silent, quiet=True)
     with pytest.raises(ConfigError, match="a model in memory"):

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from tests.weights.hostile_pickles import BOMB, SYSTEM
-from tests.weights.strangers import (
+from tests.weights.untrusted import (
     CANARY,
     SHARDS,
     Call,

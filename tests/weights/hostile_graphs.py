@@ -1,4 +1,4 @@
-"""ONNX files from strangers: what each claims or does, and the words with which it is refused."""
+"""ONNX files from untrusted sources: what each claims or does, and the words with which it is refused."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.weights.strangers import (
+from tests.weights.untrusted import (
     CANARY,
     Call,
     Maker,

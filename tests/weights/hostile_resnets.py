@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.weights.strangers import SMALL, Maker, google, npy
+from tests.weights.untrusted import SMALL, Maker, google, npy
 
 HYBRID: dict[str, Any] = {"model": "r50-vit-b16", **SMALL, "stem": (1, 1), "stem_width": 32, "classes": 3}
 BIT: dict[str, Any] = {"model": "bit-r50x1", "depths": (1, 1), "classes": 3}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.each_row import each_row
-from tests.weights.strangers import sound, timm_folder
+from tests.weights.untrusted import sound, timm_folder
 from vitrail.errors import CheckpointError
 from vitrail.weights import load
 from vitrail.weights.resolve import resolve_model

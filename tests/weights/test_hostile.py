@@ -1,4 +1,4 @@
-"""Weights from strangers: whatever a file claims, one message names it, nothing of it runs, and no memory is taken for it."""
+"""Weights from untrusted sources: whatever a file claims, one message names it, nothing of it runs, and it takes no memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.weights.hostile_files import ARCHIVES, FOLDERS, SAFETENSORS
 from tests.weights.hostile_graphs import GRAPHS
 from tests.weights.hostile_pickles import PICKLES, WIDE
 from tests.weights.hostile_resnets import BIT, HYBRID, RESNETS
-from tests.weights.strangers import (
+from tests.weights.untrusted import (
     CANARY,
     Call,
     Maker,
@@ -33,7 +33,7 @@ from vitrail.cli import run
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.weights import load
 
-MOST_LINES, MOST_LETTERS, MOST_BYTES = 15, 2_000, 100 * 2**20
+MAX_LINES, MAX_LETTERS, MAX_BYTES = 15, 2_000, 100 * 2**20
 TABLES = {
     "pickle": PICKLES,
     "safetensors": SAFETENSORS,
@@ -50,12 +50,12 @@ def refused(path: Path, folder: Path) -> str:
     before = memory("VmRSS")
     with pytest.raises(CheckpointError) as caught:
         load(path)
-    assert memory("VmHWM") - before < MOST_BYTES
+    assert memory("VmHWM") - before < MAX_BYTES
     message = str(caught.value)
     assert folder.name in message, "the file is named"
     assert "hint: " in message
-    assert len(message.splitlines()) <= MOST_LINES
-    assert len(message) < MOST_LETTERS
+    assert len(message.splitlines()) <= MAX_LINES
+    assert len(message) < MAX_LETTERS
     assert all(line.isprintable() for line in message.splitlines())
     assert not (folder / CANARY).exists(), "the payload ran"
     assert not Path(CANARY).exists(), "the payload ran"
@@ -167,4 +167,4 @@ def test_a_path_that_cannot_be_is_a_mistake_of_the_command(name, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         load(name)
-    assert len(str(caught.value)) < MOST_LETTERS
+    assert len(str(caught.value)) < MAX_LETTERS

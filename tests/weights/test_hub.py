@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import constants
 
 from tests.each_row import each_row
-from tests.weights.strangers import sharded, sound, timm_folder
+from tests.weights.untrusted import sharded, sound, timm_folder
 from vitrail.cli import run
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.weights import load

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.each_row import each_row
 from tests.models.conftest import shaken
-from vitrail.checksums import seal
+from vitrail.checksums import add_checksum
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
@@ -160,7 +160,7 @@ def test_one_flipped_bit_in_the_tensors_of_a_folder_is_refused(tmp_path, model):
 def changed(folder: Path, **changes: object) -> Path:
     config = folder / "config.json"
     described = {**json.loads(config.read_text()), **changes}
-    config.write_text(json.dumps(seal({name: value for name, value in described.items() if value != "gone"})))
+    config.write_text(json.dumps(add_checksum({name: value for name, value in described.items() if value != "gone"})))
     return folder
 
 

@@ -77,13 +77,13 @@ def test_it_predicts_and_embeds(tmp_path, pictures):
 
 def test_it_is_evaluated_as_any_model(tmp_path):
     path = write_graph(tmp_path / "a.onnx", classes=tuple("0123456789"), channels=1)
-    judgement = vitrail.evaluate(path, "digits", quiet=True, batch=500, log=silent)
+    evaluation = vitrail.evaluate(path, "digits", quiet=True, batch=500, log=silent)
     weight, bias = head_of(10, 1)
     digits = vitrail.load(path)
     images = digits.preprocess(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), dtype=np.uint8))
     np.testing.assert_allclose(digits(images), images.numpy().mean((2, 3)) @ weight.T + bias, rtol=1e-5, atol=1e-6)
-    assert judgement.figures["images"] == 1797
-    assert judgement.figures["top1"] == np.mean(judgement.metric.predicted == judgement.metric.targets)
+    assert evaluation.figures["images"] == 1797
+    assert evaluation.figures["top1"] == np.mean(evaluation.metric.predicted == evaluation.metric.targets)
 
 
 def test_an_encoder_gives_features(tmp_path):

@@ -15,8 +15,8 @@ from safetensors.torch import save
 
 from tests.each_row import each_row
 from tests.weights.hostile_pickles import WIDE
-from tests.weights.strangers import CANARY, Call, sound, torch_legacy, torch_zip, touch
 from tests.weights.test_hostile import refused
+from tests.weights.untrusted import CANARY, Call, sound, torch_legacy, torch_zip, touch
 from vitrail.errors import CheckpointError
 from vitrail.weights import pickled
 
@@ -89,7 +89,7 @@ def test_a_payload_is_refused_by_the_program_that_opens_pickles(tmp_path):
 
 
 def test_unpickling_that_takes_too_long_is_terminated(tmp_path, monkeypatch):
-    monkeypatch.setattr(pickled, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(pickled, "MIN_SECONDS", 0.05)
     monkeypatch.setattr(pickled.pickle_sandbox, "__file__", str(tmp_path / "waits.py"))
     (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)")
     path = torch_zip(lambda folder: sound())(tmp_path)

@@ -14,7 +14,7 @@ import torch
 import vitrail
 from tests.each_row import each_row
 from tests.weights.hub_mirror import COMMIT, serve_mirror
-from tests.weights.strangers import sound, timm_folder
+from tests.weights.untrusted import sound, timm_folder
 from vitrail import weights
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import MODELS

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from vitrail.checksums import seal
+from vitrail.checksums import add_checksum
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.verbs.convert import convert
 from vitrail.weights import load
@@ -32,7 +32,7 @@ def test_a_description_beside_weights_that_lies_is_refused(tmp_path, saved, layo
     beside = tmp_path / "a.json"
     told = json.loads(beside.read_text())
     for words, damage in LIES:
-        beside.write_text(json.dumps(seal(damage(told))))
+        beside.write_text(json.dumps(add_checksum(damage(told))))
         with pytest.raises(VitrailError, match=words):
             load(place)
 
@@ -41,7 +41,7 @@ def test_googles_arrays_show_their_heads_whatever_is_described(tmp_path, saved):
     place = convert(saved(), tmp_path / "a.npz", "google").path
     told = json.loads((tmp_path / "a.json").read_text())
     told["config"]["heads"] = 3
-    (tmp_path / "a.json").write_text(json.dumps(seal(told)))
+    (tmp_path / "a.json").write_text(json.dumps(add_checksum(told)))
     with pytest.raises(CheckpointError, match="its heads is 2, but 3 in the description"):
         load(place)
 

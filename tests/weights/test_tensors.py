@@ -1,4 +1,4 @@
-"""Reading safetensors from strangers: damage is named, bombs are refused from their header, nothing else is read."""
+"""Reading safetensors from untrusted sources: damage is named, bombs are refused from their header, nothing else is read."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_json_that_is_no_object_is_refused(tmp_path, content):
 
 
 def test_json_beyond_the_limit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensors, "MOST_HEADER_BYTES", 10)
+    monkeypatch.setattr(tensors, "MAX_HEADER_BYTES", 10)
     with pytest.raises(CheckpointError, match="longer than 10 bytes"):
         parse_json('{"key": "value"}', "it")
 

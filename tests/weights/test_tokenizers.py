@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.each_row import each_row
 from tests.models.conftest import shaken
 from tests.weights.kinds import a_model
-from vitrail.checksums import seal
+from vitrail.checksums import add_checksum
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
@@ -47,7 +47,7 @@ def described(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     """Edits ``config.json``."""
     description = json.loads((folder / "config.json").read_text())
     edit(description)
-    (folder / "config.json").write_text(json.dumps(seal(description)))
+    (folder / "config.json").write_text(json.dumps(add_checksum(description)))
 
 
 def test_a_tokenizer_comes_back_as_it_was(folder):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, AttentionRecord
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 from vitrail.models.layers import by_hand
 
 Place = tuple[int, int]  # row, column
@@ -182,7 +182,7 @@ def compute_layer_maps(
             shares = compute_query_shares(model, grids[layer], query, images.device)
             maps[layer] = _sum_received(record, Lift(grids[layer], images.device), shares)
 
-    with at_rest(model):
+    with eval_mode(model):
         model.forward_recording(images, on_attention)
     return maps
 

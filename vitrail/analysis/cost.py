@@ -24,7 +24,7 @@ from torch import Tensor
 from vitrail.analysis.equivariance import Model, Pair
 from vitrail.errors import ConfigError
 from vitrail.models import Config, cost_of, create_backbone, sketch
-from vitrail.models.backbone import at_rest, device_of
+from vitrail.models.backbone import device_of, eval_mode
 from vitrail.models.config import changed
 from vitrail.models.cost import image_for
 from vitrail.runtime.timing import time_in_turns
@@ -63,7 +63,7 @@ def measure_cost(model: Model, sizes: Sequence[int | Pair], *, batch: int = 1) -
     """
     configs = [changed(model.config, image_size=size) for size in sizes]
     # inference mode dispatches composite operations whole, so that their inner tensors would not be counted
-    with torch.inference_mode(False), at_rest(model):
+    with torch.inference_mode(False), eval_mode(model):
         return [_measure_point(model, config, batch) for config in configs]
 
 
@@ -207,7 +207,7 @@ def measure_speeds(
         on_pass: called after each pass, such as for progress.
     """
     passes = {name: partial(model, _make_images(model, batches[name], size)) for name, model in models.items()}
-    device, within = device_of(next(iter(models.values()))), lambda name: at_rest(models[name])
+    device, within = device_of(next(iter(models.values()))), lambda name: eval_mode(models[name])
     timings = time_in_turns(passes, rounds=repeats, device=device, within=within, on_call=on_pass)
     speeds = {}
     for name, timing in timings.items():
@@ -247,7 +247,7 @@ def run_largest_batch(model: Model, size: Pair) -> int:
         model(_make_images(model, batch, size))
         torch.accelerator.synchronize(device)
 
-    with at_rest(model) as device:
+    with eval_mode(model) as device:
         return find_largest_batch(step)
 
 
@@ -269,7 +269,7 @@ def measure_memory(model: Model, size: Pair) -> Memory:
         return measure_peak_bytes(lambda: model(_make_images(model, batch, size)), device_of(model))
 
     # inference mode dispatches composite operations whole, so that their inner tensors would not be counted
-    with torch.inference_mode(False), at_rest(model):
+    with torch.inference_mode(False), eval_mode(model):
         one, two = peak(1), peak(2)
     return Memory(max(2 * one - two, 0), max(two - one, 1))
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.models import Backbone, Patches
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 from vitrail.tasks import Task
 
 
@@ -39,7 +39,7 @@ def extract_position_embeddings(model: Task | Backbone) -> Tensor | None:
 
     Returns None if nothing is added: no positions, or positions that act in each block or on attention.
     """
-    with at_rest(model):
+    with eval_mode(model):
         images = _read_first_layer(model).new_zeros(1, model.config.in_channels, *model.config.image_size)
         x, grid, _ = model.patchify(images)
         added = model.place(Patches(torch.zeros_like(x), grid)).x[0].unflatten(0, grid)  # (h, w, D)

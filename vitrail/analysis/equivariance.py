@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches, Tokens
-from vitrail.models.backbone import at_rest, device_of, takes_subsets
+from vitrail.models.backbone import device_of, eval_mode, takes_subsets
 from vitrail.tasks import Task
 
 Model = Task | Backbone
@@ -72,7 +72,7 @@ def measure_shift_response(model: Model, images: Tensor, shifts: Sequence[int] |
     def answer_window(shift: int) -> _Answers:
         return _compute_answers(model, _crop_window(images, size, (shift, shift)), model.forward_features)
 
-    with at_rest(model):
+    with eval_mode(model):
         still = answer_window(0)
         return {shift: _compare_answers(still, answer_window(shift)) for shift in shifts}
 
@@ -93,7 +93,7 @@ def measure_map_equivariance(model: Model, images: Tensor) -> list[MapEquivarian
         images: (B, C, H, W), larger than the model's ``image_size`` by at least the largest stride, or a `ConfigError` is raised.
     """
     images, size, strides = check_images(images), model.config.image_size, model.config.cells
-    with at_rest(model) as device:
+    with eval_mode(model) as device:
         _check_room(images, size, (0, 0))
         first = model.feature_maps(_crop_window(images[:1], size, (0, 0)).to(device))
         margins = [_find_margin(map_) for map_ in first]
@@ -137,7 +137,7 @@ def measure_permutation_response(model: Model, images: Tensor) -> PermutationRes
         x, grid, ids = model.patchify(images)
         return model.encode(Patches(x[:, _draw_order(x.shape[1])], grid, ids))
 
-    with at_rest(model):
+    with eval_mode(model):
         whole = _compute_answers(model, images, model.forward_features)
         pixels = _compare_answers(whole, _compute_answers(model, cut, model.forward_features))
         if not takes_subsets(model.config):

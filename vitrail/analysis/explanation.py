@@ -21,7 +21,7 @@ from vitrail.data.imagenet import index_classes
 from vitrail.errors import ConfigError, nearest
 from vitrail.images.decode import MAX_PIXELS, BadImage
 from vitrail.markup import image_uri, tag
-from vitrail.models.backbone import at_rest, device_of
+from vitrail.models.backbone import device_of, eval_mode
 from vitrail.rows import show_facts
 from vitrail.tasks import Task
 from vitrail.tasks.dense.answer import Subject
@@ -226,7 +226,7 @@ def _find_subject(model: Task, prepared: PreparedImage, options: ExplainOptions)
     """Returns what is explained of a dense task; None for other tasks, and for methods that explain no answer."""
     if not isinstance(model, DenseTask) or options.method not in PLACED:
         return None
-    with at_rest(model):
+    with eval_mode(model):
         outputs = model(prepared.images).float()
     return model.find_subject(outputs, prepared.frames, target=options.target, box=options.box)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.analysis.attention import Lift
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, AttentionRecord
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class HeadStatistics:
             raise ConfigError(fact, "use separate statistics for each size")
         self.lifts = self.lifts or [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
         sums_by_layer: list[Tensor] = []
-        with at_rest(self.model):
+        with eval_mode(self.model):
             logits = self.model.forward_recording(
                 images, lambda record: sums_by_layer.append(self._sum_figures(record, self.lifts[len(sums_by_layer)]))
             )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.equivariance import Model, Pair, check_images
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 
 AT_ONCE = 4  # images per pass; small, as gradients need all activations
 
@@ -39,7 +39,7 @@ def measure_locality(model: Model, images: Tensor) -> list[Locality]:
     """
     generator, (height, width) = torch.Generator().manual_seed(0), check_images(images).shape[2:]
     measured, strides, uniforms = [], model.config.cells, []
-    with at_rest(model, gradients=True) as device:
+    with eval_mode(model, gradients=True) as device:
         for part in images.split(AT_ONCE):
             pixels = part.detach().to(device, copy=True).requires_grad_()
             maps = model.feature_maps(pixels)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.models import Config
-from vitrail.models.backbone import at_rest, device_of
+from vitrail.models.backbone import device_of, eval_mode
 from vitrail.models.config import StagedConfig, grid_of
 from vitrail.tasks import Task
 
@@ -79,7 +79,7 @@ def measure_versions(model: Task, images: Tensor, measure: Measure, versions: in
 
     ``make`` gets its arguments on the model's device.
     """
-    with at_rest(model) as device:
+    with eval_mode(model) as device:
         found = torch.empty(len(images) * versions, device=device)
         for start in range(0, len(found), batch):
             stop = min(start + batch, len(found))

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitrail.analysis.attention import Lift, compute_query_shares, spread_to_finer
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionRecord
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 from vitrail.tasks.dense.task import DenseTask
 
 Matrix = Callable[[AttentionRecord, slice, Lift], Tensor]
@@ -43,7 +43,7 @@ def rollout(model: Any, images: Tensor) -> Tensor:
         weights = lift.mask_outside(record.weights(rows), rows).mean(1)  # (B, R, K)
         return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
-    with at_rest(model):
+    with eval_mode(model):
         records: list[AttentionRecord] = []
         model.forward_recording(images, records.append)
         shares = _start_at_pooled(model, images)
@@ -67,7 +67,7 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
     if not model.config.classes:
         what = "the model has no head, so there is no prediction to explain"
         raise ConfigError(what, "train one: `vitrail train DATA --init MODEL`")
-    with at_rest(model, gradients=True):
+    with eval_mode(model, gradients=True):
         records: list[AttentionRecord] = []
         # a copy that requires a gradient, as the parameters may be frozen
         logits = model.forward_recording(images.clone().requires_grad_(), records.append)
@@ -102,7 +102,7 @@ def relevance_of_score(model: DenseTask, images: Tensor, score: Callable[[Tensor
     Args:
         score: from outputs of the task to (B,).
     """
-    with at_rest(model, gradients=True):
+    with eval_mode(model, gradients=True):
         records: list[AttentionRecord] = []
         # a copy that requires a gradient, as the parameters may be frozen
         images = images.clone().requires_grad_()

@@ -39,7 +39,7 @@ def build_app(only: str | None = None) -> App:
     """Returns the application with all its verbs; with ``only`` the others have no options, for a quick start."""
     app = App(
         name="vitrail",
-        help="The Vision Transformer workbench: train, fine-tune, judge and use ViTs on your own images.",
+        help="The Vision Transformer workbench: train, fine-tune, evaluate and use ViTs on your own images.",
         version=_version,
         help_epilogue="Start with `vitrail train digits`. Errors say what to do; --debug shows the traceback.",
     )

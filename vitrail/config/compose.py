@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import OF_TASK, find_recipe
-from vitrail.config.schema import TASK_VERBS, Run, Unlabelled
+from vitrail.config.schema import TASK_ALIASES, Run, Unlabelled
 from vitrail.config.units import numbers, parse_fraction, seconds, size_in_pixels
 from vitrail.errors import ConfigError, nearest
 
@@ -55,7 +55,7 @@ def compose_run(
     else:
         objective = _group(asked, "objective").get("name") or "supervised"
         task = asked.get("task") or annotated
-        task = TASK_VERBS.get(str(task), task)
+        task = TASK_ALIASES.get(str(task), task)
         otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
         otherwise = OF_TASK.get(str(task), otherwise)
         name = recipe or asked.get("recipe") or (otherwise if objective == "supervised" else objective)

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 
 from vitrail.config.parse import flatten, plain
 from vitrail.data.augment.policy import Augment
-from vitrail.data.sources.bad_images import MOST_BAD
+from vitrail.data.sources.bad_images import MAX_BAD
 from vitrail.errors import ConfigError, nearest
 from vitrail.images.pixel_range import check_levels
 from vitrail.untrusted.limits import PIXELS
 
-TaskVerb = Literal["classify", "segment", "detect"]
+TaskAlias = Literal["classify", "segment", "detect"]
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
 Parallel = Literal["replicate", "shard", "hybrid"]
@@ -31,7 +31,7 @@ def _demand(holds: bool, what: str, remedy: str) -> None:
 
 
 # what a task is called on the command line
-TASK_VERBS = {"classify": "classification", "segment": "segmentation", "detect": "detection"}
+TASK_ALIASES = {"classify": "classification", "segment": "segmentation", "detect": "detection"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class DataSettings:
     repeats: Annotated[int, "times that each image of a batch is repeated with another augmentation"] = 1
     workers: Annotated[int | None, "processes that read images; by default as many as the cores allow"] = None
     on_bad: Annotated[Literal["skip", "stop"], "skip bad images, or stop at the first"] = "skip"
-    max_bad: Annotated[float, "maximum share of images or objects that cannot be read before the run stops"] = MOST_BAD
+    max_bad: Annotated[float, "maximum share of images or objects that cannot be read before the run stops"] = MAX_BAD
     channels: Annotated[int | None, "channels of the images; null follows the data or the weights"] = None
     decoded: Annotated[
         str | None, "folder in which decoded small images are kept, and shared by processes; null decodes into memory"
@@ -297,8 +297,8 @@ class Run:
     save: SaveSettings = SaveSettings()
 
     def __post_init__(self) -> None:
-        if self.task in TASK_VERBS:
-            object.__setattr__(self, "task", TASK_VERBS[self.task])
+        if self.task in TASK_ALIASES:
+            object.__setattr__(self, "task", TASK_ALIASES[self.task])
         _demand(0 <= self.seed < 2**31, f"seed is {self.seed}", "give a whole number from 0 to 2147483647")
 
     @property

@@ -20,7 +20,7 @@ from vitrail.data.sources.contents import Arrays, UserDataset, choose_evenly
 from vitrail.data.sources.deep_files import DeepFiles
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
-from vitrail.files import disk_errors, read_sealed, stage_file, write_sealed
+from vitrail.files import disk_errors, read_checksummed, stage_file, write_checksummed
 from vitrail.images.decode import BadImage, decode, header_size
 
 SMALL = 64  # maximum pixels per side
@@ -102,7 +102,7 @@ def _share(source: Source, size: tuple[int, int], channels: int, folder: Path) -
     """Returns the result of `_decode` with its images mapped from a file in ``folder``, written if missing or damaged."""
     name = _hash_contents(source, size, channels)
     path, about = folder / f"{name}.npy", folder / f"{name}.json"
-    stored = read_sealed(about)
+    stored = read_checksummed(about)
     if stored is not None and (images := _map(path)) is not None and zlib.crc32(images.data) == stored["crc"]:
         return images, {int(row): reason for row, reason in stored["bad"].items()}
     if (decoded := _decode(source, size, channels)) is None:
@@ -113,7 +113,7 @@ def _share(source: Source, size: tuple[int, int], channels: int, folder: Path) -
         with stage_file(path) as staged, open(staged, "wb") as file:
             np.save(file, images)
     # the description last: of several processes that write both, each writes the same
-    write_sealed(about, {"crc": zlib.crc32(images.data), "bad": reasons})
+    write_checksummed(about, {"crc": zlib.crc32(images.data), "bad": reasons})
     mapped = _map(path)
     return images if mapped is None else mapped, reasons
 

@@ -30,8 +30,8 @@ CHOICES = {
     "crop_rounding": get_args(CropRounding),
     "interpolation": get_args(Interpolation),
 }
-MOST_SIDE = 16_384  # pixels of a model's input; guards against absurd values in untrusted weights
-LEAST_STD = 1e-6  # of values in [0, 1]; far smaller ones make every pixel infinite
+MAX_SIDE = 16_384  # pixels of a model's input; guards against absurd values in untrusted weights
+MIN_STD = 1e-6  # of values in [0, 1]; far smaller ones make every pixel infinite
 # an extreme aspect ratio can exceed this many pixels after resizing; then only the crop is computed
 WHOLE_PIXELS = 16_000_000
 
@@ -73,17 +73,17 @@ class Preprocessing:
             if getattr(self, name) not in names:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), names))
         sides = (*self.size, *([] if self.resize_to is None else [self.resize_to]))
-        if len(self.size) != 2 or not all(isinstance(side, int) and 1 <= side <= MOST_SIDE for side in sides):
+        if len(self.size) != 2 or not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in sides):
             fact = f"size is {self.size}" + (f", resize_to {self.resize_to}" if len(sides) > 2 else "")
-            raise ConfigError(fact, f"give (height, width) in pixels, whole numbers up to {MOST_SIDE:,}")
+            raise ConfigError(fact, f"give (height, width) in pixels, whole numbers up to {MAX_SIDE:,}")
         scaled = self.resize == "short" or (self.resize == "squash" and self.resize_to is not None)
         if scaled and (self.resize_to or 0) < min(self.size):
             fact = f"resize_to is {self.resize_to}, below the {min(self.size)} pixels of the crop"
             raise ConfigError(fact, f"set it to {min(self.size)} or more")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
-        if len(self.mean) != len(self.std) or not finite or min(self.std, default=0) < LEAST_STD:
+        if len(self.mean) != len(self.std) or not finite or min(self.std, default=0) < MIN_STD:
             fact = f"mean {self.mean} and std {self.std}"
-            raise ConfigError(fact, f"give one mean and one positive std of {LEAST_STD:g} or more per channel")
+            raise ConfigError(fact, f"give one mean and one positive std of {MIN_STD:g} or more per channel")
         if self.pixel_range is not None:
             check_levels(self.pixel_range)
 

@@ -6,7 +6,7 @@ so a batch may span two epochs, and every batch is full.
 Storage that is read in units (row groups of Parquet) is permuted in windows: in every epoch the units are permuted, so many
 that follow one another as fit in memory are a window, and the samples of a window are permuted. Otherwise nearly every image
 would read a unit anew. Large files that are fetched as a whole (`StoredUnits`) are permuted likewise, one window in memory at a
-time, and more samples than `MOST_SORTED` are permuted without any table.
+time, and more samples than `MAX_SORTED` are permuted without any table.
 
 Axes: n samples of the source, B positions of a batch.
 """
@@ -22,7 +22,7 @@ from vitrail.data.rng import permutation, permute
 from vitrail.data.sources.contents import StoredUnits, Units
 
 MEASURED = 8  # windows of stored units whose labels are looked at
-MOST_SORTED = 50_000_000  # samples whose permutation is computed as a whole: 0.4 GB
+MAX_SORTED = 50_000_000  # samples whose permutation is computed as a whole: 0.4 GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class TrainStream:
                 here, start = windows == window, int(ends[window - 1]) if window else 0
                 samples[here] = _samples_of_window(self.seed, epoch, window, self.units)[places[here] - start]
             return samples
-        if self.units is None and self.images > MOST_SORTED:
+        if self.units is None and self.images > MAX_SORTED:
             return permute(places, self.seed, epoch, self.images, stream="order of many")
         return order_of_epoch(self.seed, epoch, self.images, self.units)[places]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.preprocessing import MOST_SIDE, Preprocessing
+from vitrail.data.preprocessing import MAX_SIDE, Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.images.decode import size_of
 from vitrail.images.pixel_range import Levels
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OVERLAP = 0.25  # of a window with the next one, in shares of its side, at least
-MOST = 1_000  # windows of a picture
+MAX_WINDOWS = 1_000  # windows of a picture
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Windows:
     zoom: float
 
     def __post_init__(self) -> None:
-        most = min(1 + (math.isqrt(MOST) - 1) * (1 - OVERLAP), MOST_SIDE / max(self.whole.size))
+        most = min(1 + (math.isqrt(MAX_WINDOWS) - 1) * (1 - OVERLAP), MAX_SIDE / max(self.whole.size))
         if not 1 <= self.zoom <= most:
             remedy = f"give a number from 1, which shows whole pictures, to {most:g}"
             raise ConfigError(f"zoom is {self.zoom:g}", remedy)

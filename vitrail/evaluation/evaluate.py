@@ -23,7 +23,7 @@ from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.intervals import bound_percentiles, draw_weights, estimate_interval, paired_difference
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import Change, rows_of_rank, run_model, share_bad_images
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 from vitrail.rows import Scores
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.progress import ProgressBar
@@ -139,7 +139,7 @@ def compute_metric(
     noted: dict[str, str] = {}
     computed: list[tuple[int, Metric, tuple[Tensor, Targets] | None]] = []  # of every batch, with its first row
     failure: VitrailError | None = None
-    with at_rest(model):
+    with eval_mode(model):
         on_bad = bad if ranks.is_single else noted.__setitem__
         batches = run_model(model, own, options, bad=on_bad, change=change, progress=progress)
         for _ in range(-(-len(range(0, len(source), size)) // ranks.world)):

@@ -141,7 +141,7 @@ def resample_means(values: np.ndarray, *, seed: int, resamples: int) -> np.ndarr
 def draw_weights(images: int, *, seed: int, resamples: int) -> Iterator[np.ndarray]:
     """Yields how often each of N images is in each of ``resamples`` samples with replacement: (rows, N) int64.
 
-    The same seed gives the same samples, whatever is judged on them.
+    The same seed gives the same samples, whatever is evaluated on them.
     """
     generator = np.random.default_rng(seed)
     rows = max(CELLS // images, 1)

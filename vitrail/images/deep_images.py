@@ -32,7 +32,7 @@ from vitrail.images.pixel_range import Levels
 from vitrail.untrusted.limits import PIXELS
 
 SAMPLES_PER_PIXEL = 277  # a tag of TIFF
-MOST_BANDS = 32  # of a TIFF of as many pixels as are read
+MAX_BANDS = 32  # of a TIFF of as many pixels as are read
 
 # both log every fault of a TIFF, which is in the reason of the bad image
 for name in ("PIL.TiffImagePlugin", "tifffile"):
@@ -149,8 +149,8 @@ def _read_tiff(content: bytes, max_pixels: int) -> NDArray[np.generic]:
             page = file.pages.first
             bands, size = page.samplesperpixel, (page.imagewidth, page.imagelength)
             check_pixels(size, max_pixels)
-            if bands > MOST_BANDS:
-                check_pixels((size[0] * bands, size[1]), max_pixels * MOST_BANDS)
+            if bands > MAX_BANDS:
+                check_pixels((size[0] * bands, size[1]), max_pixels * MAX_BANDS)
             values = page.asarray()
     except BadImage:
         raise

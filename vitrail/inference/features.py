@@ -30,7 +30,7 @@ from vitrail.files import disk_errors, replace_file, settle_folder
 from vitrail.inference.options import InferenceOptions, tune_options
 from vitrail.inference.outputs import rows_of_rank, run_model, share_bad_images
 from vitrail.models import device_of
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
@@ -301,7 +301,7 @@ def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadIma
     noted: dict[str, str] = {}
     found: Found = {}
     shown = {"processes": ranks.world, "quiet": options.quiet}
-    with ranks.share_errors(), at_rest(model), ProgressBar(title, len(source), **shown) as progress:
+    with ranks.share_errors(), eval_mode(model), ProgressBar(title, len(source), **shown) as progress:
         how = {"bad": bad if ranks.is_single else noted.__setitem__, "progress": progress}
         for batch, features in run_model(model, own, options, verb=model.features, **how):
             found.update(zip(rows[batch.ids[:, 1]].tolist(), features.cpu().numpy()))

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.bad_images import MOST_BAD
+from vitrail.data.sources.bad_images import MAX_BAD
 from vitrail.data.sources.mask_folders import list_images
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.scan import Scan
@@ -128,7 +128,7 @@ def open_split(
     *,
     labelled: bool = True,
     class_map: Path | None = None,
-    max_bad: float = MOST_BAD,
+    max_bad: float = MAX_BAD,
 ) -> tuple[str, Source]:
     """Opens the split to evaluate on, cut off as it was for the training where the data have none of their own.
 

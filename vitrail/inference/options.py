@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import weights
-from vitrail.data.sources.bad_images import MOST_BAD, BadImages
+from vitrail.data.sources.bad_images import MAX_BAD, BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.models import device_of, sketch
@@ -51,7 +51,7 @@ class InferenceOptions:
     tune: bool = False
     plan: ExecutionPlan | None = None
     on_bad: Literal["skip", "stop"] = "skip"
-    max_bad: float = MOST_BAD
+    max_bad: float = MAX_BAD
     max_pixels: int = PIXELS
     quiet: bool = False
 

@@ -267,7 +267,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def at_rest(model: nn.Module, *, gradients: bool = False) -> Iterator[torch.device]:
+def eval_mode(model: nn.Module, *, gradients: bool = False) -> Iterator[torch.device]:
     """Sets the model to evaluation mode within the block, without gradients unless requested, and restores its mode.
 
     Yields the device of its parameters.

@@ -161,7 +161,7 @@ class Windows(NamedTuple):
         held = self.cut(self.lay(places, fill=-1).flatten(0, 1)[..., 0])  # (n, S)
         columns = held[:, None].expand(-1, self.side**2, -1)  # (n, S, S)
         if self.shift:
-            columns = columns.masked_fill(self.strangers(held.device), -1)
+            columns = columns.masked_fill(self.different_regions(held.device), -1)
         return AttentionGrid(0, (height, width), (height, width), cell, held.flatten(), columns.flatten(0, 1))
 
     def offsets(self, window: int, device: torch.device) -> Tensor:
@@ -170,7 +170,7 @@ class Windows(NamedTuple):
         down, right = (axis[:, None] - axis + window - 1 for axis in (places // self.side, _modulo(places, self.side)))
         return down * (2 * window - 1) + right
 
-    def strangers(self, device: torch.device) -> Tensor:
+    def different_regions(self, device: torch.device) -> Tensor:
         """Returns a mask of pairs that are in the same window only because of the roll: (n, S, S)."""
         below, right = (
             torch.arange(count * self.side, device=device) >= count * self.side - self.shift
@@ -217,7 +217,7 @@ class WindowAttention(nn.Module):
             # the offset of query (y, x) and key (s - 1 - y', s - 1 - x') is (y + y', x + x'), counted from the smallest
             pairs = offsets.unfold(0, side, 1).unfold(1, side, 1).flip(-2, -1)  # (s, s, H, s, s)
             bias = pairs.permute(2, 0, 1, 3, 4).reshape(1, self.heads, side**2, side**2)
-        return bias.masked_fill(windows.strangers(table.device)[:, None], -math.inf) if windows.shifts else bias
+        return bias.masked_fill(windows.different_regions(table.device)[:, None], -math.inf) if windows.shifts else bias
 
     def forward(self, x: Tensor, windows: Windows, on_attention: OnAttention | None = None) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""

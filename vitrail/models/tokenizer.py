@@ -22,7 +22,7 @@ from vitrail.models.config import CheckedConfig, Count, Pair, Positive, Stages
 from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import Conv, Dense, LayerNorm, PatchEmbed, residual_stream, whole_patches
 
-MOST_CODES = 2**16
+MAX_CODES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class TokenizerConfig(CheckedConfig):
 
     def _check_together(self) -> None:
         self._check("levels", min(self.levels) > 1, "integers of at least 2, such as (8, 8, 8)")
-        self._check("levels", self.vocabulary <= MOST_CODES, f"numbers whose product is {MOST_CODES:,} or less")
+        self._check("levels", self.vocabulary <= MAX_CODES, f"numbers whose product is {MAX_CODES:,} or less")
 
     @property
     def vocabulary(self) -> int:

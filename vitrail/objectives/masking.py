@@ -34,7 +34,7 @@ from vitrail.objectives.objective import Objective
 
 Grid = tuple[int, int]  # rows, columns
 ATTEMPTS = 10  # to draw a block
-LEAST = 16 / 196  # smallest area of a block, relative to the grid
+MIN_AREA = 16 / 196  # smallest area of a block, relative to the grid
 NARROWEST = 0.3  # smallest height / width of a block; the largest is its inverse
 
 
@@ -70,7 +70,7 @@ def block_mask(ids: NDArray[np.int64], grid: Grid, count: int, seed: int) -> NDA
 def _rectangles(chances: NDArray[np.float64], largest: NDArray[np.int64], grid: Grid) -> NDArray[np.bool_]:
     """One rectangle of up to ``largest`` (B,) cells per four numbers in [0, 1); empty if it exceeds the grid: (B, h, w)."""
     of_area, of_shape, *places = chances.T
-    least = max(LEAST * math.prod(grid), 1)
+    least = max(MIN_AREA * math.prod(grid), 1)
     area = least + of_area * (largest - least)
     aspect = np.exp((2 * of_shape - 1) * math.log(NARROWEST))
     lines = []  # rows, then columns
@@ -195,7 +195,7 @@ class Masked(Objective):
 SIDES = {"mean": 1, "downsized": 4}  # of the square of colours to which a patch is averaged
 TARGETS = (*SIDES, "pixels")
 LEVELS = 8  # of each channel of a colour, 3 bits
-MOST_CHANNELS = 5  # 8^5 colours are 32,768 classes
+MAX_CHANNELS = 5  # 8^5 colours are 32,768 classes
 SWAPPED = KEPT = 0.1  # fractions of the corrupted patches; the others are hidden
 GREY = 0.5
 
@@ -308,7 +308,7 @@ def count_outputs(config: Config, target: str) -> int:
     channels = config.in_channels
     if target == "pixels":
         return channels * math.prod(config.patch_size)
-    if channels > MOST_CHANNELS:
+    if channels > MAX_CHANNELS:
         what = f"colours of {channels} channels with {LEVELS} levels each are {LEVELS**channels:,} classes"
         raise ConfigError(what, "set target='pixels'")
     return SIDES[target] ** 2 * LEVELS**channels

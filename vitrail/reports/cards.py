@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from vitrail.files import disk_errors, replace_file
 from vitrail.markup import Markup, safe
 from vitrail.reports.classification import ClassificationFacts
-from vitrail.reports.facts import JudgedRun, RunFacts, as_yaml, describe_compute
+from vitrail.reports.facts import EvaluatedRun, RunFacts, as_yaml, describe_compute
 from vitrail.reports.metric_names import METRICS, metric_of
 from vitrail.reports.pretraining import PretrainingFacts, format_known
 from vitrail.text import THIN, large, plural
@@ -38,12 +38,12 @@ def write_card(folder: Path, card: str) -> Path:
     return path
 
 
-def default_card(judged: JudgedRun) -> str:
+def default_card(evaluated: EvaluatedRun) -> str:
     """Returns the card of a model without one of its own: its metrics and how it was trained."""
-    name, figures = judged.model.name, judged.judgement.figures
+    name, figures = evaluated.model.name, evaluated.result.figures
     metrics = [(metric_of(name), value) for name, value in figures.items()]
     lines = [f"{metric.heading}: {metric.format(value)}" for metric, value in metrics]
-    return render_card("card.md", RunFacts(**judged.facts), name, name, name=name, metrics=lines)
+    return render_card("card.md", RunFacts(**evaluated.facts), name, name, name=name, metrics=lines)
 
 
 def classification_card(facts: ClassificationFacts) -> str:

@@ -19,7 +19,7 @@ from vitrail.markup import Markup
 from vitrail.models import device_of
 from vitrail.reports import training_curves as curves
 from vitrail.reports.charts import confusion_chart, reliability_chart
-from vitrail.reports.facts import SPLITS, JudgedRun, RunFacts, list_classes
+from vitrail.reports.facts import SPLITS, EvaluatedRun, RunFacts, list_classes
 from vitrail.reports.metric_names import METRICS, short_percent
 from vitrail.reports.page import Cell, Table
 from vitrail.reports.pictures import Picture, data_uri, overlay_attention, photograph
@@ -72,7 +72,7 @@ class ClassificationFacts(RunFacts):
     mistakes: Sequence[Mistake] = ()
 
     @property
-    def judged(self) -> bool:
+    def has_evaluation(self) -> bool:
         return self.metric is not None and len(self.metric.keys) > 0
 
     @property
@@ -80,29 +80,29 @@ class ClassificationFacts(RunFacts):
         return SPLITS.get(self.split, self.split)
 
 
-def describe(run: JudgedRun) -> ClassificationFacts:
+def describe(run: EvaluatedRun) -> ClassificationFacts:
     """Returns the facts of the card, and of the report but for the mistakes."""
-    judgement = run.judgement
+    result = run.result
     return ClassificationFacts(
         **run.facts,
-        classes=judgement.classes,
+        classes=result.classes,
         class_counts={name: part.counts().tolist() for name, part in run.splits.items()},
-        split=judgement.split,
-        figures=judgement.figures,
+        split=result.split,
+        figures=result.figures,
         multi_label=run.model.multi_label,
-        metric=judgement.metric,
+        metric=result.metric,
     )
 
 
-def find_mistakes(model: Task, source: Source, judgement: EvaluationResult, most: int = 12) -> tuple[Mistake, ...]:
+def find_mistakes(model: Task, source: Source, result: EvaluationResult, most: int = 12) -> tuple[Mistake, ...]:
     """Returns the misclassified images with the highest confidence, each with the attention map of the last layer."""
     rows = {key: row for row, key in enumerate(map(str, source.keys))}
     mistakes = []
-    for index in judgement.metric.worst(most):  # type: ignore[missing-attribute]
-        key = judgement.keys[index]
+    for index in result.metric.worst(most):  # type: ignore[missing-attribute]
+        key = result.keys[index]
         picture = model.picture(source.read(rows[key]).content)  # (C, h, w)
         attention, reach = last_attention(model, picture)
-        true, predicted, confidence = judgement.metric.describe(index)  # type: ignore[missing-attribute]
+        true, predicted, confidence = result.metric.describe(index)  # type: ignore[missing-attribute]
         mistakes.append(
             Mistake(
                 key=key,
@@ -133,7 +133,7 @@ def write_report(folder: Path, facts: ClassificationFacts) -> Path:
     Raises `DiskError` if the folder cannot be written.
     """
     drawn, counts, calibration = {}, None, None
-    if facts.judged:
+    if facts.has_evaluation:
         calibration = facts.metric.calibration
         drawn["reliability"] = reliability_chart(calibration)
         if not facts.multi_label and len(facts.classes) >= 2:
@@ -152,7 +152,7 @@ def write_report(folder: Path, facts: ClassificationFacts) -> Path:
         best=curves.best(facts.records, *best),
         figure=explain(facts),
         confusion=None if counts is None else describe_confusion(counts, facts.classes, drawn.get("confusion")),
-        classes=list_scores(facts) if facts.judged else None,
+        classes=list_scores(facts) if facts.has_evaluation else None,
         mistakes=[(mistake, *show(mistake)) for mistake in facts.mistakes],
         calibration=calibration,
         reliability=drawn.get("reliability"),
@@ -174,7 +174,7 @@ def plot_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Markup]:
 
 def warn(facts: ClassificationFacts) -> list[str]:
     """Returns sentences about results that should not be relied on: few images, or probabilities that are far off."""
-    words = warn_of_few(len(facts.metric.keys)) if facts.judged else []
+    words = warn_of_few(len(facts.metric.keys)) if facts.has_evaluation else []
     if (error := facts.figures.get("ece", math.nan)) >= MISCALIBRATED:
         words.append(
             f"The expected calibration error is {percent(error, 0)}. Do not use the confidences as probabilities before "
@@ -200,7 +200,7 @@ def explain(facts: ClassificationFacts) -> dict[str, Any]:
         ),
     }
     commonest = None
-    if facts.judged:
+    if facts.has_evaluation:
         count = len(facts.metric.keys)
         figure |= {
             "images": plural(count, f"{facts.split_name} image"),

@@ -22,7 +22,7 @@ from vitrail.reports.charts import (
     horizontal_axis,
     line,
 )
-from vitrail.reports.facts import JudgedRun, list_classes
+from vitrail.reports.facts import EvaluatedRun, list_classes
 from vitrail.reports.metric_names import SIZES
 from vitrail.reports.page import Cell, Table
 from vitrail.reports.samples import draw_chosen
@@ -98,9 +98,9 @@ def share_axes() -> tuple[Axis, Axis]:
     return horizontal_axis(0, 1), Axis(0, 1, HEIGHT - BOTTOM, TOP, words=lambda value: percent(value, 0))
 
 
-def describe(judged: JudgedRun, metric: BoxMetric) -> dict[str, Any]:
+def describe(evaluated: EvaluatedRun, metric: BoxMetric) -> dict[str, Any]:
     """Returns the values of the sections that only detectors have."""
-    assert isinstance(judged.model, Detector), judged.model.name
+    assert isinstance(evaluated.model, Detector), evaluated.model.name
     found, names = not math.isnan(metric.threshold), (*metric.classes, NOTHING)
     curves, confusion = draw_detection_charts(metric), None
     drawn = dict(curves)
@@ -113,20 +113,20 @@ def describe(judged: JudgedRun, metric: BoxMetric) -> dict[str, Any]:
         )
         chart = drawn.get("confusion")
         confusion = describe_confusion(metric.confusion, names, chart, noun="object", about=about)
-    shown = metric.threshold if found else judged.model.threshold  # the least score of a box that is shown
+    shown = metric.threshold if found else evaluated.model.threshold  # the least score of a box that is shown
     return {
         "template": "detection.html",
-        "task": {"Task": judged.model.name, "Classes": list_classes(judged.judgement.classes)},
+        "task": {"Task": evaluated.model.name, "Classes": list_classes(evaluated.result.classes)},
         "warnings": warn_of_few(len(metric.keys)),
         "precision": list(curves.values()),
         "best_threshold": metric.threshold,
-        "threshold": judged.model.threshold,
+        "threshold": evaluated.model.threshold,
         "shown_threshold": shown,
         "errors": list_errors(metric) if found else None,
-        "sizes": list_sizes(metric, judged.judgement.figures),
+        "sizes": list_sizes(metric, evaluated.result.figures),
         "confusion": confusion,
         "drawn": drawn,
-        **draw_chosen(judged, metric, shown),
+        **draw_chosen(evaluated, metric, shown),
     }
 
 

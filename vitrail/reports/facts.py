@@ -80,17 +80,17 @@ class RunFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgedRun:
+class EvaluatedRun:
     """A finished run with its evaluation, from which the report and the model card are written.
 
-    ``facts`` are the fields of `RunFacts`; ``source`` holds the images of ``splits`` that ``judgement`` was computed on.
+    ``facts`` are the fields of `RunFacts`; ``source`` holds the images of ``splits`` that ``result`` was computed on.
     """
 
     facts: Mapping[str, Any]
     model: Task
     splits: Mapping[str, Source]
     source: Source
-    judgement: EvaluationResult
+    result: EvaluationResult
 
 
 def describe_model(

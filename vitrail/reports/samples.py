@@ -22,11 +22,11 @@ from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.source import Item, Source
 from vitrail.images.masks import IGNORED
 from vitrail.markup import image_uri
-from vitrail.models.backbone import at_rest
-from vitrail.reports.facts import JudgedRun
+from vitrail.models.backbone import eval_mode
+from vitrail.reports.facts import EvaluatedRun
 from vitrail.tasks import Detector, Segmenter, Task
 from vitrail.tasks.dense.drawing import BACKGROUND, class_colours, draw_annotation, draw_boxes, scale_to_show, to_hex
-from vitrail.tasks.detection.matching import ERRORS, MOST, NONE, Detected, match
+from vitrail.tasks.detection.matching import ERRORS, MAX_DETECTIONS, NONE, Detected, match
 from vitrail.tasks.detection.metric import BoxMetric, read_truths
 from vitrail.tasks.pictures import to_pixels
 from vitrail.tasks.segmentation.metric import MapMetric
@@ -77,11 +77,13 @@ def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: fl
 
 
 def draw_boxes_of(model: Detector, item: Item, threshold: float) -> Sample:
-    """Returns the boxes of one picture, matched at an IoU of 0.5 as they are judged, with words on those that are wrong."""
+    """Returns the boxes of one picture, matched at an IoU of 0.5 as they are evaluated, with words on those that are wrong."""
     image, outputs, frames = compute_outputs(model, item)
     height, width = map(int, frames.pictures[0])
     found = model.place_in_pictures(model.detect(outputs), frames)[0]
-    found = found[found[:, 4] >= threshold][:MOST]  # (D, 6), those of a class are at most as many as are matched
+    found = found[found[:, 4] >= threshold][
+        :MAX_DETECTIONS
+    ]  # (D, 6), those of a class are at most as many as are matched
     boxes, scores, labels = found[:, :4], found[:, 4], found[:, 5].astype(np.int64)
     matches = match(Detected(labels, scores, boxes), read_truths(model.targets.collate(item.target))[0])
     is_missed = matches.counted[:, 0] & np.isneginf(matches.claims[:, 0])  # (M,)
@@ -158,14 +160,14 @@ def mark_wrong(image: Image.Image, is_wrong: NDArray[np.bool_]) -> Image.Image:
 def compute_outputs(model: Detector | Segmenter, item: Item) -> tuple[Image.Image, Tensor, Frames]:
     """Returns the picture in the size in which it is shown, the model's outputs for it, and what they show of it."""
     pixels, size = model.transform.read(item.content, item.key)
-    with at_rest(model) as device:
+    with eval_mode(model) as device:
         outputs = model(pixels[None].to(device)).float()
     picture = np.asarray(to_pixels(item.content, model.preprocessing))
     image = Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(picture))))
     return scale_to_show(image, SIDE), outputs, Frames.seen(model.preprocessing, [size])
 
 
-def draw_chosen(judged: JudgedRun, metric: BoxMetric | MapMetric, threshold: float = 0.0) -> dict[str, Any]:
+def draw_chosen(evaluated: EvaluatedRun, metric: BoxMetric | MapMetric, threshold: float = 0.0) -> dict[str, Any]:
     """Returns the pictures with the most errors and others spread evenly over the split, each with the colours on them.
 
     ``threshold`` is the least score of a box that is shown.
@@ -173,12 +175,12 @@ def draw_chosen(judged: JudgedRun, metric: BoxMetric | MapMetric, threshold: flo
     chosen = {"worst": metric.worst(WORST), "examples": choose_evenly(len(metric.keys), EXAMPLES)}
     shown = {}
     for name, rows in chosen.items():
-        keys = [judged.judgement.keys[row] for row in rows]
-        samples = draw_samples(judged.model, judged.source, keys, threshold)
+        keys = [evaluated.result.keys[row] for row in rows]
+        samples = draw_samples(evaluated.model, evaluated.source, keys, threshold)
         present = frozenset[str]().union(*(sample.classes for sample in samples))
         colours = {
             name: to_hex(colour)
-            for name, colour in class_colours(judged.model.classes).items()
+            for name, colour in class_colours(evaluated.model.classes).items()
             if name in present and name not in BACKGROUND
         }
         shown[name] = {"samples": samples, "colours": colours}

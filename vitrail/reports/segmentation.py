@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from vitrail.reports.charts import confusion_chart
-from vitrail.reports.facts import JudgedRun, list_classes
+from vitrail.reports.facts import EvaluatedRun, list_classes
 from vitrail.reports.samples import draw_chosen
 from vitrail.reports.supervised import MATRIX_MOST, describe_confusion, warn_of_few
 from vitrail.tasks.segmentation.metric import MapMetric
 
 
-def describe(judged: JudgedRun, metric: MapMetric) -> dict[str, Any]:
+def describe(evaluated: EvaluatedRun, metric: MapMetric) -> dict[str, Any]:
     """Returns the values of the sections that only segmenters have."""
     drawn = {}
     if len(metric.classes) <= MATRIX_MOST:
@@ -19,11 +19,11 @@ def describe(judged: JudgedRun, metric: MapMetric) -> dict[str, Any]:
     about = "Each row shows the pixels of a class in percent, by the class that was predicted."
     return {
         "template": "segmentation.html",
-        "task": {"Task": judged.model.name, "Classes": list_classes(judged.judgement.classes)},
+        "task": {"Task": evaluated.model.name, "Classes": list_classes(evaluated.result.classes)},
         "warnings": warn_of_few(len(metric.keys)),
         "confusion": describe_confusion(
             metric.confusion, metric.classes, drawn.get("confusion"), noun="pixel", about=about
         ),
         "drawn": drawn,
-        **draw_chosen(judged, metric),
+        **draw_chosen(evaluated, metric),
     }

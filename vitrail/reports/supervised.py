@@ -1,4 +1,4 @@
-"""The report and the model card of a judged model, and what the reports of all tasks share.
+"""The report and the model card of an evaluated model, and what the reports of all tasks share.
 
 A new column of the table of classes is a column of the metric's ``per_class``, for a classifier of `classification.classes`;
 a new figure is named in metric_names.py.
@@ -78,9 +78,9 @@ def draw_metrics(facts: RunFacts) -> dict[str, Markup]:
     return curves.draw_curves(facts.records, measured)
 
 
-def list_class_metrics(judgement: EvaluationResult) -> dict[str, Any] | None:
+def list_class_metrics(result: EvaluationResult) -> dict[str, Any] | None:
     """Returns the table of the metric, a row for each class; None where it has none."""
-    columns, rows = judgement.per_class()
+    columns, rows = result.per_class()
     if not rows:
         return None
     rows = sorted(rows, key=lambda row: float(row[1]) if row[1] != UNDEFINED else math.inf)
@@ -92,9 +92,9 @@ def list_class_metrics(judgement: EvaluationResult) -> dict[str, Any] | None:
     return {"table": table, "about": f"{SORTED} A dash is an undefined value."}
 
 
-def summarise(judgement: EvaluationResult) -> dict[str, Any]:
+def summarise(result: EvaluationResult) -> dict[str, Any]:
     """Returns the values of the headline: the main metric with its confidence interval, and the other metrics."""
-    figures, where = judgement.figures, SPLITS.get(judgement.split, judgement.split)
+    figures, where = result.figures, SPLITS.get(result.split, result.split)
     first = next(iter(figures))
     metric, ends = metric_of(first), [figures.get(f"{first}_{end}") for end in ("low", "high")]
     low, high = ends
@@ -104,7 +104,7 @@ def summarise(judgement: EvaluationResult) -> dict[str, Any]:
     return {
         "value": metric.format(figures[first]),
         "name": metric.label,
-        "measured": f"Measured on {plural(len(judgement.keys), f'{where} image')}.",
+        "measured": f"Measured on {plural(len(result.keys), f'{where} image')}.",
         "interval": " to ".join(map(metric.format, (low, high))) if low is not None and high is not None else "",
         "strip": draw_interval(figures[first], low, high)
         if is_share and low is not None and high is not None

@@ -26,7 +26,7 @@ def series(records: Records, column: str, label: str, colour: str, **options: An
 
 
 def evaluated(records: Records, metric: str, label: str) -> list[Series]:
-    """Returns the lines of a metric on validation images and, where these were judged too, on training images."""
+    """Returns the lines of a metric on validation images and, where these were evaluated too, on training images."""
     validation = series(records, f"val_{metric}", label, "amber", marked=True)
     return [*validation, *series(records, f"train_{metric}", "on training images", "emerald", marked=True)]
 

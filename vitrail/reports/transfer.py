@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from vitrail.evaluation.vtab import GROUPS, PUBLISHED, TASKS
-from vitrail.files import disk_errors, replace_file, write_sealed
+from vitrail.files import disk_errors, replace_file, write_checksummed
 from vitrail.markup import Markup, tag
 from vitrail.reports import page as pages
 from vitrail.reports.cards import escape
@@ -222,7 +222,7 @@ def write_transfer(out: Path, facts: Transfer) -> Path:
             ends = {each: {"accuracy": mean.accuracy, "accuracy_std": mean.std} for each, mean in means.items()}
             write({"data": name, **_flatten(ends)})
     replace_file(out / "transfer.md", markdown(facts))
-    write_sealed(out / "transfer.json", facts.to_dict())
+    write_checksummed(out / "transfer.json", facts.to_dict())
     replace_file(out / "report.html", page(facts))
     return out / "report.html"
 

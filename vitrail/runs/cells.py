@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import ConfigError
-from vitrail.files import disk_errors, read_sealed, write_sealed
+from vitrail.files import disk_errors, read_checksummed, write_checksummed
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Cells:
         """Writes the settings into a new folder. Raises `ConfigError` with the difference where it was begun with others."""
         path = self.folder / "settings.json"
         if not path.exists():
-            write_sealed(path, settings)
+            write_checksummed(path, settings)
             return
-        before = read_sealed(path) or {}
+        before = read_checksummed(path) or {}
         wrong = {name: (before.get(name), now) for name, now in settings.items() if before.get(name) != now}
         if wrong:
             lines = {name: f"{name}: {there!r} there, {now!r} asked" for name, (there, now) in wrong.items()}
@@ -41,13 +41,13 @@ class Cells:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Reads a cell; None if it is missing or damaged."""
-        return read_sealed(self._path(name))
+        return read_checksummed(self._path(name))
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Keeps a cell. Raises `DiskError`."""
         with disk_errors(self.folder):
             self._path(name).parent.mkdir(exist_ok=True)
-        write_sealed(self._path(name), content)
+        write_checksummed(self._path(name), content)
 
     def _path(self, name: str) -> Path:
         return self.folder / "cells" / f"{name}.json"

@@ -24,9 +24,9 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as bytes_from_tensors
 from torch import Tensor
 
-from vitrail.checksums import hash_file, seal, sha256_of
+from vitrail.checksums import add_checksum, hash_file, sha256_of
 from vitrail.errors import CheckpointError, DiskError
-from vitrail.files import disk_errors, dump_json, free_bytes, parse_sealed, sync_folder, write_bytes
+from vitrail.files import disk_errors, dump_json, free_bytes, parse_checksummed, sync_folder, write_bytes
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import SINGLE, Ranks
 
@@ -123,7 +123,7 @@ def publish(aside: Path, final: Path, state: dict[str, Any], files: Mapping[str,
     content = dump_json(state).encode()
     write_bytes(aside / "state.json", content)
     fault_injection.hit("checkpoint.after_state")
-    manifest = seal({"format_version": version, "files": {**files, "state.json": _digest(content)}})
+    manifest = add_checksum({"format_version": version, "files": {**files, "state.json": _digest(content)}})
     write_bytes(aside / "manifest.json", dump_json(manifest).encode())
     for each in (*filter(Path.is_dir, aside.iterdir()), aside):
         sync_folder(each)
@@ -177,7 +177,7 @@ def find_damage(checkpoint: Path, ranks: Ranks = SINGLE) -> str:
     Several ranks share the files: each looks at its own part of them.
     """
     try:
-        manifest = parse_sealed((checkpoint / "manifest.json").read_bytes())
+        manifest = parse_checksummed((checkpoint / "manifest.json").read_bytes())
         version = manifest["format_version"]
         stated = {name: (facts["bytes"], facts["sha256"]) for name, facts in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

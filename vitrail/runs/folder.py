@@ -21,12 +21,12 @@ from typing import Any, Literal, TextIO
 
 import yaml
 
-from vitrail.checksums import parse_line, seal_line, seal_text
+from vitrail.checksums import add_checksum_to_line, add_checksum_to_text, parse_line
 from vitrail.config.parse import build, plain, read_yaml
 from vitrail.config.schema import Run
 from vitrail.data.sources.bad_images import count_damaged_rows
 from vitrail.errors import ConfigError, DiskError, InUseError, VitrailError
-from vitrail.files import disk_errors, is_gone, read_sealed, replace_file, settle_folder, write_sealed
+from vitrail.files import disk_errors, is_gone, read_checksummed, replace_file, settle_folder, write_checksummed
 from vitrail.runtime import fault_injection
 
 RECORDS = "records.json"
@@ -94,7 +94,7 @@ class RunFolder:
             shutil.rmtree(self.path)
 
     def write_config(self, run: Run) -> None:
-        replace_file(self.config, seal_text(yaml.safe_dump(plain(run), sort_keys=False, allow_unicode=True)))
+        replace_file(self.config, add_checksum_to_text(yaml.safe_dump(plain(run), sort_keys=False, allow_unicode=True)))
 
     def read_config(self) -> Run:
         """The settings of the run. Raises `ConfigError` for a file that is damaged, cut off or empty."""
@@ -105,11 +105,11 @@ class RunFolder:
 
     def write_status(self, state: State, **facts: Any) -> None:
         now = datetime.now().isoformat(timespec="seconds")
-        write_sealed(self.path / "status.json", {"state": state, "time": now, "pid": os.getpid(), **facts})
+        write_checksummed(self.path / "status.json", {"state": state, "time": now, "pid": os.getpid(), **facts})
 
     def status(self) -> dict[str, Any]:
         """The content of ``status.json``, empty if it is missing or damaged."""
-        return read_sealed(self.path / "status.json") or {}
+        return read_checksummed(self.path / "status.json") or {}
 
     def log(self, line: str) -> None:
         """Appends one dated line to ``log.txt``."""
@@ -137,7 +137,7 @@ class RunFolder:
         """Appends a record to ``metrics.jsonl``; returns the file's size in bytes."""
         assert self._metrics is not None, "start_metrics comes first"
         with disk_errors(self.path):
-            self._metrics.write(seal_line(record))
+            self._metrics.write(add_checksum_to_line(record))
             self._metrics.flush()
         if self._board is not None:
             self._board.write(record)
@@ -152,11 +152,11 @@ class RunFolder:
             self._write_sizes()
 
     def _write_sizes(self) -> None:
-        write_sealed(self.path / RECORDS, {"bytes": {name: _size(self.path / name) for name in GROWING}})
+        write_checksummed(self.path / RECORDS, {"bytes": {name: _size(self.path / name) for name in GROWING}})
 
     def write_timing(self, record: Mapping[str, Any]) -> None:
         with disk_errors(self.path), open(self.path / "timing.jsonl", "a", encoding="utf-8") as file:
-            file.write(seal_line(record))
+            file.write(add_checksum_to_line(record))
 
     def metrics(self) -> list[dict[str, Any]]:
         return _read_lines(self.path / "metrics.jsonl")[0]
@@ -177,7 +177,7 @@ class RunFolder:
         lost = {"rows": f"bad_images.csv is damaged and lacks {rows} of its rows" if rows else ""}
         if not (self.path / RECORDS).exists():
             return lost
-        stated = (read_sealed(self.path / RECORDS) or {}).get("bytes")
+        stated = (read_checksummed(self.path / RECORDS) or {}).get("bytes")
         if stated is None:
             return {**lost, RECORDS: f"{RECORDS} is damaged"}
         return lost | {name: _describe_lost(name, size - _size(self.path / name)) for name, size in stated.items()}

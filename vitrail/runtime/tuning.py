@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import DiskError
-from vitrail.files import cache_folder, disk_errors, read_sealed, write_sealed
+from vitrail.files import cache_folder, disk_errors, read_checksummed, write_checksummed
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.machine import processor
 from vitrail.runtime.process import cores, use_threads
@@ -273,7 +273,7 @@ def recall_plan(
     asked = {**machine, "image": list(image), "batch": batch, "ways": ways, "gradient": gradient}
     name = hashlib.sha256(json.dumps([asked, config]).encode()).hexdigest()
     path = cache_folder("tuning") / f"{name}.json"
-    if (kept := read_sealed(path)) is not None:
+    if (kept := read_checksummed(path)) is not None:
         return replace(_read_choice(kept), before=True)
     choice = choose_plan(network, image, plans, batch=batch, gradient=gradient, images=images)
     if choice is None or choice.disturbed:
@@ -283,7 +283,7 @@ def recall_plan(
     with suppress(DiskError):  # then it is measured again
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, content)
+        write_checksummed(path, content)
     return choice
 
 
@@ -296,7 +296,7 @@ def list_choices() -> dict[str, str]:
     """Returns a description of each choice that is kept, by network."""
     found = {}
     for path in sorted(cache_folder("tuning").glob("*.json")):
-        if (kept := read_sealed(path)) is None:
+        if (kept := read_checksummed(path)) is None:
             continue
         channels, height, width = kept["image"]
         choice = _read_choice(kept)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from vitrail.serving.batcher import deadline_error
-from vitrail.serving.limits import MOST_HEAD
+from vitrail.serving.limits import MAX_HEAD
 from vitrail.serving.refusals import Refused, head_error
 from vitrail.serving.service import Service
 
@@ -113,7 +113,7 @@ class Admission:
         """Checks size, host, origin, token and Content-Length. Raises `Refused`."""
         # h11 limits a head that arrives in pieces
         target = len(scope["raw_path"]) + len(scope["query_string"])
-        if target + sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD:
+        if target + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
             raise head_error()
         host = headers.get(b"host", b"").decode("latin-1")
         # health probes connect by IP address

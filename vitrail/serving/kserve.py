@@ -21,7 +21,7 @@ from vitrail.serving.loaded_model import LoadedModel
 from vitrail.serving.refusals import Refused
 from vitrail.serving.schemas import PIXEL
 from vitrail.serving.service import CurrentService, Service
-from vitrail.serving.uploads import MOST_COMMAS, Upload, decode_base64, parse_json
+from vitrail.serving.uploads import MAX_COMMAS, Upload, decode_base64, parse_json
 
 INPUTS = "send one input: 'image' BYTES (files in base64), 'pixels' UINT8 (N, h, w, C) or 'images' FP32 (N, C, h, w)"
 DATATYPES = {"float32": "FP32", "int64": "INT64", "uint8": "UINT8"}
@@ -123,7 +123,7 @@ async def infer(request: Request, served: CurrentModel, service: CurrentService)
     preprocessing = served.model.preprocessing
     numbers = service.limits.images * preprocessing.channels * math.prod(preprocessing.size)
     # parsing numbers from JSON is slow
-    inference = await asyncio.to_thread(parse_json, request.state.body, most=numbers + MOST_COMMAS)
+    inference = await asyncio.to_thread(parse_json, request.state.body, most=numbers + MAX_COMMAS)
     tensor, deadline = _parse_input(inference), request.state.deadline
     count = tensor["shape"][0]
     if count > service.limits.images:

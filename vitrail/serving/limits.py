@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from vitrail.errors import ConfigError
 from vitrail.images.decode import MAX_PIXELS
 
-MOST_HEAD = 64 << 10  # maximum size of a request's head in bytes
+MAX_HEAD = 64 << 10  # maximum size of a request's head in bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from vitrail.serving.admission import Admission, Reply
-from vitrail.serving.limits import MOST_HEAD, ServerLimits
+from vitrail.serving.limits import MAX_HEAD, ServerLimits
 from vitrail.serving.refusals import Refused, head_error
 
 # seconds between the probes of a half-closed connection; with the first they are four, and Go's client accepts up to five
@@ -205,7 +205,7 @@ class TimedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Replies to invalid HTTP in the format of all other errors."""
         received = self.conn.trailing_data[0]
-        is_long = len(received) > MOST_HEAD and b"\r\n\r\n" not in received
+        is_long = len(received) > MAX_HEAD and b"\r\n\r\n" not in received
         self._refuse(head_error() if is_long else Refused("bad_request", "this is not a valid HTTP/1.1 request"))
         self._close()
 
@@ -275,7 +275,7 @@ def reject_fast(admission: Admission, data: bytes, state: dict[str, Any]) -> Ref
     None if the request is not refused by its head, or is not of the usual form. ``state`` is the ASGI state of the request,
     with the time of its arrival as "start"; the result of `Batcher.expect` for one that is not refused is added as "expected".
     """
-    end = data.find(b"\r\n\r\n", 0, MOST_HEAD) + 4
+    end = data.find(b"\r\n\r\n", 0, MAX_HEAD) + 4
     head = HEAD.fullmatch(data, 0, end)
     if head is None:
         return None

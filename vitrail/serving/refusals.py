@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from vitrail.serving.limits import MOST_HEAD
+from vitrail.serving.limits import MAX_HEAD
 
 
 class Refused(Exception):
@@ -42,8 +42,8 @@ class Refused(Exception):
 
 
 def head_error() -> Refused:
-    """Returns the error for a request whose head has more than `MOST_HEAD` bytes."""
-    return Refused("head_too_large", f"the head of the request is over {MOST_HEAD:,} bytes", "send fewer headers")
+    """Returns the error for a request whose head has more than `MAX_HEAD` bytes."""
+    return Refused("head_too_large", f"the head of the request is over {MAX_HEAD:,} bytes", "send fewer headers")
 
 
 STATUS = {

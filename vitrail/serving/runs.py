@@ -26,7 +26,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
 from vitrail.checksums import is_text_intact, parse_line
-from vitrail.files import parse_sealed
+from vitrail.files import parse_checksummed
 from vitrail.reports.metric_names import SELECTED_BY, curve_of, metric_of
 from vitrail.runs.folder import is_abandoned
 from vitrail.serving.refusals import Refused
@@ -36,8 +36,8 @@ from vitrail.untrusted.yaml_documents import parse_yaml
 
 PROGRESS = "progress.json"  # of a study
 MARKS = ("status.json", "config.yaml", ".lock", PROGRESS)  # a folder with one of these files is a run, or a study
-MOST_BYTES = 1 << 20  # read at a time; of a status, configuration or progress, in all
-MOST_VALUES = 1 << 15  # of the rows of a file that are kept, see `size_of_rows`
+MAX_BYTES = 1 << 20  # read at a time; of a status, configuration or progress, in all
+MAX_VALUES = 1 << 15  # of the rows of a file that are kept, see `size_of_rows`
 FILES = 64  # whose rows are kept
 GOING_ON = ("starting", "running")
 EVERY, QUIET = 1.0, 15.0  # seconds between two polls of a run, and between two keep-alive comments
@@ -87,7 +87,7 @@ def stamp(path: Path) -> Stamp | None:
 
 
 def read(path: Path, start: int = 0) -> bytes:
-    """Reads a regular file from byte ``start``, at most `MOST_BYTES`; empty for links, pipes and unreadable files."""
+    """Reads a regular file from byte ``start``, at most `MAX_BYTES`; empty for links, pipes and unreadable files."""
     # without O_NONBLOCK, opening a pipe would block until another process opens it for writing
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -95,18 +95,18 @@ def read(path: Path, start: int = 0) -> bytes:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return b""
             file.seek(start)
-            return file.read(MOST_BYTES)
+            return file.read(MAX_BYTES)
     except OSError:
         return b""
 
 
 @lru_cache(maxsize=512)
 def parse_document(file: Stamp) -> Mapping[str, Any]:
-    """Returns the content of a sealed JSON file or of a config.yaml, empty if it is damaged."""
+    """Returns the content of a checksummed JSON file or of a config.yaml, empty if it is damaged."""
     content = read(Path(file.path))
     try:
         if file.path.endswith(".json"):
-            return parse_sealed(content)
+            return parse_checksummed(content)
         settings = parse_yaml(content) if is_text_intact(content.decode()) else {}
         check_unicode(settings)
     except ValueError:
@@ -126,7 +126,7 @@ class Rows:
     def read_on(self, file: Stamp) -> tuple[list[Row], int]:
         """Returns the rows, which must not be modified, and the number of bytes parsed.
 
-        Of rows larger than `MOST_VALUES` every second one is left out until the rest fits.
+        Of rows larger than `MAX_VALUES` every second one is left out until the rest fits.
         """
         with self.lock:
             if file.size < self.at or (file.size == self.at and file.changed != self.changed):
@@ -135,9 +135,9 @@ class Rows:
             while self.at < file.size:
                 content = read(Path(file.path), self.at)
                 self.rows, self.at = [*self.rows, *parse_rows(content)], self.at + complete_bytes(content)
-                while size_of_rows(self.rows) > MOST_VALUES and len(self.rows) > 2:
+                while size_of_rows(self.rows) > MAX_VALUES and len(self.rows) > 2:
                     self.rows = halve_rows(self.rows)
-                if len(content) < MOST_BYTES:
+                if len(content) < MAX_BYTES:
                     break
             return self.rows, self.at
 
@@ -167,8 +167,8 @@ def halve_rows(rows: list[Row]) -> list[Row]:
 
 
 def complete_bytes(content: bytes) -> int:
-    """Returns the number of bytes up to the end of the last complete line. A line over `MOST_BYTES` is damaged and complete."""
-    return content.rfind(b"\n") + 1 or len(content) // MOST_BYTES * MOST_BYTES
+    """Returns the number of bytes up to the end of the last complete line. A line over `MAX_BYTES` is damaged and complete."""
+    return content.rfind(b"\n") + 1 or len(content) // MAX_BYTES * MAX_BYTES
 
 
 def parse_rows(content: bytes) -> Iterator[Row]:
@@ -354,7 +354,7 @@ async def follow_run(run: Path, at: int, draining: Callable[[], bool]) -> AsyncI
             at += len(line)
             for row in parse_rows(line):
                 yield f"event: row\nid: {at}\ndata: {json.dumps(row)}\n\n"
-        if len(content) == MOST_BYTES:  # there is more
+        if len(content) == MAX_BYTES:  # there is more
             continue
         if (now["state"], now["steps"]) != state:
             state = now["state"], now["steps"]

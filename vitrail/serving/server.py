@@ -28,7 +28,7 @@ from vitrail.runtime.libtiff import redirect_libtiff
 from vitrail.runtime.process import cores, release_memory
 from vitrail.serving.admission import Admission
 from vitrail.serving.app import create_app
-from vitrail.serving.limits import MOST_HEAD, ServerLimits
+from vitrail.serving.limits import MAX_HEAD, ServerLimits
 from vitrail.serving.loaded_model import load_model
 from vitrail.serving.protocol import make_protocol, reject_fast
 from vitrail.serving.refusals import Refused
@@ -41,7 +41,7 @@ except ImportError:  # Windows has none
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 QUIET = 1.0  # seconds without a request after which a stopping server closes its socket
-MOST_PORT = 65_535
+MAX_PORT = 65_535
 TICKS = 100  # of uvicorn's, 0.1 s each, between two times when freed memory is given back to the system
 SPARE_FILES = 256  # open files that are not connections
 TOKEN = re.compile(r"[!-~]{16,256}")  # printable ASCII without spaces
@@ -198,8 +198,8 @@ def default_hosts(bound: socket.socket) -> tuple[str, ...] | None:
 
 def bind(host: str, port: int) -> socket.socket:
     """Binds the socket before the model is loaded, without listening. Raises `ConfigError` if that is not possible."""
-    if not 0 <= port <= MOST_PORT:
-        raise ConfigError(f"--port {port} is out of range", f"give 1 to {MOST_PORT}, or 0 for any free port")
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"--port {port} is out of range", f"give 1 to {MAX_PORT}, or 0 for any free port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with contextlib.ExitStack() as undo:
@@ -227,7 +227,7 @@ def run(app: Admission, bound: socket.socket) -> None:
         proxy_headers=False,
         timeout_keep_alive=math.ceil(limits.idle),
         timeout_graceful_shutdown=math.ceil(limits.drain),
-        h11_max_incomplete_event_size=MOST_HEAD,
+        h11_max_incomplete_event_size=MAX_HEAD,
     )
     _allow_files(limits.connections)
     bound.listen(config.backlog)  # before the address is printed, so that clients can connect immediately

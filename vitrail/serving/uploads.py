@@ -12,9 +12,9 @@ from python_multipart.multipart import Field, File, FormParser, parse_options_he
 from vitrail.serving.refusals import Refused
 from vitrail.untrusted import json_documents
 
-MOST_NAME = 255  # maximum length of a file name; longer ones are truncated
-MOST_PARTS = 64  # maximum number of parts of a multipart body, including fields without a file
-MOST_COMMAS = 4096  # maximum number of commas in JSON with images; base64 contains none
+MAX_NAME = 255  # maximum length of a file name; longer ones are truncated
+MAX_PARTS = 64  # maximum number of parts of a multipart body, including fields without a file
+MAX_COMMAS = 4096  # maximum number of commas in JSON with images; base64 contains none
 FORMS = "send multipart/form-data, an image/* body, or JSON with 'image' or 'images' in base64"
 
 
@@ -54,11 +54,11 @@ def _parse_multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
 
     def add(part: Any) -> None:
         parts.append(part)
-        if len(parts) > MOST_PARTS:
-            raise Refused("too_large", f"more than {MOST_PARTS} parts in one request", "send fewer at a time")
+        if len(parts) > MAX_PARTS:
+            raise Refused("too_large", f"more than {MAX_PARTS} parts in one request", "send fewer at a time")
         if isinstance(part, File):
             part.file_object.seek(0)
-            name = (part.file_name or b"").decode("utf-8", "replace")[:MOST_NAME]
+            name = (part.file_name or b"").decode("utf-8", "replace")[:MAX_NAME]
             uploads.append(Upload(name, part.file_object.read()))
         if len(uploads) > most:
             raise Refused("too_large", f"more than {most} images in one request", "send fewer at a time")
@@ -76,7 +76,7 @@ def _parse_multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
 
 
 def _parse_json_uploads(body: bytes) -> list[Upload]:
-    content = parse_json(body, most=MOST_COMMAS)
+    content = parse_json(body, most=MAX_COMMAS)
     images = content.get("images", [content["image"]] if "image" in content else [])
     if not isinstance(images, list):
         raise Refused("bad_request", "'images' is not a list", FORMS)
@@ -85,7 +85,7 @@ def _parse_json_uploads(body: bytes) -> list[Upload]:
         name, data = (image.get("name"), image.get("data")) if isinstance(image, dict) else (None, image)
         if not (name is None or isinstance(name, str)) or not isinstance(data, str):
             raise Refused("bad_request", "an image in JSON is neither base64 nor {'name', 'data'}", FORMS)
-        uploads.append(Upload(name[:MOST_NAME] if name else None, decode_base64(data)))
+        uploads.append(Upload(name[:MAX_NAME] if name else None, decode_base64(data)))
     return uploads
 
 

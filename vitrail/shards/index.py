@@ -4,9 +4,9 @@ The folder ``index`` beside the shards holds ``index.json``, which has the name,
 shard, and arrays in the format of NumPy: 28 bytes an image, and the names. Positions are counted from the first byte of the
 first shard, as if all shards were one file.
 
-An index may come from a stranger. It may name as the place of its archives only a URL that the user named: as the data, by
+An index is untrusted. It may name as the place of its archives only a URL that the user named: as the data, by
 `vitrail data index URL`, which remembers it in the cache, or in ``VITRAIL_SHARDS_FROM``, where the index was written on another
-machine. All its files are checked before they are used: whoever wrote them sealed them as well.
+machine. All its files are checked before they are used: whoever wrote them checksummed them as well.
 
 Axes: n images, S shards, K classes.
 """
@@ -27,9 +27,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitrail.checksums import hash_file, seal, sha256_of
+from vitrail.checksums import add_checksum, hash_file, sha256_of
 from vitrail.errors import DataError, find_fault
-from vitrail.files import disk_errors, dump_json, parse_sealed, replace_file, sync_folder, write_bytes
+from vitrail.files import disk_errors, dump_json, parse_checksummed, replace_file, sync_folder, write_bytes
 from vitrail.shards.cache import Unavailable, cache_folder, fetch_file, fetch_shard, fetch_to, is_cached, is_remote
 from vitrail.untrusted.files import open_regular
 from vitrail.untrusted.numbers import to_whole
@@ -66,7 +66,7 @@ def _place(url: str) -> Path:
 
 
 SHA256 = re.compile("[0-9a-f]{64}")
-MOST = 2**50  # bytes of a shard or a table, and images of a set
+MAX_NUMBER = 2**50  # bytes of a shard or a table, and images of a set
 # the type of each table, and its axes; those of targets are (n,) int64 or (n, K) uint8
 KINDS = dict(starts="i8", lengths="i4", checksums="u4", names="u1", name_ends="i8", stored="i4", targets="")
 NEEDED = ("starts", "lengths", "checksums", "names", "name_ends")
@@ -83,8 +83,10 @@ def check_catalogue(described: Mapping[str, Any]) -> None:
         name = shard["name"]  # it becomes part of a path or a URL
         if not isinstance(name, str) or find_fault(name) or "\\" in name or {"", ".", ".."} & {*name.split("/")}:
             raise ValueError(f"the shard {str(name)!r:.80} is no path inside of the root")
-        to_whole(shard["images"], f"the number of images of {name}", most=MOST)
-    if sum(shard["images"] for shard in described["shards"]) != to_whole(described["images"], "images", most=MOST):
+        to_whole(shard["images"], f"the number of images of {name}", most=MAX_NUMBER)
+    if sum(shard["images"] for shard in described["shards"]) != to_whole(
+        described["images"], "images", most=MAX_NUMBER
+    ):
         raise ValueError(f"its shards do not have {described['images']:,} images in all")
     tables = described["tables"]
     if not isinstance(tables, dict) or not set(NEEDED) <= tables.keys() <= KINDS.keys():
@@ -129,7 +131,7 @@ def _check_file(entry: Any, what: str, *fields: str) -> None:
         raise ValueError(f"{what} does not have the fields {', '.join((*fields, 'bytes', 'sha256'))}")
     if type(entry["bytes"]) is not int or not isinstance(entry["sha256"], str) or not SHA256.fullmatch(entry["sha256"]):
         raise ValueError(f"{what} has no size or no SHA-256")
-    to_whole(entry["bytes"], f"the size of {what}", most=MOST)
+    to_whole(entry["bytes"], f"the size of {what}", most=MAX_NUMBER)
 
 
 def _blocks(rows: int) -> Iterator[slice]:
@@ -262,7 +264,7 @@ class _File:
     def __init__(self, path: str, sha256: str) -> None:
         """``sha256`` makes shards that were written anew other files."""
         self.file: BinaryIO | None = None  # also where opening fails
-        self.file = open_regular(path, MOST)
+        self.file = open_regular(path, MAX_NUMBER)
 
     def read(self, offset: int, length: int) -> bytes:
         assert self.file is not None
@@ -304,7 +306,7 @@ def write_index(folder: Path, *, root: str, shards: Sequence[Shard], classes: Se
         "shards": [asdict(shard) for shard in shards],
         "tables": digests,
     }
-    write_bytes(folder / CATALOGUE, dump_json(seal(described)).encode())
+    write_bytes(folder / CATALOGUE, dump_json(add_checksum(described)).encode())
     sync_folder(folder)
 
 
@@ -322,7 +324,7 @@ def find_index(place: str) -> ShardIndex | None:
         return None
     folder = cache_folder() / "indexes" / sha256_of(content)
     try:
-        described = parse_sealed(content)
+        described = parse_checksummed(content)
         check_catalogue(described)
         for name, file in described["tables"].items():
             fetch_to(folder / f"{name}.npy", f"{url}/{name}.npy", file["sha256"], file["bytes"])
@@ -336,7 +338,7 @@ def find_index(place: str) -> ShardIndex | None:
 def _open(folder: Path, place: str) -> ShardIndex:
     """The index in ``folder`` of the shards at ``place``."""
     try:
-        described = parse_sealed((folder / CATALOGUE).read_bytes())
+        described = parse_checksummed((folder / CATALOGUE).read_bytes())
         if described["format"] > FORMAT:
             raise DataError(f"a newer version of vitrail wrote {folder}", "update vitrail: pip install -U vitrail")
         check_catalogue(described)

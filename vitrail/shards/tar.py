@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from vitrail.errors import DataError, find_fault
-from vitrail.untrusted.limits import EXTENDED_HEADER_BYTES as MOST_EXTRA
-from vitrail.untrusted.limits import MEMBER_BYTES as MOST_BYTES
+from vitrail.untrusted.limits import EXTENDED_HEADER_BYTES as MAX_EXTRA
+from vitrail.untrusted.limits import MEMBER_BYTES as MAX_BYTES
 
 BLOCK = 512  # bytes: a header is one block, and contents are padded to whole blocks
 END = bytes(2 * BLOCK)  # of an archive
@@ -94,8 +94,8 @@ def read_members(file: Stream, archive: str) -> Iterator[tuple[Member, bytes]]:
         if kind not in (b"0", b"\0", b"5"):
             what = REFUSED.get(kind, f"of type {kind!r}")
             raise DataError(f"the member {member.name!r} of {archive} is {what}, and only files are read", AGAIN)
-        if member.size > MOST_BYTES:
-            size_and_limit = f"{member.size:,} bytes, over the limit of {MOST_BYTES:,}"
+        if member.size > MAX_BYTES:
+            size_and_limit = f"{member.size:,} bytes, over the limit of {MAX_BYTES:,}"
             what = f"the member {member.name!r} of {archive} has {size_and_limit}"
             raise DataError(what, "leave it out of the archive")
         content = file.read(member.size)
@@ -149,7 +149,7 @@ def _decode(name: bytes, archive: str, offset: int) -> str:
 
 def _read_extra(file: Stream, size: int, archive: str, offset: int) -> bytes:
     """A long name or a pax header."""
-    extra = file.read(size) if size <= MOST_EXTRA else b""
+    extra = file.read(size) if size <= MAX_EXTRA else b""
     file.read(len(pad(size)))
     if len(extra) < size or not size:
         what = f"the extended header at byte {offset - BLOCK:,} has {size:,} bytes"

@@ -22,7 +22,7 @@ DEFINITIONS = Path(__file__).parent / "definitions"
 BUILT_IN = ("vit-paper", "vit-paper-m", "digits")
 MEASURES = ("heads", "positions", "shifts")
 LIMIT, STEPS, RATE, SEED = "data.limit", "schedule.steps", "optim.lr", "seed"  # the settings that a study itself varies
-MOST_TRIALS = 10_000  # of a study; a few bytes can ask for any number of them
+MAX_TRIALS = 10_000  # of a study; a few bytes can ask for any number of them
 SAMPLE = 1_000  # at most, of the training images that are evaluated without augmentation, and of the curve's validation images
 Arms = str | tuple[str, ...]
 
@@ -218,7 +218,7 @@ class Study:
         twice = {name for name in names if names.count(name) > 1}
         _check(not twice, f"two experiments are called {min(twice, default='')!r}", "give each a name of its own")
         trials = sum(each.seeds * len(each.arms) * prod(map(len, each.factors.values())) for each in self.experiments)
-        _check(trials <= MOST_TRIALS, f"the study {self.name!r} has {trials:,} trials", f"plan at most {MOST_TRIALS:,}")
+        _check(trials <= MAX_TRIALS, f"the study {self.name!r} has {trials:,} trials", f"plan at most {MAX_TRIALS:,}")
         _check(STEPS in self.base, f"the base of {self.name!r} has no {STEPS}", "equal steps compare: give e.g. 512")
         for claim in self.claims:
             known = claim.experiment in names

@@ -123,7 +123,7 @@ def label_of(row: Row, without: str = "") -> str:
 def draw_curves(name: str, rows: Sequence[Row]) -> Markup:
     """Draws the accuracy on training images during the first training of each setting of an experiment."""
     series = draw.tell_apart(
-        {label_of(row): np.array([(p["step"], p["train_accuracy"]) for p in row["curve"]]).T for row in rows}
+        {label_of(row): tuple(np.array([(p["step"], p["train_accuracy"]) for p in row["curve"]]).T) for row in rows}
     )
     values = np.concatenate([line.y for line in series])
     across = draw.horizontal_axis(0.0, max(float(line.x.max()) for line in series), least_step=1, words=whole)

@@ -21,7 +21,7 @@ from vitrail.checksums import sha256_of
 from vitrail.config.parse import build, flatten, plain
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, nearest
-from vitrail.files import disk_errors, document_errors, read_sealed, write_sealed
+from vitrail.files import disk_errors, document_errors, read_checksummed, write_checksummed
 from vitrail.runtime.progress import duration
 from vitrail.studies.design import LIMIT, RATE, SEED, STEPS, Experiment, Rates, Study, parse_study
 from vitrail.studies.statistics import expect_difference
@@ -106,12 +106,12 @@ def write_result(folder: Path, result: TrialResult) -> None:
     tree = plain({**vars(result), "format": FORMAT, "right": [len(result.right), bits]})
     with disk_errors(folder):
         (folder / TRIALS).mkdir(exist_ok=True)
-    write_sealed(folder / TRIALS / f"{result.key}.json", tree)
+    write_checksummed(folder / TRIALS / f"{result.key}.json", tree)
 
 
 def read_result(folder: Path, key: str) -> TrialResult | None:
     """Reads the result of a trial; None where it is missing, damaged or of another format, and has to be computed."""
-    tree = read_sealed(folder / TRIALS / f"{key}.json")
+    tree = read_checksummed(folder / TRIALS / f"{key}.json")
     if tree is None or tree.pop("format", None) != FORMAT or tree.get("key") != key:
         return None
     count, bits = tree["right"]
@@ -174,7 +174,7 @@ def losses_of(tried: Mapping[float, TrialResult]) -> dict[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is computed and judged on some images and a kind of device, and what is not and why."""
+    """What is computed and decided on some images and a kind of device, and what is not and why."""
 
     study: Study
     pool: PoolFacts
@@ -292,21 +292,21 @@ def _hash(content: Any) -> str:
 
 def write_plan(folder: Path, plan: Plan) -> list[str]:
     """Writes ``plan.json``; an earlier plan goes to ``plans``. Returns the hashes of all earlier ones, oldest first."""
-    before = read_sealed(folder / "plan.json")
+    before = read_checksummed(folder / "plan.json")
     earlier = [] if before is None else before["earlier"]
     if before is not None and before["sha256"] != plan.sha256:
         with disk_errors(folder):
             (folder / "plans").mkdir(exist_ok=True)
-        write_sealed(folder / "plans" / f"{before['sha256']}.json", before)
+        write_checksummed(folder / "plans" / f"{before['sha256']}.json", before)
         earlier = [*earlier, before["sha256"]]
-    write_sealed(folder / "plan.json", {**plan.document, "sha256": plan.sha256, "earlier": earlier})
+    write_checksummed(folder / "plan.json", {**plan.document, "sha256": plan.sha256, "earlier": earlier})
     return earlier
 
 
 def read_plan(folder: Path) -> tuple[Plan, list[str]]:
     """Reads the plan of a folder and the hashes of earlier ones. Raises `ConfigError` if it is missing or damaged."""
     path = folder / "plan.json"
-    tree = read_sealed(path)
+    tree = read_checksummed(path)
     if tree is None:
         what = "is damaged" if path.exists() else "is missing"
         raise ConfigError(f"{path} {what}", "give the folder of a study: vitrail study DATA --out DIR")

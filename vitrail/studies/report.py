@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitrail.config.parse import plain
-from vitrail.files import dump_json, read_sealed, replace_file
+from vitrail.files import dump_json, read_checksummed, replace_file
 from vitrail.rows import Rows
 from vitrail.runtime.machine import describe, versions
 from vitrail.studies.aggregate import Aggregate, Group, NotAskedError, Placed, UnsureError
@@ -22,12 +22,12 @@ from vitrail.studies.design import Claim, Study, common_settings, paper_claims
 from vitrail.studies.paper import METRICS, fit_table_6
 from vitrail.studies.plan import FORMAT, Place, TrialResult, losses_of, read_plan
 from vitrail.studies.statistics import LEVEL, Estimate, Student
-from vitrail.studies.verdicts import Question, Verdict, judge, judge_all, show
+from vitrail.studies.verdicts import Question, Verdict, decide, decide_all, show
 from vitrail.tables import open_table
 from vitrail.text import plural
 from vitrail.training.lr_search import RateChoice
 
-MOST_SEEDS = 100  # that are advised
+MAX_SEEDS = 100  # that are advised
 WIDER = "a wider grid of learning rates, as in experiments.NAME.rates.grid"
 LONGER = "a longer training: a longer --budget, or more schedule.steps"
 SPLITS = ("test", "validation", "train")
@@ -46,7 +46,7 @@ Tunings = Mapping[str, Mapping[str, Tuning]]  # by experiment and arm
 
 @dataclass(frozen=True, repr=False)
 class StudyReport(Rows):
-    """A study that was judged: its ``folder``, its page ``report``, and all figures as in ``numbers.json``."""
+    """A study that was decided: its ``folder``, its page ``report``, and all figures as in ``numbers.json``."""
 
     folder: Path
     report: Path
@@ -62,7 +62,7 @@ class StudyReport(Rows):
 
 
 def report_study(folder: str | Path) -> StudyReport:
-    """Judges the results that there are in the ``folder`` of a study, and writes figures and page.
+    """Decides the results that there are in the ``folder`` of a study, and writes figures and page.
 
     Raises `ConfigError` for a folder without a plan, and `DiskError`.
     """
@@ -77,7 +77,7 @@ def report_study(folder: str | Path) -> StudyReport:
         trials[experiment] = {place: results[trial.key] for place, trial in placed.items() if trial.key in results}
         searches = {place.arm: trial.search for place, trial in placed.items() if trial.search is not None}
         tunings[experiment] = {arm: Tuning(each.tried(results), each.choose(results)) for arm, each in searches.items()}
-    numbers = judge_study(
+    numbers = evaluate_study(
         plan.study,
         trials,
         tunings,
@@ -85,7 +85,7 @@ def report_study(folder: str | Path) -> StudyReport:
         plan={"sha256": plan.sha256, "earlier": earlier, "reductions": list(plan.reductions)},
         not_asked=plan.not_asked,
     )
-    rows, asked = list_trials(trials, tunings), read_sealed(folder / "run.json") or {}
+    rows, asked = list_trials(trials, tunings), read_checksummed(folder / "run.json") or {}
     costs = {
         "total_seconds": sum(row["seconds"] for row in rows),
         "flops": sum(row["flops"] for row in rows),
@@ -134,7 +134,7 @@ class _Case:
     outside: str = ""
 
 
-def judge_study(
+def evaluate_study(
     study: Study,
     trials: Placed,
     tunings: Tunings,
@@ -151,7 +151,7 @@ def judge_study(
             cases.append(_measure(claim, aggregate, tunings.get(claim.experiment, {})))
         except NotAskedError as error:
             unasked.append({"name": claim.name, "why": str(error)})
-    decided = judge_all(
+    decided = decide_all(
         {
             case.claim.name: Question(case.claim.rule, case.figures, case.claim.unit)
             for case in cases
@@ -216,7 +216,7 @@ def _describe(case: _Case, decided: Verdict | None) -> dict[str, Any]:
     if not case.figures:
         nothing = {"effect": None, "detectable": None, "to_tell": "", "regime": ""}
         return {**row, "verdict": "cannot tell", "why": case.doubt, **nothing}
-    alone = judge(Question(claim.rule, case.figures, claim.unit))
+    alone = decide(Question(claim.rule, case.figures, claim.unit))
     verdict = decided or replace(
         alone, kind="cannot tell" if case.doubt else "out of range", why=case.doubt or case.outside
     )
@@ -246,7 +246,7 @@ def _advise(claim: Claim, figure: Estimate, seeds: int, verdict: Verdict) -> str
         return ""
     effect = abs(claim.rule.zone[0]) or abs(figure.value)
     shown = f"would show a difference of {show(effect, claim.unit)}"
-    for more in range(MOST_SEEDS + 1):
+    for more in range(MAX_SEEDS + 1):
         if figure.with_seeds(seeds, seeds + more).detectable(level=verdict.level) <= effect:
             return f"{plural(more, 'more seed')} {shown}" if more else f"a study of this size {shown}"
     return f"no number of seeds {shown}: that needs more test images"

@@ -19,7 +19,7 @@ from pathlib import Path
 from vitrail.config.schema import Run
 from vitrail.data.sources.source import Splits
 from vitrail.errors import ConfigError, DiskError
-from vitrail.files import make_folder, read_sealed, write_sealed
+from vitrail.files import make_folder, read_checksummed, write_checksummed
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
 from vitrail.runtime.process import cores, end_at_once, keep_generators, use_threads
@@ -87,7 +87,7 @@ def run_study(
             say(f"plan     the plan changed: {plan.sha256[:12]} after {', '.join(each[:12] for each in earlier)}")
         predicted = sum(seconds.values()) / choose_jobs(jobs, plan.device)
         about = {"command": command, "budget_seconds": budget, "predicted_seconds": predicted, "trials": seconds}
-        write_sealed(out / "run.json", about)
+        write_checksummed(out / "run.json", about)
     run_workers(plan, out, jobs=jobs, ends=math.inf if until is None else started + until, quiet=quiet)
     results, taken = plan.read_results(out), duration(time.monotonic() - started)
     if plan.list_ready(results) is None:
@@ -100,7 +100,7 @@ def run_study(
 
 def continue_plan(study: Study, out: Path, budget: float | None, say: Say) -> Plan | None:
     """Returns the plan in the folder if it was made for the same request. Raises `ConfigError` for one of another study."""
-    before = read_sealed(out / "plan.json")
+    before = read_checksummed(out / "plan.json")
     if before is None:
         if (out / "plan.json").exists():
             say(f"warning  {out / 'plan.json'} is damaged; the study is planned again")
@@ -179,7 +179,7 @@ def run_workers(plan: Plan, out: Path, *, jobs: int | None, ends: float = math.i
     """
     workers = WorkerPool(out, choose_jobs(jobs, plan.device))
     results, noted = plan.read_results(out), -math.inf
-    seconds: dict[str, float] = (read_sealed(out / "run.json") or {}).get("trials", {})
+    seconds: dict[str, float] = (read_checksummed(out / "run.json") or {}).get("trials", {})
     if plan.list_ready(results) is None:
         return
 
@@ -193,7 +193,7 @@ def run_workers(plan: Plan, out: Path, *, jobs: int | None, ends: float = math.i
             noted = time.monotonic()
             state = "running" if not ended else "stopped" if plan.list_ready(results) else "finished"
             progress = {"state": state, "done": done, "trials": len(seconds), "seconds_left": left}
-            write_sealed(out / "progress.json", progress)
+            write_checksummed(out / "progress.json", progress)
 
     with ProgressBar("studying", len(seconds), quiet=quiet) as bar, end_at_once(CONTINUE):
         try:

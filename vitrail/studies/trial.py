@@ -89,7 +89,7 @@ class Trainer:
         assert self.splits.test is not None and self.splits.val is not None, "a study has all splits"
         final = trial.kind == "final"
         sources = {"validation": self.splits.val, "train": _sample(train_images, seed=seed)}
-        evaluated = prepared.judge({**sources, **({"test": self.splits.test} if final else {})})
+        evaluated = prepared.evaluate({**sources, **({"test": self.splits.test} if final else {})})
         figures = {name: each.metric.summarize() for name, each in evaluated.items()}
         right = evaluated["test" if final else "validation"].metric.samples()
         assert right is not None, "a classifier is right or wrong"

@@ -109,7 +109,7 @@ class Question(NamedTuple):
     unit: Unit = "points"
 
 
-def judge(question: Question, *, level: float = LEVEL) -> Verdict:
+def decide(question: Question, *, level: float = LEVEL) -> Verdict:
     """Returns the verdict on a claim.
 
     It is held if the rule holds for each figure at ``level``. It did not hold if it fails for one of K at the level
@@ -136,16 +136,16 @@ def judge(question: Question, *, level: float = LEVEL) -> Verdict:
     return verdict
 
 
-def judge_all(questions: Mapping[str, Question]) -> dict[str, Verdict]:
+def decide_all(questions: Mapping[str, Question]) -> dict[str, Verdict]:
     """Returns the verdicts on several claims, of which with probability `LEVEL` none that decides is wrong (Holm 1979).
 
-    Of m claims, all are judged at the level 1 - 0.05 / m; those that are not decided then are judged again, at the level of
+    Of m claims, all are decided at the level 1 - 0.05 / m; those that are not decided then are decided again, at the level of
     as many as are left, until none of them is decided any more.
     """
     verdicts: dict[str, Verdict] = {}
     left = dict(questions)
     while left:
-        verdicts |= {name: judge(each, level=1 - (1 - LEVEL) / len(left)) for name, each in left.items()}
+        verdicts |= {name: decide(each, level=1 - (1 - LEVEL) / len(left)) for name, each in left.items()}
         undecided = {name: each for name, each in left.items() if verdicts[name].kind == "cannot tell"}
         if len(undecided) == len(left):
             break

@@ -18,7 +18,7 @@ from typing import IO
 from vitrail.errors import DiskError, Interrupted, InUseError, Preempted, VitrailError
 from vitrail.runtime.process import end_at_once
 from vitrail.studies.plan import Trial, TrialResult, read_plan, read_result, write_result
-from vitrail.work import MOST_DEATHS, Attempts, Claims, work_through
+from vitrail.work import MAX_DEATHS, Attempts, Claims, work_through
 
 CONTINUE = "run the same command to continue"
 CLAIMS, ATTEMPTS = "claims", "attempts"  # inside the folder of a study
@@ -121,7 +121,7 @@ class WorkerPool:
                 with self.logs.pop(process) as log:
                     log.seek(0)
                     logged = log.read().decode(errors="replace").strip()
-                if process.returncode < 0 and self.started < self.count + MOST_DEATHS * self.count:
+                if process.returncode < 0 and self.started < self.count + MAX_DEATHS * self.count:
                     self.start()  # killed from outside, by the system for its memory or by a user
                 elif process.returncode == DiskError.code:
                     raise DiskError(

@@ -19,7 +19,7 @@ Rows = list[tuple[str, ...]]  # of a table
 
 
 class Metric(ABC):
-    """Gathers what judging needs of each batch, and turns it into figures. Parts of a data set can be merged."""
+    """Gathers what an evaluation needs of each batch, and turns it into figures. Parts of a data set can be merged."""
 
     higher_is_better: ClassVar[bool] = True  # of the first figure
     summary: ClassVar[tuple[str, ...]] = ()  # the figures of an evaluation during training, by default all
@@ -43,7 +43,7 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self) -> Figures:
-        """Every figure of a judgement, the most important one first."""
+        """Every figure of a evaluation, the most important one first."""
 
     def samples(self) -> NDArray[np.float64] | None:
         """One value an image, of which the first figure is the mean, for its interval; None where it is no such mean."""

@@ -15,7 +15,7 @@ import numpy as np
 from vitrail.checksums import sha256_of
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.errors import CheckpointError, DataError
-from vitrail.files import read_sealed, replace_file, write_sealed
+from vitrail.files import read_checksummed, replace_file, write_checksummed
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import versions
@@ -51,7 +51,7 @@ def record_or_check(training: Training, saved: Checkpoint | None, say: Say, *, s
         CheckpointError: ``split.json`` is damaged, and the checkpoint, of an earlier version, does not have the digests.
     """
     folder, run, data, digests = training.folder, training.run, training.batches.data, training.digests
-    record = read_sealed(folder.path / RECORD)
+    record = read_checksummed(folder.path / RECORD)
     if record is None and (folder.path / RECORD).exists() and saved is not None:
         if saved.state.get("images") is None:
             what = f"{folder.path / RECORD} is damaged, and whether the images are still those of the run is unknown"
@@ -83,12 +83,12 @@ def record_or_check(training: Training, saved: Checkpoint | None, say: Say, *, s
         "versions": begun.get("versions", versions()),
         "stamps": _write_stamps(folder, data.opened) if stamped else None,
     }
-    write_sealed(folder.path / RECORD, record)
+    write_checksummed(folder.path / RECORD, record)
 
 
 def check_finished(folder: RunFolder, data: RunData) -> None:
     """Raises `DataError` where the data of a finished run have changed, so that its report is not of them."""
-    begun = read_sealed(folder.path / RECORD) or {}
+    begun = read_checksummed(folder.path / RECORD) or {}
     digests = {name + TARGETS: part.digest_targets() for name, part in list_splits(data.opened).items()}
     refused, untrained, _ = _compare(begun, digests, data.opened, _read_stamps(folder, begun) or {})
     if refused or untrained:

@@ -24,15 +24,15 @@ from vitrail.evaluation.evaluate import EvaluationResult, evaluate_model
 from vitrail.evaluation.feature_health import FeatureHealth, diagnose
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 from vitrail.models.cost import saved_bytes
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives import OBJECTIVES, ContrastiveObjective, MaskedCodes, MaskedPatch, Reconstruction
 from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Distillation, Supervised
 from vitrail.reports.cards import pretraining_card, write_card
-from vitrail.reports.facts import JudgedRun
-from vitrail.reports.judged_run import write_documents
+from vitrail.reports.evaluated_run import write_documents
+from vitrail.reports.facts import EvaluatedRun
 from vitrail.reports.pretraining import Panel, PretrainingFacts, write_pretrain_report
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
@@ -160,8 +160,8 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
     save_model(folder.model, model, metrics=figures, provenance=provenance(training))
     fault_injection.hit("run.after_model")
     facts = run_facts(training, built, ending)
-    judged = JudgedRun(facts=facts, model=model, splits=list_splits(data.splits), source=source, judgement=result)
-    report = write_documents(folder.path, judged)
+    evaluated = EvaluatedRun(facts=facts, model=model, splits=list_splits(data.splits), source=source, result=result)
+    report = write_documents(folder.path, evaluated)
     name, value = next(iter(figures.items()))
     return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(result.keys):,} images)")
 
@@ -318,7 +318,7 @@ def draw_panels(training: Training, preprocessing: Preprocessing) -> tuple[Panel
     few = replace(batches, source=source, batch=min(SHOWN, len(source)), workers=0, ranks=SINGLE)
     with closing(few(0, 1)) as shown:
         tensors = training.inputs(next(shown).to(few.device))
-    with at_rest(objective):
+    with eval_mode(objective):
         predictions = objective.show(*tensors)
     views = objective.views
     names = ["images"] if views == 1 else [f"view {view + 1}" for view in range(views)]

@@ -158,7 +158,7 @@ class Prepared:
     built: BuiltModel
     data: RunData
 
-    def judge(self, parts: Mapping[str, Source]) -> dict[str, EvaluationResult]:
+    def evaluate(self, parts: Mapping[str, Source]) -> dict[str, EvaluationResult]:
         """Evaluates the model of a supervised run, as it is now, on each of ``parts`` by name; in fp32, over all ranks.
 
         Raises `DataError` for an empty or unlabelled source.

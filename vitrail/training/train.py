@@ -76,7 +76,7 @@ def train(
         command: the command that started this, for the report.
         ranks: the processes that train together, each of which calls this; by default those that torch's launcher started.
         end: called after the last step, on every rank, in place of evaluating the model and writing it; it returns the figures of
-            the result. ``built.model`` then has its final, averaged weights, and `Prepared.judge` evaluates it.
+            the result. ``built.model`` then has its final, averaged weights, and `Prepared.evaluate` evaluates it.
 
     With ``end`` the folder gets the settings, the split, metrics, timing, log, checkpoints and, with the figures, the status; it
     gets no ``model/``, report, card or mistakes. A run that is stopped in ``end`` calls it again when it is resumed; a finished

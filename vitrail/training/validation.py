@@ -24,7 +24,7 @@ from vitrail.evaluation.feature_health import measure as measure_health
 from vitrail.evaluation.probes import knn
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import run_model
-from vitrail.models.backbone import at_rest
+from vitrail.models.backbone import eval_mode
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.tokenizer import perplexity, psnr
 from vitrail.runtime.distributed import SINGLE, Ranks
@@ -102,7 +102,7 @@ class FeatureValidator:
     def _features(self, source: Source, run: Run, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns the features (N, D) of a source and its targets (N,), without bad images."""
         features, targets, model, options = [], [], self.model, read_options(run)
-        with at_rest(model):
+        with eval_mode(model):
             for batch, output in run_model(model, source, options, verb=model.features, bad=self.bad):
                 if stopped():
                     return None
@@ -131,7 +131,7 @@ class CodeValidator:
     def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None:
         patch = self.tokenizer.config.patch_size
         codes, errors, flat = [], [], []
-        with at_rest(self.tokenizer) as device:
+        with eval_mode(self.tokenizer) as device:
             options = read_options(run)
             how = {"batch": options.batch, "workers": options.workers, "max_pixels": options.max_pixels}
             for batch in eval_batches(self.queries, self.preprocessing, bad=self.bad, **how):

@@ -1,4 +1,4 @@
-"""Zip archives and arrays in NumPy's format from strangers. Nothing is unpickled."""
+"""Zip archives and arrays in NumPy's format from untrusted sources. Nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regular files from strangers, and text files: lists of names, labels and paths."""
+"""Regular files from untrusted sources, and text files: lists of names, labels and paths."""
 
 from __future__ import annotations
 

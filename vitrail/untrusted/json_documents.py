@@ -1,4 +1,4 @@
-"""JSON from strangers."""
+"""JSON from untrusted sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is read of a file from a stranger, by format."""
+"""How much is read of a file from an untrusted source, by format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in files from strangers: text, infinities and digits without end stand where a number should."""
+"""Numbers in files from untrusted sources: text, infinities and digits without end stand where a number should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XML from strangers."""
+"""XML from untrusted sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML from strangers."""
+"""YAML from untrusted sources."""
 
 from __future__ import annotations
 

@@ -233,8 +233,8 @@ def _write_report(out: Path, task: Task, source: Source, result: EvaluationResul
 
     from vitrail.files import dump_json, replace_file
     from vitrail.models import cost_of
-    from vitrail.reports.facts import JudgedRun
-    from vitrail.reports.judged_run import write_report
+    from vitrail.reports.evaluated_run import write_report
+    from vitrail.reports.facts import EvaluatedRun
     from vitrail.runtime.machine import describe, versions
 
     counted = cost_of(task.config)
@@ -251,5 +251,5 @@ def _write_report(out: Path, task: Task, source: Source, result: EvaluationResul
         "date": date.today().isoformat(),
     }
     replace_file(out / "figures.json", dump_json(result.to_dict()))
-    run = JudgedRun(facts=facts, model=task, splits={result.split: source}, source=source, judgement=result)
+    run = EvaluatedRun(facts=facts, model=task, splits={result.split: source}, source=source, result=result)
     write_report(out, run)

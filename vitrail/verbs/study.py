@@ -32,7 +32,7 @@ def study(
     config: Annotated[options.File | None, "A study of your own as YAML, in place of a built-in one."] = None,
     jobs: Annotated[int | None, "Worker processes of one thread each; by default one for each core."] = None,
     until: Annotated[
-        str | float | None, "Stop after this time, as 8m30s, and judge; the same command continues."
+        str | float | None, "Stop after this time, as 8m30s, and decide; the same command continues."
     ] = None,
     dry_run: Annotated[bool, "Only print the plan: trials, minutes, and what each claim could detect."] = False,
     quiet: options.Quiet = False,
@@ -92,7 +92,7 @@ def work(folder: Folder, /) -> None:
 
 
 def report(folder: Folder, /, *, json: options.AsJson = False) -> None:
-    """Judge the results that there are, and write report.html, numbers.json, costs.json and trials.csv."""
+    """Decide the results that there are, and write report.html, numbers.json, costs.json and trials.csv."""
     from vitrail.studies.report import report_study
 
     _print_report(report_study(folder), json=json)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.checksums import seal, sha256_of
+from vitrail.checksums import add_checksum, sha256_of
 from vitrail.errors import ConfigError
 from vitrail.files import dump_json
 from vitrail.tasks import Classifier, Task
@@ -81,7 +81,7 @@ def _add_sidecar(classifier: Classifier, path: Path, content: bytes) -> EncodedM
 
 
 def _seal(document: Mapping[str, Any]) -> bytes:
-    return dump_json(seal(document)).encode()
+    return dump_json(add_checksum(document)).encode()
 
 
 ENCODERS: dict[str, Callable[[Task, Path], EncodedModel]] = {

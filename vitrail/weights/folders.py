@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.weights.pickled import read_pickle
-from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, read_json, read_tensors
+from vitrail.weights.tensors import AGAIN, MAX_TENSORS, printable, read_json, read_tensors
 
 CONFIG = "config.json"
 WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -27,7 +27,7 @@ VARIANTS = tuple(
         r"pytorch_model\.bin\.index\.(\w+)\.json",
     )
 )
-MOST_SHARDS, MOST_LISTED = 1_000, 8
+MAX_SHARDS, MAX_LISTED = 1_000, 8
 
 
 def read_folder(folder: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def read_folder(folder: Path, *, log: Callable[[str], None]) -> dict[str, Tensor
     names = sorted(path.name for path in folder.iterdir())
     variants = {name: match[1] for pattern in VARIANTS for name in names if (match := pattern.fullmatch(name))}
     if not variants:
-        listed = ", ".join(printable(name) for name in names[:MOST_LISTED])
+        listed = ", ".join(printable(name) for name in names[:MAX_LISTED])
         what = f"{folder} has a {CONFIG}, but no weights that can be read: it contains {listed}"
         raise CheckpointError(what, f"fetch {WHOLE}, or save the model again with save_pretrained")
     if len(set(variants.values())) > 1:
@@ -103,9 +103,9 @@ def _read_index(index: Path) -> tuple[dict[str, str], Any]:
             what = f"{index} lists {printable(repr(shard))}, which is not a file name in its folder"
             raise CheckpointError(what, "fetch the folder from a source you trust")
     shards = len(set(promised.values()))
-    if len(promised) > MOST_TENSORS or shards > MOST_SHARDS:
+    if len(promised) > MAX_TENSORS or shards > MAX_SHARDS:
         what = f"{index} lists {len(promised):,} tensors in {shards:,} files"
-        raise CheckpointError(what, f"at most {MOST_TENSORS:,} tensors in {MOST_SHARDS:,} files are supported")
+        raise CheckpointError(what, f"at most {MAX_TENSORS:,} tensors in {MAX_SHARDS:,} files are supported")
     total = metadata.get("total_size")
     if isinstance(total, bool) or not isinstance(total, int | float | None):
         raise CheckpointError(f"{index} has the invalid total size {printable(repr(total))}", AGAIN)

@@ -32,7 +32,7 @@ from vitrail.weights.description import parse_config
 from vitrail.weights.layout import KEEP, Weights, describe_numerics, refuse
 from vitrail.weights.names import QKV, Names, State, invert, join_parts, nest, rename, rename_with, split_parts
 from vitrail.weights.shapes import STEM, check_grid_allowed, describe_grid, resnet_fields, vit_fields
-from vitrail.weights.tensors import AGAIN, MOST_TENSORS, OTHER, printable, refusing_values, unreadable
+from vitrail.weights.tensors import AGAIN, MAX_TENSORS, OTHER, printable, refusing_values, unreadable
 
 Arrays = dict[str, np.ndarray]
 
@@ -203,7 +203,7 @@ def _find_network(arrays: Mapping[str, np.ndarray], where: Path) -> tuple[Arrays
     inner = {name.removeprefix(around): array for name, array in plain.items() if name.startswith(around)}
     for name in [name for name in inner if name.startswith(ALL_BLOCKS)]:
         stacked, rest = inner.pop(name), name.removeprefix(ALL_BLOCKS)
-        if stacked.ndim < 2 or len(stacked) > MOST_TENSORS:
+        if stacked.ndim < 2 or len(stacked) > MAX_TENSORS:
             raise ValueError(f"{name} of {stacked.shape} is not a stack of blocks")
         inner |= {f"Transformer/encoderblock_{number}/{rest}": part for number, part in enumerate(stacked)}
     return inner, names
@@ -293,8 +293,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
             if len(members) < len(archive.infolist()):
                 raise CheckpointError(f"{path} contains two arrays of the same name", AGAIN)
-            if len(members) > MOST_TENSORS:
-                raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MOST_TENSORS:,} are read")
+            if len(members) > MAX_TENSORS:
+                raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MAX_TENSORS:,} are read")
             check_expansion(archive, path.stat().st_size, MAX_EXPANSION)
             return {name: _read(archive, member, path) for name, member in members.items()}
     except CheckpointError:

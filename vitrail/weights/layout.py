@@ -24,7 +24,7 @@ from vitrail.tasks.task import NUMBERED
 from vitrail.weights.description import build_model
 from vitrail.weights.tensors import build_backbone, printable
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 KEEP = "keep it in vitrail's format: --to native"
 # modules that may change the outputs of a network: a tensor of these that is not needed is an error
 PARTS = re.compile(
@@ -109,8 +109,8 @@ class Weights:
         if assumed := [each for each in self.assumed if each.split()[0] not in replaced]:
             log(f"assumed  {self.layout}'s layout: {', '.join(assumed)}")
         if self.unused:
-            more = f" and {len(self.unused) - MOST_NAMED} more" if len(self.unused) > MOST_NAMED else ""
-            shown = ", ".join(printable(name, 200) for name in sorted(self.unused)[:MOST_NAMED])
+            more = f" and {len(self.unused) - MAX_NAMED} more" if len(self.unused) > MAX_NAMED else ""
+            shown = ", ".join(printable(name, 200) for name in sorted(self.unused)[:MAX_NAMED])
             log(f"unused   {len(self.unused)} tensors: {shown}{more}")
         return Classifier(
             backbone,

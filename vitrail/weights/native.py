@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from vitrail.checksums import seal, sha256_of
+from vitrail.checksums import add_checksum, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, settle, stage_folder
 from vitrail.tasks import Task
@@ -67,7 +67,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> Path:
 def encode_folder(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> dict[str, bytes]:
     """Returns the files of a model folder by name."""
     content = to_bytes(dict(tensors), {KEY: ""})  # the description is in config.json
-    config = seal({**description, "sha256": sha256_of(content)})
+    config = add_checksum({**description, "sha256": sha256_of(content)})
     return {WHOLE: content, CONFIG: dump_json(config).encode()}
 
 
@@ -122,7 +122,7 @@ def set_temperature(model: str | Path, temperature: float) -> Path:
         config = resolved.path / CONFIG
         description = {**read_json(config), "temperature": temperature}
         check_version(description, config)
-        replace_file(config, dump_json(seal(description)))
+        replace_file(config, dump_json(add_checksum(description)))
         return config
     if resolved.layout == "onnx file":
         what = f"{resolved.path} is an exported graph, whose temperature is fixed by its comparison with the source"

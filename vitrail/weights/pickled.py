@@ -13,9 +13,9 @@ from vitrail.errors import CheckpointError
 from vitrail.files import free_bytes
 from vitrail.runtime.confined import describe_end, list_import_paths, run_alone
 from vitrail.weights import pickle_sandbox
-from vitrail.weights.tensors import MOST_TENSORS, printable, read_json, read_tensors, unreadable
+from vitrail.weights.tensors import MAX_TENSORS, printable, read_json, read_tensors, unreadable
 
-LEAST_SECONDS = 120  # to import torch from a slow disk
+MIN_SECONDS = 120  # to import torch from a slow disk
 BYTES_PER_SECOND = 20_000_000  # of a slow disk
 SPARE_BYTES = 512 * 2**20  # memory and disk of the process beyond torch and the tensors
 DISTRUST = "do not use it, or save its state_dict() as .safetensors at its source"
@@ -43,14 +43,14 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
 
 def _rewrite(path: Path, folder: Path, size: int) -> None:
     """Runs `pickle_sandbox`, which writes to ``folder``. Raises `CheckpointError` if it does not end by itself."""
-    seconds = LEAST_SECONDS + size // BYTES_PER_SECOND
+    seconds = MIN_SECONDS + size // BYTES_PER_SECOND
     options = {
         "source": str(path.absolute()),
         "folder": str(folder),
         "sys_path": list_import_paths(),
         "seconds": seconds,
         "spare_bytes": SPARE_BYTES,
-        "max_tensors": MOST_TENSORS,
+        "max_tensors": MAX_TENSORS,
     }
     try:
         ended = run_alone(pickle_sandbox.__file__, json.dumps(options), folder=folder, seconds=seconds)
@@ -66,7 +66,7 @@ def _read_answer(folder: Path, path: Path) -> dict[str, Tensor]:
         answer = read_json(folder / "answer.json")
         tensors = {} if "what" in answer else read_tensors(folder / "model.safetensors")[0]
         aliases = {} if "what" in answer else answer.get("aliases")
-        if not isinstance(aliases, dict) or len(aliases) > MOST_TENSORS:
+        if not isinstance(aliases, dict) or len(aliases) > MAX_TENSORS:
             raise CheckpointError("it has no valid aliases", DISTRUST)
         if not all(isinstance(first, str) and first in tensors for first in aliases.values()):
             raise CheckpointError("an alias names no tensor", DISTRUST)

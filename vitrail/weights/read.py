@@ -108,7 +108,7 @@ WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_w
 AVERAGED = frozenset({"state_dict_ema", "model_ema", "ema_model", "ema"})
 # of several networks an averaged one is preferred, then one whose name says nothing of this, then these, in this order
 LATER = ("teacher", "student", "momentum", "target", "encoder_k")
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ class Network:
         """Describes what was chosen, for a line in the log."""
         text = f"{len(self.tensors)} tensors" + (f" under {printable(self.prefix)!r}" if self.prefix else "")
         text += f", without {', '.join(map(repr, self.wrappers))}" if self.wrappers else ""
-        shown = [repr(printable(other)) for other in self.others[:MOST_NAMED]]
-        more = ", ..." if len(self.others) > MOST_NAMED else ""
+        shown = [repr(printable(other)) for other in self.others[:MAX_NAMED]]
+        more = ", ..." if len(self.others) > MAX_NAMED else ""
         return text + (f", not those under {', '.join(shown)}{more}" if shown else "")
 
 

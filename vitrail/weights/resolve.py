@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vitrail.checksums import sha256_of
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
-from vitrail.files import read_sealed, settle
+from vitrail.files import read_checksummed, settle
 from vitrail.models import MODELS
 from vitrail.weights.description import hash_file
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER
@@ -109,7 +109,7 @@ def newest_finished(runs: Path) -> Path:
 
 
 def _state(status: Path) -> str:
-    return (read_sealed(status) or {}).get("state", "unknown")
+    return (read_checksummed(status) or {}).get("state", "unknown")
 
 
 def _resolve_folder(folder: Path) -> ResolvedModel:

@@ -17,15 +17,15 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from vitrail.checksums import FIELD, UNSEALED, are_tensors_intact, is_intact, seal_tensors, sha256_of
+from vitrail.checksums import FIELD, UNSEALED, add_checksum_to_tensors, are_tensors_intact, is_intact, sha256_of
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, sketch
 from vitrail.untrusted import json_documents
-from vitrail.untrusted.limits import HEADER_BYTES as MOST_HEADER_BYTES
-from vitrail.untrusted.limits import HEADER_PIECES as MOST_PIECES
-from vitrail.untrusted.limits import TENSORS as MOST_TENSORS
+from vitrail.untrusted.limits import HEADER_BYTES as MAX_HEADER_BYTES
+from vitrail.untrusted.limits import HEADER_PIECES as MAX_PIECES
+from vitrail.untrusted.limits import TENSORS as MAX_TENSORS
 
-MOST_LISTED = 12
+MAX_LISTED = 12
 LFS_POINTER = b"version "  # of "version https://git-lfs.github.com/spec/v1"; as a length it is beyond every header
 OTHER = "it is another architecture, or has parts that are not supported; docs/model-zoo.md lists what is read"
 AGAIN = "it is damaged or was not copied whole; fetch it again"
@@ -33,7 +33,7 @@ AGAIN = "it is damaged or was not copied whole; fetch it again"
 
 def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Returns a safetensors file with this metadata and its checksum: the same bytes for the same arguments."""
-    return seal_tensors(to_bytes(dict(tensors), {**metadata, FIELD: UNSEALED}))
+    return add_checksum_to_tensors(to_bytes(dict(tensors), {**metadata, FIELD: UNSEALED}))
 
 
 def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -89,11 +89,11 @@ def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, s
         what = f"{path} is a pointer of Git LFS, not the weights"
         raise CheckpointError(what, "run `git lfs pull` in its repository, or download the file itself")
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or (length <= MOST_HEADER_BYTES and 8 + length > size):
+    if len(start) < 8 or (length <= MAX_HEADER_BYTES and 8 + length > size):
         raise CheckpointError(f"{path} has {size:,} bytes, which is less than its header", AGAIN)
-    if length > MOST_HEADER_BYTES:
+    if length > MAX_HEADER_BYTES:
         what = f"{path} is not a safetensors file, or has a header of {length:,} bytes"
-        raise CheckpointError(what, f"headers are limited to {MOST_HEADER_BYTES:,} bytes")
+        raise CheckpointError(what, f"headers are limited to {MAX_HEADER_BYTES:,} bytes")
     try:
         header = _load_json(read(length))
         metadata = header.pop("__metadata__", {})
@@ -101,8 +101,8 @@ def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, s
         sound = all(isinstance(value, str) for value in metadata.values())
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{path} is not a valid safetensors file: its header cannot be read", AGAIN) from error
-    if len(header) > MOST_TENSORS or not sound:
-        raise CheckpointError(f"{path} holds {len(header):,} tensors", f"up to {MOST_TENSORS:,} are read")
+    if len(header) > MAX_TENSORS or not sound:
+        raise CheckpointError(f"{path} holds {len(header):,} tensors", f"up to {MAX_TENSORS:,} are read")
     if promised != size:
         raise CheckpointError(f"{path} has {size:,} bytes, but its header declares {promised:,}", AGAIN)
     return metadata
@@ -123,8 +123,8 @@ def check_fit(needed: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path:
         elif not tensors[name].is_floating_point():
             faults.append(f"type        {printable(name)} is {tensors[name].dtype}")
     if faults:
-        shown = faults[:MOST_LISTED]
-        shown += [f"and {len(faults) - MOST_LISTED} more"] if len(faults) > MOST_LISTED else []
+        shown = faults[:MAX_LISTED]
+        shown += [f"and {len(faults) - MAX_LISTED} more"] if len(faults) > MAX_LISTED else []
         what = f"{path} does not fit the model: {len(faults)} of its tensors"
         raise CheckpointError(what, OTHER, value="\n".join(shown))
 
@@ -175,7 +175,7 @@ def read_json(path: Path, *, log: Callable[[str], None] | None = None) -> dict[s
     """
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_HEADER_BYTES + 1)
+            content = file.read(MAX_HEADER_BYTES + 1)
     except OSError as error:
         raise unreadable(path, error) from error
     value = parse_json(content, str(path))
@@ -199,8 +199,8 @@ def check_intact(document: Mapping[str, Any], where: Path | str) -> None:
 
 def parse_json(content: str | bytes, where: str) -> dict[str, Any]:
     """Parses a JSON object; ``where`` names its source in messages. Raises `CheckpointError`."""
-    if len(content) > MOST_HEADER_BYTES:
-        what = f"{where} is longer than {MOST_HEADER_BYTES:,} bytes"
+    if len(content) > MAX_HEADER_BYTES:
+        what = f"{where} is longer than {MAX_HEADER_BYTES:,} bytes"
         raise CheckpointError(what, "it is not the description of a model")
     try:
         value = _load_json(content)
@@ -215,8 +215,8 @@ def _load_json(content: str | bytes) -> Any:
     """Raises `ValueError` for too many values, and for duplicate keys, which parsers resolve differently."""
     content = content.encode() if isinstance(content, str) else content
     pieces = sum(content.count(mark) for mark in (b",", b"[", b"{"))
-    if pieces > MOST_PIECES:
-        raise ValueError(f"it has {pieces:,} elements, at most {MOST_PIECES:,} are read")
+    if pieces > MAX_PIECES:
+        raise ValueError(f"it has {pieces:,} elements, at most {MAX_PIECES:,} are read")
     return json_documents.parse_json(content, unique=True)
 
 

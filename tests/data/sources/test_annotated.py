@@ -285,7 +285,7 @@ def test_cityscapes_is_read_as_its_19_evaluated_classes(tmp_path):
         name = "ulm_000_leftImg8bit.png" if value is None else "ulm_000_gtFine_labelIds.png"
         image = Image.new("RGB" if value is None else "L", (8, 4), 0 if value is None else value)
         if value is not None:
-            image.paste(1, (0, 0, 2, 4))  # the ego vehicle, which is not judged
+            image.paste(1, (0, 0, 2, 4))  # the ego vehicle, which is not evaluated
         image.save(folder / name)
     opened = open_data(tmp_path, validation=0)
     assert len(opened.classes) == 19 and opened.classes[13] == "car"

@@ -17,7 +17,7 @@ from vitrail.data.augment.policy import POLICIES
 from vitrail.data.loader import train_batches
 from vitrail.data.sources import shards
 from vitrail.data.sources.open import open_data
-from vitrail.files import write_sealed
+from vitrail.files import write_checksummed
 from vitrail.shards import index
 from vitrail.shards.index import CATALOGUE, FOLDER
 from vitrail.verbs.data import shard_data
@@ -44,9 +44,9 @@ def test_many_images_are_trained_on_in_bounded_memory(tmp_path, monkeypatch, ima
     described = json.loads((folder / CATALOGUE).read_text())
     described["tables"]["targets"]["sha256"] = digest
     described["images"] = described["shards"][0]["images"] = images
-    write_sealed(folder / CATALOGUE, described)
+    write_checksummed(folder / CATALOGUE, described)
     for module in (sample_order, shards):
-        monkeypatch.setattr(module, "MOST_SORTED", min(module.MOST_SORTED, images // 2))
+        monkeypatch.setattr(module, "MAX_SORTED", min(module.MAX_SORTED, images // 2))
     load = index._map
     monkeypatch.setattr(
         index, "_map", lambda path: table if len(table := load(path)) != 1 else np.broadcast_to(table, (images,))

@@ -8,7 +8,7 @@ import re
 
 from tests.serving.browser.page import BROWSER, PHONE, expect
 from tests.serving.written_runs import train
-from vitrail.files import write_sealed
+from vitrail.files import write_checksummed
 
 pytestmark = BROWSER
 
@@ -104,7 +104,7 @@ def test_a_phone_shows_state_step_and_best_of_a_run(visit, serve, runs):
 def test_a_study_is_listed_with_its_trials_and_the_time_left(visit, serve, tmp_path):
     folder = tmp_path / "runs" / "vit-paper"
     folder.mkdir(parents=True)
-    write_sealed(folder / "progress.json", {"state": "running", "done": 12, "trials": 78, "seconds_left": 1490.0})
+    write_checksummed(folder / "progress.json", {"state": "running", "done": 12, "trials": 78, "seconds_left": 1490.0})
     page = visit(serve(None, runs=tmp_path / "runs"))
     row = page.locator("#runs-rows tr").inner_text()
     assert all(words in row for words in ("vit-paper", "running", "25 min left", "12 / 78"))

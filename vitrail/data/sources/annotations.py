@@ -82,8 +82,8 @@ class Objects(Annotations):
     Args:
         boxes: (M, 4) float32, those of the first image first.
         labels: (M,) int32 indices of classes.
-        crowd: (M,) bool: groups of objects, or objects that are too difficult. They are ignored in training and judged as COCO
-            judges them: they can absorb detections, and nobody has to find them.
+        crowd: (M,) bool: groups of objects, or objects that are too difficult. They are ignored in training and evaluated as COCO
+            evaluates them: they can absorb detections, and nobody has to find them.
         areas: (M,) float32 in square pixels, of the objects' outlines where these are known.
         ends: (n,) int64, the number of objects up to and with each image.
         sizes: (n, 2) int32 height and width of the pictures as they were annotated; 0 where the annotation does not say.

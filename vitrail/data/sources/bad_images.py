@@ -14,7 +14,7 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.files import disk_errors, replace_file
 from vitrail.text import escape_formula
 
-MOST_BAD = 0.01  # fraction of bad images that is accepted by default
+MAX_BAD = 0.01  # fraction of bad images that is accepted by default
 COLUMNS, EARLIER = ["path", "reason", "crc32"], ["path", "reason"]
 
 
@@ -32,7 +32,7 @@ class BadImages:
     def __init__(
         self,
         policy: Literal["skip", "stop"] = "skip",
-        most: float = MOST_BAD,
+        most: float = MAX_BAD,
         path: str | os.PathLike[str] | None = None,
         *,
         total: int,
@@ -107,12 +107,12 @@ def _read_rows(path: Path) -> list[tuple[str, str] | None]:
     if text and not text.endswith("\n"):
         rows.append([])
     head = [] if rows[:1] in ([], [COLUMNS], [EARLIER]) else [None]  # a damaged first row may hold others
-    return head + [_check_row(row, unsealed=rows[0] == EARLIER) for row in rows[1:]]
+    return head + [_check_row(row, unverified=rows[0] == EARLIER) for row in rows[1:]]
 
 
-def _check_row(row: list[str], *, unsealed: bool) -> tuple[str, str] | None:
+def _check_row(row: list[str], *, unverified: bool) -> tuple[str, str] | None:
     fields = [field.encode("utf-8", "surrogateescape") for field in row[:2]]
-    whole = row[2:] == [crc_of(b"\0".join(fields))] or (unsealed and len(row) == 2)
+    whole = row[2:] == [crc_of(b"\0".join(fields))] or (unverified and len(row) == 2)
     try:
         key, reason = (field.decode("utf-8", "surrogatepass") for field in fields)
         return (key, reason) if whole else None

@@ -24,7 +24,7 @@ from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import LINE_CHARACTERS as LINE_LIMIT
 
 PROBES = 16  # paths, spread evenly, that are looked up: a wrong folder is then one error, not one per image
-MOST_FOLDERS = 64  # beside a table, in which its files are looked for
+MAX_FOLDERS = 64  # beside a table, in which its files are looked for
 
 
 def locate_files(paths: Sequence[str], root: Path, source: str) -> tuple[list[str], list[str]]:
@@ -72,7 +72,7 @@ def _list_places(probes: Sequence[str], root: Path, stem: str) -> Iterator[tuple
     endings: list[str] = []
     if not any(Path(path).suffix[1:].lower() in EXTENSIONS for path in probes):
         endings = sorted({Path(path).suffix for path in probes if path} | {f".{word}" for word in EXTENSIONS})
-    return product(("", *(f"{name}/" for name in list(folders)[:MOST_FOLDERS])), ("", *endings))
+    return product(("", *(f"{name}/" for name in list(folders)[:MAX_FOLDERS])), ("", *endings))
 
 
 PATHS = (

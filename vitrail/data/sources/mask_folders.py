@@ -189,7 +189,7 @@ def _rank(path: str) -> int:
     return next((rank for rank, suffix in enumerate(SUFFIXES) if stem.endswith(suffix)), len(SUFFIXES))
 
 
-# Cityscapes (Cordts et al. 2016): the 19 classes that are judged, by the number in `labelIds`
+# Cityscapes (Cordts et al. 2016): the 19 classes that are evaluated, by the number in `labelIds`
 CITYSCAPES = {
     **{7: "road", 8: "sidewalk", 11: "building", 12: "wall", 13: "fence", 17: "pole", 19: "traffic light"},
     **{20: "traffic sign", 21: "vegetation", 22: "terrain", 23: "sky", 24: "person", 25: "rider", 26: "car"},

@@ -18,12 +18,12 @@ from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.labels import Faulty
 from vitrail.data.sources.mask_names import VOID, ClassTable, Entry
 from vitrail.errors import DataError, DiskError
-from vitrail.files import cache_folder, disk_errors, read_sealed, write_sealed
+from vitrail.files import cache_folder, disk_errors, read_checksummed, write_checksummed
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import IGNORED, Colour, encode_colours, is_grey, open_mask
 from vitrail.text import plural
 
-MOST_COLOURS = 256
+MAX_COLOURS = 256
 KEPT_FROM = 100  # masks; the values of fewer are read faster than they are found again
 FEW_LEVELS = 5  # a mask with fewer cannot be told from one with edges that were smoothed
 VERSION = 1  # of the file in the cache
@@ -78,7 +78,7 @@ def measure_masks(root: Path, masks: Sequence[str]) -> MaskValues:
     """Reads the values of all masks, unless they were read before and no file has changed.
 
     What was read of more than `KEPT_FROM` masks is kept in ``masks`` in ``VITRAIL_CACHE``, else in ``~/.cache/vitrail``.
-    Raises `DataError` for more than `MOST_COLOURS` colours.
+    Raises `DataError` for more than `MAX_COLOURS` colours.
     """
     files = Files(str(root), Strings(masks))
     if len(masks) <= KEPT_FROM:
@@ -86,14 +86,14 @@ def measure_masks(root: Path, masks: Sequence[str]) -> MaskValues:
     stamped = files.stamp()
     stamp = sha256(stamped.sizes.tobytes() + stamped.versions.tobytes()).hexdigest()
     place = cache_folder("masks") / f"{sha256(os.fsencode(root) + files.keys.digest().encode()).hexdigest()}.json"
-    kept = read_sealed(place) or {}
+    kept = read_checksummed(place) or {}
     if kept.get("version") == VERSION and kept.get("stamp") == stamp:
         return MaskValues.from_json(kept)
     values = _measure(files)
     with suppress(DiskError):  # then they are read again
         with disk_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(place, {"version": VERSION, "stamp": stamp, **vars(values)})
+        write_checksummed(place, {"version": VERSION, "stamp": stamp, **vars(values)})
     return values
 
 
@@ -115,8 +115,8 @@ def _measure(files: Files) -> MaskValues:
             for number, code, pixels, inner in own:
                 level = levels.setdefault((kind, number, code), [0, 0, 0, name])
                 level[:3] = level[0] + 1, level[1] + pixels, level[2] + inner
-            if sum(kind == COLOURS for kind, _, _ in levels) > MOST_COLOURS:
-                what = f"masks below {files.root} have more than {MOST_COLOURS} colours, e.g. in {name}"
+            if sum(kind == COLOURS for kind, _, _ in levels) > MAX_COLOURS:
+                what = f"masks below {files.root} have more than {MAX_COLOURS} colours, e.g. in {name}"
                 raise DataError(what, "save masks without smoothing and without lossy compression")
     found = []
     for (kind, number, code), sums in sorted(levels.items()):
@@ -136,9 +136,9 @@ def _examine(files: Files, row: int) -> tuple[str, list[tuple[int, int, int, int
         image = open_mask(files[row])
     except BadImage as error:
         return error.reason
-    found: Any = image.getcolors(MOST_COLOURS)
+    found: Any = image.getcolors(MAX_COLOURS)
     if found is None:  # too many colours, which are themselves not needed
-        return COLOURS, [(-1, code, 1, 0) for code in range(MOST_COLOURS + 1)]
+        return COLOURS, [(-1, code, 1, 0) for code in range(MAX_COLOURS + 1)]
     pixels, stored = zip(*found)
     if image.mode == "RGB":
         kind = GREY_COLOURS if is_grey(image) else COLOURS
@@ -172,7 +172,7 @@ def _count_inner(levels: NDArray[Any], wanted: Iterable[int]) -> list[int]:
 
 BINARY = (Entry(0, "background"), Entry(IGNORED, "foreground"))
 WIDE_GAP = 16  # between all values: these are grey levels chosen for display, not numbers of classes
-THIN, MOST_THIN = 0.1, 0.5  # share of inner pixels of a level along edges, and of all pixels that have such levels
+THIN, MAX_THIN = 0.1, 0.5  # share of inner pixels of a level along edges, and of all pixels that have such levels
 MANY = 16  # levels along edges, where small objects leave one level that fills an area
 RARE_IN = 20  # masks, from which on a value that one of them has is named
 DECIDE_255 = "if 255 is no class, write a palette.csv with the columns index,name and the row 255,void"
@@ -337,7 +337,7 @@ def _refuse_smoothed(root: Path, levels: Sequence[Level], unnamed: Sequence[Leve
     if len(areas) > 1 and min(areas) >= 0:
         thin = [level for level in thin if min(areas) < level.number < max(areas)]
     many = len(thin) >= max(3, len(areas) + 1) if len(areas) > 1 else len(thin) >= MANY
-    few_pixels = sum(level.pixels for level in thin) < MOST_THIN * sum(level.pixels for level in levels)
+    few_pixels = sum(level.pixels for level in thin) < MAX_THIN * sum(level.pixels for level in levels)
     if len(unnamed) < 3 or not many or not few_pixels:
         return
     shown = ", ".join(str(level.colour if level.number < 0 else level.number) for level in thin[:4])

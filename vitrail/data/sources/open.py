@@ -16,7 +16,7 @@ import numpy as np
 
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.arrays import BUILT_IN, read_arrays, read_dataset, read_digits, read_npy, read_npz
-from vitrail.data.sources.bad_images import MOST_BAD
+from vitrail.data.sources.bad_images import MAX_BAD
 from vitrail.data.sources.coco import find_coco
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.cvat import find_cvat
@@ -128,7 +128,7 @@ def open_data(
     channels: int | None = None,
     labelled: bool = True,
     task: str | None = None,
-    max_bad: float = MOST_BAD,
+    max_bad: float = MAX_BAD,
 ) -> Splits:
     """Detect the layout of a data set and open it. Images are read later.
 

@@ -36,7 +36,7 @@ from vitrail.text import plural
 Result = TypeVar("Result")
 
 BLOCK = 2**16  # names that are read at a time
-MOST_SORTED = 10_000_000  # names that are sorted for a digest; that of more is made of the checksums of the index
+MAX_SORTED = 10_000_000  # names that are sorted for a digest; that of more is made of the checksums of the index
 WINDOW = 64  # shards that are shuffled together where they have to be fetched; fixed, because the order depends on it
 
 
@@ -63,7 +63,7 @@ class ShardKeys(Strings):
         return (str(names[start:end], "utf-8") for start, end in zip(starts, ends[rows].tolist()))
 
     def digest(self) -> str:
-        if len(self) <= MOST_SORTED:
+        if len(self) <= MAX_SORTED:
             return super().digest()
         tables = {name: self.shards.tables[name] for name in ("names", "name_ends")}
         rows = b"" if self.rows is None else np.ascontiguousarray(self.rows, np.int64).tobytes()

@@ -22,7 +22,7 @@ from vitrail.inference.features import digest_of
 from vitrail.inference.inputs import ImageInputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import answer_images, check_fast, embed_images
-from vitrail.inference.parts.folder import MOST_PARTS, PartFolder, Plan, hash_names
+from vitrail.inference.parts.folder import MAX_PARTS, PartFolder, Plan, hash_names
 from vitrail.inference.results import list_rows
 from vitrail.runtime.progress import Say
 from vitrail.tables import open_table, save_array
@@ -63,8 +63,8 @@ class Job:
 
 def make_plan(job: Job, task: Task, source: Source, *, part_size: int, format: str) -> Plan:
     """The plan of a job for the images of ``source``; ``task`` is its model."""
-    if (count := -(-len(source) // part_size)) > MOST_PARTS:
-        remedy = f"give a larger --part-size: at most {MOST_PARTS:,}"
+    if (count := -(-len(source) // part_size)) > MAX_PARTS:
+        remedy = f"give a larger --part-size: at most {MAX_PARTS:,}"
         raise ConfigError(f"{len(source):,} images are {count:,} parts", remedy)
     described = json.dumps([digest_of(task), task.name, task.classes, task.describe()])
     return Plan(

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitrail.checksums import FIELD, hash_file, seal
+from vitrail.checksums import FIELD, add_checksum, hash_file
 from vitrail.errors import ConfigError, DataError
-from vitrail.files import disk_errors, document_errors, make_folder, read_sealed, write_sealed
+from vitrail.files import disk_errors, document_errors, make_folder, read_checksummed, write_checksummed
 from vitrail.rows import Rows
 from vitrail.runtime.progress import ProgressBar
 from vitrail.untrusted.numbers import to_whole
@@ -26,7 +26,7 @@ from vitrail.work import Claims
 FORMAT_VERSION = 1
 PLAN, DONE, RECORDS, CLAIMS = "_plan.json", "_done.json", "_records", "_claims"
 SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "npy": (".jsonl", ".npy")}  # the files of a part by format
-MOST_PARTS = 1_000_000
+MAX_PARTS = 1_000_000
 COUNTS = ("images", "unreadable", "rows")  # of a record
 SHOWN = 20  # lines of each kind that `PartsCheck.to_text` shows
 POLL = 0.1  # seconds between two looks at what another process does
@@ -63,8 +63,8 @@ class Plan:
         to_whole(self.part_size, "the number of images of a part", least=1, most=2**40)
         if self.format not in SUFFIXES:
             raise ValueError(f"the format is {self.format!r}")
-        if self.count > MOST_PARTS:
-            raise ValueError(f"{self.images:,} images are {self.count:,} parts, at most {MOST_PARTS:,} are written")
+        if self.count > MAX_PARTS:
+            raise ValueError(f"{self.images:,} images are {self.count:,} parts, at most {MAX_PARTS:,} are written")
 
     @property
     def count(self) -> int:
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        return seal(asdict(self))[FIELD]
+        return add_checksum(asdict(self))[FIELD]
 
     def span(self, number: int) -> range:
         """The images of a part, by their places in the inputs."""
@@ -128,7 +128,7 @@ class PartFolder:
             while not claims.take(0):  # of the plan; number + 1 is the claim of a part
                 time.sleep(POLL)
             if not (path / PLAN).exists():
-                write_sealed(path / PLAN, {"format_version": FORMAT_VERSION, "plan": asdict(plan), "about": about})
+                write_checksummed(path / PLAN, {"format_version": FORMAT_VERSION, "plan": asdict(plan), "about": about})
             if lines := _read_plan(path).compare(plan):
                 what = f"{path} has parts of another plan"
                 raise ConfigError(what, "give the same inputs and options, or a new folder", value="\n".join(lines))
@@ -158,12 +158,12 @@ class PartFolder:
         assert self._claims is not None, "only an open folder is written"
         files = {name: state_of(self.path / name) for name in self.plan.files(number)}
         record = {"part": number, "plan": self.digest, **facts, "files": files}
-        write_sealed(self._record(number), record)
+        write_checksummed(self._record(number), record)
         self._claims.release(number + 1)
 
     def read_record(self, number: int) -> dict[str, Any] | None:
         """What `commit` wrote on a part of this plan; None if it is missing or damaged."""
-        record = read_sealed(self._record(number)) or {}
+        record = read_checksummed(self._record(number)) or {}
         files = record.get("files")
         is_own = (
             record.get("plan") == self.digest
@@ -195,8 +195,8 @@ class PartFolder:
             (self.path / DONE).unlink(missing_ok=True)  # of a part that was deleted since
             return None
         done = self.summarize()
-        if read_sealed(self.path / DONE) != done:
-            write_sealed(self.path / DONE, done)
+        if read_checksummed(self.path / DONE) != done:
+            write_checksummed(self.path / DONE, done)
         return done
 
     def summarize(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def hash_names(names: Iterable[str]) -> str:
 
 
 def _read_plan(path: Path) -> Plan:
-    found = read_sealed(path / PLAN)
+    found = read_checksummed(path / PLAN)
     if found is None:
         state = "is damaged" if (path / PLAN).exists() else "does not exist"
         raise DataError(f"{path / PLAN} {state}", "give the folder that --parts named, or begin a new one")
@@ -365,7 +365,7 @@ def _check_part(folder: PartFolder, number: int) -> PartState:
 
 def _check_manifest(folder: PartFolder) -> str:
     """What is wrong with the manifest of a folder whose parts are all done."""
-    found = read_sealed(folder.path / DONE)
+    found = read_checksummed(folder.path / DONE)
     if found is None:
         return f"{DONE} is missing or damaged; the same command writes it"
     return "" if found == folder.summarize() else f"{DONE} is not that of these parts"

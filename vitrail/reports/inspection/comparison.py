@@ -17,7 +17,7 @@ from vitrail.reports.facts import list_versions
 from vitrail.reports.page import Table, render, write_page
 from vitrail.text import large, plural
 
-MOST_MODELS = 2 * len(draw.COLOURS)
+MAX_MODELS = 2 * len(draw.COLOURS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,8 @@ from vitrail.text import decimal, large, percent, plural
 
 MARKS = {True: ("✓", "true", "holds"), False: ("✗", "false", "fails"), None: ("–", "not tested", "open")}
 METHODS = {"attention": "attention, last layer", "rollout": "attention rollout", "gradient": "gradient relevance"}
-MOST_OF_VARIANCE = 0.9
-MOST_TILES = 16  # tiles per side of the position mosaic
+MAX_OF_VARIANCE = 0.9
+MAX_TILES = 16  # tiles per side of the position mosaic
 COLUMNS = 7  # of filters: 28 filters make four rows, as in the paper
 TILE = 96  # pixels per filter
 MOSAIC = 784  # pixels of the similarity mosaic per side, without gaps
@@ -116,7 +116,7 @@ def draw_pictures(inspection: Inspection) -> dict[str, np.ndarray]:
 
 def every_tile(similarity: np.ndarray) -> int:
     """Returns the step between the rows and columns of positions (h, w, h, w) that are shown, so that tiles stay legible."""
-    return math.ceil(max(similarity.shape[:2]) / MOST_TILES)
+    return math.ceil(max(similarity.shape[:2]) / MAX_TILES)
 
 
 def summarise_variance(layer: Filters) -> dict[str, Any] | None:
@@ -125,8 +125,8 @@ def summarise_variance(layer: Filters) -> dict[str, Any] | None:
     count, explained = len(layer.pictures), np.cumsum(layer.explained, dtype=np.float64).round(6)
     if not count or not explained[-1]:
         return None
-    needed = int(np.flatnonzero(explained >= MOST_OF_VARIANCE)[0]) + 1
-    return {"count": count, "share": float(explained[count - 1]), "most": MOST_OF_VARIANCE, "needed": needed}
+    needed = int(np.flatnonzero(explained >= MAX_OF_VARIANCE)[0]) + 1
+    return {"count": count, "share": float(explained[count - 1]), "most": MAX_OF_VARIANCE, "needed": needed}
 
 
 def summarise_reach(heads: Sequence[HeadFigures]) -> dict[str, Any] | None:

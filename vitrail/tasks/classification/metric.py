@@ -142,7 +142,7 @@ class ClassMetric(Metric):
 
 
 class AcceptableMetric(Metric):
-    """Of images with several acceptable answers, judged by the one class that the model gives: ReaL accuracy (Beyer et al.
+    """Of images with several acceptable answers, evaluated by the one class that the model gives: ReaL accuracy (Beyer et al.
     2020). Images without any acceptable answer do not count.
     """
 

@@ -38,10 +38,10 @@ TO_SRGB = np.array([[4.0767416621, -3.3077115913, 0.2309699292], [-1.2684380046,
 TO_ROOTS = np.array(
     [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]]
 )
-LETTERS, LEAST_LETTERS = 1 / 36, 11  # height of text: share of the picture's mean side, pixels
-LINE, LEAST_LINE = 1 / 200, 2  # width of the lines of boxes, in the same way
+LETTERS, MIN_LETTERS = 1 / 36, 11  # height of text: share of the picture's mean side, pixels
+LINE, MIN_LINE = 1 / 200, 2  # width of the lines of boxes, in the same way
 TINT = 0.45  # of a class over its pixels; its border has the colour itself
-LEAST_NAMED = 0.01  # share of the picture from which a class is named in it
+MIN_NAMED = 0.01  # share of the picture from which a class is named in it
 COARSE = 96  # pixels of the longer side of the map in which the places of names are searched
 
 
@@ -94,7 +94,7 @@ def _to_srgb(lab: NDArray[np.float64]) -> NDArray[np.float64]:
 def draw_boxes(image: Image.Image, boxes: ArrayLike, captions: Sequence[str], colours: Sequence[Colour]) -> Image.Image:
     """A copy of an RGB image with boxes (n, 4) and captions, the first ones on top; an empty caption is not drawn."""
     drawn = image.copy()
-    pen, line, font = ImageDraw.Draw(drawn), _scale(image, LINE, LEAST_LINE), _load_font(image)
+    pen, line, font = ImageDraw.Draw(drawn), _scale(image, LINE, MIN_LINE), _load_font(image)
     rows = list(zip(np.asarray(boxes, np.float64).reshape(-1, 4).tolist(), captions, colours, strict=True))[::-1]
     for (left, top, right, bottom), _, colour in rows:
         # the last pixel of a box is the one before its right or lower edge
@@ -127,7 +127,7 @@ def tint_classes(
     pen, font = ImageDraw.Draw(drawn), _load_font(image)
     counts = np.bincount(map.reshape(-1), minlength=256)
     for index, name in enumerate(classes):
-        if is_tinted[index] and counts[index] >= LEAST_NAMED * map.size:
+        if is_tinted[index] and counts[index] >= MIN_NAMED * map.size:
             x, y = find_middle(map == index)
             _draw_tag(pen, (x * image.width, y * image.height), name, colours[name], font, image.size, centred=True)
     return drawn
@@ -135,7 +135,7 @@ def tint_classes(
 
 def outline(image: Image.Image, mask: NDArray[np.bool_], colour: Colour) -> Image.Image:
     """A copy of an RGB image with the border of a mask (H, W) of its size, between dark rims."""
-    drawn, width = image.copy(), _scale(image, LINE, LEAST_LINE)
+    drawn, width = image.copy(), _scale(image, LINE, MIN_LINE)
     border = Image.fromarray(_find_borders(mask.astype(np.uint8)).astype(np.uint8) * 255)
     for shade, reach in ((INK, width), (colour, width - 1)):
         drawn.paste(shade, mask=border.filter(ImageFilter.MaxFilter(2 * reach + 1)))
@@ -173,7 +173,7 @@ def load_font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def _load_font(image: Image.Image) -> ImageFont.FreeTypeFont:
-    return load_font(_scale(image, LETTERS, LEAST_LETTERS))
+    return load_font(_scale(image, LETTERS, MIN_LETTERS))
 
 
 def _scale(image: Image.Image, share: float, least: int) -> int:

@@ -19,7 +19,7 @@ from vitrail.data.sources.annotations import Objects
 from vitrail.tasks.dense.task import PlacedTargets, check_placed
 from vitrail.tasks.detection.boxes import box_gious, box_ious
 
-LEAST_SHARE, LEAST_AREA = 0.25, 4.0  # of an object that a crop must show: share of its box, square pixels
+MIN_SHARE, MIN_AREA = 0.25, 4.0  # of an object that a crop must show: share of its box, square pixels
 ROWS = 16  # the rows of a batch's targets are a multiple of this, so that a compiled step sees few shapes
 CELLS = 10  # that each object takes, at most
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0  # of the alignment of a cell with an object
@@ -57,7 +57,7 @@ class BoxTargets(PlacedTargets):
         clipped = boxes.clip(0, [*placement.size[::-1]] * 2)
         before, area = (np.prod(each[..., 2:] - each[..., :2], -1) for each in (boxes, clipped))
         is_crowd = moved[..., 1] > 0
-        is_shown = (area >= LEAST_AREA) & ((area >= LEAST_SHARE * before) | is_crowd)
+        is_shown = (area >= MIN_AREA) & ((area >= MIN_SHARE * before) | is_crowd)
         labels = np.where(is_shown, moved[..., 0], -1)
         objects = np.concatenate([labels[..., None], moved[..., 1:2], clipped], -1)
         weight = torch.full((len(moved),), len(moved) / max(int(((labels >= 0) & ~is_crowd).sum()), 1))

@@ -2,7 +2,7 @@
 
 D detections and M objects of an image, A ranges of area, T thresholds of IoU. Boxes are (x0, y0, x1, y1) in pixels.
 
-COCO's rules (Lin et al. 2014; pycocotools is the oracle of the tests): the best `MOST` detections of each class take objects of
+COCO's rules (Lin et al. 2014; pycocotools is the oracle of the tests): the best `MAX_DETECTIONS` of each class take objects of
 their class in the order of their scores, each the free one with the largest IoU, of equal ones the last. Objects that do not
 count (crowds, and those outside of the range of area) are taken only if no other is within reach. Who takes such an object is
 neither right nor wrong, nor is a detection outside of the range that takes none. A crowd can be taken any number of times, and
@@ -24,7 +24,7 @@ Flags = NDArray[np.bool_]
 IOUS = np.linspace(0.5, 0.95, 10)
 # in pixels, both ends included
 AREAS = {"all": (0.0, 1e10), "small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
-MOST = 100  # detections of a class and an image
+MAX_DETECTIONS = 100  # detections of a class and an image
 WRONG, RIGHT, UNCOUNTED = 0, 1, 2  # outcomes of a detection
 # the kinds of errors (Bolya et al. 2020, TIDE: a general toolbox for identifying object detection errors)
 ERRORS = ("class", "location", "both", "duplicate", "background", "missed")
@@ -54,7 +54,7 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Matches:
-    """What judging keeps of ``images`` images: D detections, at most `MOST` of each class and image, and M objects.
+    """The matches of ``images`` images: D detections, at most `MAX_DETECTIONS` of each class and image, and M objects.
 
     Those of an image are together, its detections by decreasing score.
 
@@ -102,7 +102,7 @@ def match(detected: Detected, truth: Truth) -> Matches:
     """The matches of one image."""
     order = np.argsort(-detected.scores, kind="stable")
     ranks = _rank(detected.labels[order])
-    order, ranks = order[ranks < MOST], ranks[ranks < MOST]
+    order, ranks = order[ranks < MAX_DETECTIONS], ranks[ranks < MAX_DETECTIONS]
     labels, scores = detected.labels[order], detected.scores[order].astype(np.float64)
     boxes = detected.boxes[order].astype(np.float64)
     iou = box_iou(boxes, truth.boxes.astype(np.float64), truth.crowd)

@@ -170,7 +170,7 @@ def _rank_all(matches: Matches, label: int | None) -> Indices:
 
 
 class BoxMetric(Metric):
-    """Of boxes with a class and a score, judged in pixels of the pictures as COCO does; see `match`.
+    """Of boxes with a class and a score, evaluated in pixels of the pictures as COCO does; see `match`.
 
     Args:
         classes: the names of the classes.

@@ -1,4 +1,4 @@
-"""What judging label maps keeps of every image, and the figures from it.
+"""What evaluating label maps keeps of every image, and the figures from it.
 
 N images, K classes, R resamples of the images, H and W of a picture. The figures are quotients of sums over all images: mean
 IoU is the mean over classes of the sum of intersections by the sum of unions, never a mean over images. A class that is
@@ -31,7 +31,7 @@ Labels = NDArray[np.uint8]
 
 
 class MapMetric(Metric):
-    """Of a class for every pixel, judged at the sizes of the pictures: a few counts of each image, and the confusion of all."""
+    """Of a class for every pixel, at the sizes of the pictures: a few counts of each image, and the confusion of all."""
 
     summary, resamples = ("miou", "pixel_accuracy"), 10_000
     _parts: list[NDArray[np.int64]]  # counts (7, K) of each image

@@ -34,7 +34,7 @@ from vitrail.tasks.segmentation.metric import MapMetric, find_classes
 
 HEADS = ("fused", "linear")
 LEVELS = (4,)  # of the fused head on a network whose maps have one stride
-MOST_WEIGHT = 10.0  # of a class, relative to that of the average pixel
+MAX_WEIGHT = 10.0  # of a class, relative to that of the average pixel
 
 
 class Segmenter(PixelTask):
@@ -212,5 +212,5 @@ def weigh_classes(pixels: ArrayLike) -> list[float]:
     if not occurs.any():
         return [1.0] * len(counts)
     weights = 1 / np.sqrt(np.where(occurs, counts, counts[occurs].min()))
-    weights = (weights * counts.sum() / (weights * counts).sum()).clip(max=MOST_WEIGHT)
+    weights = (weights * counts.sum() / (weights * counts).sum()).clip(max=MAX_WEIGHT)
     return weights.tolist()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.convert.compare import Difference
     from vitrail.verbs.convert.layouts import Converted
 
-MOST_ROWS = 20  # of tensors that differ or are unused
+MAX_ROWS = 20  # of tensors that differ or are unused
 
 
 @verb
@@ -100,8 +100,8 @@ def print_converted(converted: Converted, *, json: bool) -> None:
         ("layout", f"{converted.source} to {converted.layout}"),
         ("tensors", f"{converted.tensors} of {converted.parameters:,} parameters"),
         *([("sha256", f"{converted.sha256} of the source")] if converted.sha256 else []),
-        *(("unused", printable(name, 200)) for name in converted.unused[:MOST_ROWS]),
-        *([("unused", f"and {more} more")] if (more := len(converted.unused) - MOST_ROWS) > 0 else []),
+        *(("unused", printable(name, 200)) for name in converted.unused[:MAX_ROWS]),
+        *([("unused", f"and {more} more")] if (more := len(converted.unused) - MAX_ROWS) > 0 else []),
         ("proved", f"tensors equal bit for bit, outputs differ by {converted.difference:.2g} of the largest"),
     ]
     where = "beside it" if converted.path.is_file() else "in its config.json, which others do not read"
@@ -123,10 +123,10 @@ def _print_difference(difference: Difference, first: str, second: str, *, json: 
         return
     differing = difference.differing
     print(columns([("tensors equal bit for bit", difference.equal), ("tensors that differ", len(differing))]))
-    if shown := [(each.name, f"{each.absolute:.3g}", f"{each.relative:.3g}") for each in differing[:MOST_ROWS]]:
+    if shown := [(each.name, f"{each.absolute:.3g}", f"{each.relative:.3g}") for each in differing[:MAX_ROWS]]:
         print(columns(shown, ("tensor", "largest difference", "of the largest")))
-    if len(differing) > MOST_ROWS:
-        print(f"and {len(differing) - MOST_ROWS} more")
+    if len(differing) > MAX_ROWS:
+        print(f"and {len(differing) - MAX_ROWS} more")
     rows = [(name, *kinds) for name, kinds in difference.shapes.items()]
     rows += [(name, "there", "-") for name in difference.only_first]
     rows += [(name, "-", "there") for name in difference.only_second]

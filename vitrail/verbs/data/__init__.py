@@ -49,7 +49,7 @@ def check_data(
     Raises:
         DataError: data that cannot be opened, and with ``out`` data without boxes or masks.
     """
-    from vitrail.config.schema import TASK_VERBS
+    from vitrail.config.schema import TASK_ALIASES
     from vitrail.tables import open_table
     from vitrail.untrusted.limits import PIXELS
     from vitrail.verbs.data.findings import check
@@ -63,7 +63,7 @@ def check_data(
         from vitrail.inference.options import InferenceOptions
 
         loaded = InferenceOptions().load(model, log)
-    result = check(data, task=TASK_VERBS[task] if task else None, model=loaded, max_pixels=max_pixels or PIXELS)
+    result = check(data, task=TASK_ALIASES[task] if task else None, model=loaded, max_pixels=max_pixels or PIXELS)
     if fix_list is not None:
         rows = result.list_removals()
         with open_table(Path(fix_list), columns={"path": str, "reason": str}) as write:

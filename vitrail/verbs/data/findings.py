@@ -23,7 +23,7 @@ from PIL import Image
 
 from vitrail.data.pictures import as_image
 from vitrail.data.sources.annotations import Annotations
-from vitrail.data.sources.bad_images import MOST_BAD
+from vitrail.data.sources.bad_images import MAX_BAD
 from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.labels import ROWS_SHOWN
 from vitrail.data.sources.layout_warnings import find_layout_warnings
@@ -159,8 +159,8 @@ def check(data: Any, *, task: str | None = None, model: Task | None = None, max_
             sizes[size] += 1
             if fault := _check_annotation(sources, images[number], size):
                 bad[number] = fault
-    if not refused and len(bad) > MOST_BAD * len(images):
-        refused = f"{len(bad):,} of {len(images):,} images are bad, more than {MOST_BAD:.0%}"
+    if not refused and len(bad) > MAX_BAD * len(images):
+        refused = f"{len(bad):,} of {len(images):,} images are bad, more than {MAX_BAD:.0%}"
 
     def name(number: int) -> str:
         split, index = images[number]

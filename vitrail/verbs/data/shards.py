@@ -38,13 +38,13 @@ from vitrail.rows import Records
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.shards.cache import is_remote, list_archives, open_archive
 from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, remember_root, write_index
-from vitrail.shards.tar import BLOCK, MOST_BYTES, Member, pad, read_members, write_archive
+from vitrail.shards.tar import BLOCK, MAX_BYTES, Member, pad, read_members, write_archive
 from vitrail.text import plural
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import LABEL_BYTES
 from vitrail.untrusted.numbers import to_whole
 
-MOST_SHARDS = 10**6  # whose names have six digits
+MAX_SHARDS = 10**6  # whose names have six digits
 LABEL_KINDS = ("cls", "json", "txt")  # the first kind that a set has gives its labels
 LONGEST_NAME = 64  # characters of a class in a .txt; longer texts are captions
 LABEL_KEYS = ("cls", *LABELS)  # in a .json
@@ -103,8 +103,8 @@ def _refuse_others(source: Source, images: int) -> None:
         raise DataError(what, "train on the data as they are")
     if not len(source):
         raise DataError("the data have no images", "run `vitrail data check` to see what was found")
-    if len(source) > images * MOST_SHARDS:
-        what = f"{len(source):,} images are more than {MOST_SHARDS:,} shards of {images:,}"
+    if len(source) > images * MAX_SHARDS:
+        what = f"{len(source):,} images are more than {MAX_SHARDS:,} shards of {images:,}"
         raise ConfigError(what, "--images 100000")
 
 
@@ -147,8 +147,8 @@ def _list_members(source: Source, rows: np.ndarray, checksums: np.ndarray) -> It
             raise DataError(f"the image {source.keys[row]} cannot be read: {bad.reason}", remedy) from bad
         if not isinstance(item.content, bytes):
             raise DataError("the images of a Dataset have no files that could be copied", "train on the Dataset")
-        if len(item.content) > MOST_BYTES:
-            what = f"the image {item.key} has {len(item.content):,} bytes; the limit is {MOST_BYTES:,}"
+        if len(item.content) > MAX_BYTES:
+            what = f"the image {item.key} has {len(item.content):,} bytes; the limit is {MAX_BYTES:,}"
             raise DataError(what, "resize or re-encode it, or leave it out")
         checksums[row] = zlib.crc32(item.content)
         yield f"{row:08d}.{_extension(item.key, item.content)}", item.content

@@ -82,7 +82,7 @@ def measure_faithfulness(
     inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> tuple[int, list[MethodScore]]:
-    """Returns how many images every method was judged on by deletion and insertion, and the scores.
+    """Returns how many images every method was evaluated on by deletion and insertion, and the scores.
 
     The curves have ``steps`` steps, fewer where the maps have fewer cells; there are ``draws`` random maps of each image.
     """

@@ -29,7 +29,7 @@ from vitrail.tasks.task import Task
 from vitrail.verbs.export.parity import Forward, ParityCheck, Tolerances, open_source, round_figures
 from vitrail.weights.adapt import fit_to_crop
 from vitrail.weights.description import KEY, describe
-from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session, seal_onnx
+from vitrail.weights.onnx import PARITY, ExportedBackbone, add_checksum_to_onnx, open_session
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import REMOTE, resolve_model
 
@@ -171,7 +171,7 @@ def _add_figures(made: Path, options: ExportOptions, figures: str) -> None:
     entry = onnx.StringStringEntryProto(key=PARITY, value=figures)
     with open(made, "ab") as file:  # of a repeated field, what comes later in the file is added to what came before
         file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
-    seal_onnx(made)
+    add_checksum_to_onnx(made)
 
 
 def _check_destination(path: Path, options: ExportOptions, *, force: bool) -> None:

@@ -34,7 +34,7 @@ from vitrail.tasks.task import Task
 
 EXACT, LOST, OTHERWISE = 1e-4, 0.02, 0.05  # what is allowed: see `Tolerances`
 BATCHES = (1, 3, 8)  # batch sizes
-MOST_ROUNDS, LEAST_ROUNDS, SECONDS = 30, 5, 3.0  # limits of the speed measurement: rounds and time
+MAX_ROUNDS, MIN_ROUNDS, SECONDS = 30, 5, 3.0  # limits of the speed measurement: rounds and time
 
 Outputs = Mapping[str, Tensor]  # outputs by name, as in `Task.graph`
 Forward = Callable[[Tensor], Outputs]
@@ -97,7 +97,7 @@ def measure_speeds(
 ) -> tuple[float, float]:
     """Returns median milliseconds per image (B, C, H, W) of the model and of the graph, measured alternately."""
     verbs = {"model": partial(model, images), "graph": partial(graph, images)}
-    timings = time_in_turns(verbs, rounds=MOST_ROUNDS, min_rounds=LEAST_ROUNDS, seconds=SECONDS)
+    timings = time_in_turns(verbs, rounds=MAX_ROUNDS, min_rounds=MIN_ROUNDS, seconds=SECONDS)
     first, second = (1e3 * timing.median / len(images) for timing in timings.values())
     return first, second
 
@@ -164,8 +164,8 @@ class ParityCheck:
         Raises `CheckpointError` for answers that are no finite numbers, and `DataError` where no image can be read.
         """
         truths: list[tuple[Targets, Frames]] = []  # of each batch
-        judged = source is not None and source.labelled and bool(self.task.classes)
-        metrics = [self.task.metric() for _ in range(2)] if judged else []
+        evaluated = source is not None and source.labelled and bool(self.task.classes)
+        metrics = [self.task.metric() for _ in range(2)] if evaluated else []
         seen, agreed, worst = 0, 0.0, 0.0
         with ProgressBar("comparing", count, quiet=options.quiet) as show:
             images = self._generate(count) if source is None else self._read_inputs(source, truths, options)

@@ -18,7 +18,7 @@ from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import MODELS, cost_of, create_backbone
 from vitrail.models.config import changed
-from vitrail.reports.inspection.comparison import MOST_MODELS, ComparedCost, Comparison, spell_size, write_comparison
+from vitrail.reports.inspection.comparison import MAX_MODELS, ComparedCost, Comparison, spell_size, write_comparison
 from vitrail.runtime.device import find_device, in_precision
 from vitrail.runtime.machine import available_memory, describe, versions
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
@@ -72,8 +72,8 @@ def compare_costs(
 
 
 def _check(models: Sequence[Any], sizes: Sequence[Pair], batch: int | None) -> None:
-    if not 1 <= len(models) <= MOST_MODELS:
-        raise ConfigError(f"{len(models)} models cannot be compared", f"give 1 to {MOST_MODELS}")
+    if not 1 <= len(models) <= MAX_MODELS:
+        raise ConfigError(f"{len(models)} models cannot be compared", f"give 1 to {MAX_MODELS}")
     for what, given in (("model", list(map(str, models))), ("size", list(sizes))):
         twice = [each for at, each in enumerate(given) if each in given[:at]]
         if twice:

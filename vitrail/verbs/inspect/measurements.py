@@ -54,7 +54,7 @@ from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task
 from vitrail.text import sentence
 
-MOST = 512  # images that heads are measured on; the paper took 128
+MAX_IMAGES = 512  # images that heads are measured on; the paper took 128
 SAMPLES = 6  # images that are shown
 SHOWN = 28  # principal components of the filters, as in the paper
 PAIRED = 32  # images that are moved, cut up and differentiated
@@ -65,7 +65,7 @@ def inspect_model(
     out: Path,
     data: Any = None,
     *,
-    most: int = MOST,
+    most: int = MAX_IMAGES,
     cost: bool = False,
     options: InferenceOptions = InferenceOptions(),
     command: str = "",
@@ -251,7 +251,7 @@ def inspect_pair(
     out: Path,
     data: Any = None,
     *,
-    most: int = MOST,
+    most: int = MAX_IMAGES,
     options: InferenceOptions = InferenceOptions(),
     command: str = "",
     say: Say = to_stderr,

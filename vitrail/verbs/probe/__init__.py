@@ -68,7 +68,7 @@ def probe(
         log(f"data     {splits.layout}")
         for loaded in models:
             warn_of_training_images(loaded, data, splits, log)
-    log(f"split    learns from train: {len(train):,} images; judged on {split}: {len(evaluated):,}")
+    log(f"split    learns from train: {len(train):,} images; evaluated on {split}: {len(evaluated):,}")
     both = {"train": train, split: evaluated}
     how = {"options": reading, "cache": options.choose_cache(cache), "say": log, "ranks": ranks}
     features = zip(*(compute_features(loaded, both, **how) for loaded in models))

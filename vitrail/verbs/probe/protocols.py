@@ -91,7 +91,7 @@ class Probe(Scores):
 
 
 def open_to_probe(data: Any, model: Task) -> Splits:
-    """Returns the data, with a part held out of train only where they have nothing else to be judged on.
+    """Returns the data, with a part held out of train only where they have nothing else to be evaluated on.
 
     Of the data that the model was trained on it is the part that was held out then.
     """
@@ -129,7 +129,7 @@ def choose_images(splits: Splits) -> tuple[Source, str, Source]:
         raise DataError("the data have no training images", "run `vitrail data check` to see what was found")
     read_arguments(Classifier, train, {})
     if train.multi_label:
-        fact = "the images have several labels each, and a probe judges one label an image"
+        fact = "the images have several labels each, and a probe evaluates one label an image"
         raise DataError(fact, "fine-tune instead, with `vitrail train DATA --init MODEL`")
     split, evaluated = choose_split(splits)
     if split == "train":

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
-from vitrail.config.schema import Precision, Run, TaskVerb
+from vitrail.config.schema import Precision, Run, TaskAlias
 from vitrail.errors import ConfigError
 from vitrail.runtime.launch import is_launched, launch
 from vitrail.runtime.progress import Say, say_nothing, to_stderr
@@ -68,7 +68,7 @@ def train(
         "of (picture, label) pairs.",
     ] = None,
     *,
-    task: Annotated[TaskVerb | None, Sets("task")] = None,
+    task: Annotated[TaskAlias | None, Sets("task")] = None,
     recipe: Annotated[
         str | None,
         "Default values of all settings; `finetune` with --init, else `small-data`; `segment` and `detect` for these tasks.",

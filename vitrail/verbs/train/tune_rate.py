@@ -86,7 +86,7 @@ def _evaluate_validation(prepared: Prepared) -> dict[str, float]:
         what = "a learning rate is chosen on validation images, and the data have none"
         error = DataError(what, "set data.validation, or train without --tune-lr")
         raise prepared.training.ranks.collective_error(error)
-    return {"loss": loss_of(prepared.judge({"val": val})["val"])}
+    return {"loss": loss_of(prepared.evaluate({"val": val})["val"])}
 
 
 def loss_of(result: EvaluationResult) -> float:

@@ -183,7 +183,7 @@ class DataSet:
         except OF_ONE_DATA_SET as error:
             failure = report_failure(error, self.say)
             return {name: kept.get(name, failure) for name in probes}
-        self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(evaluated):,}")
+        self.say(f"split    learns from train: {len(learnt):,} images; evaluated on {split}: {len(evaluated):,}")
         for words in self.departures:
             self.say(f"warning  {words}")
         warn_of_training_images(self.model, self.data, self.splits, self.say)
@@ -208,7 +208,7 @@ class DataSet:
         return self.ranks.run_on_rank0(evaluate).figures
 
     def fine_tune(self, tuning: Tuning) -> dict[str, float]:
-        """The accuracy after fine-tuning on the images that the probes are judged on: the mean over seeds, and that of each."""
+        """The accuracy after fine-tuning on the images that evaluate the probes: the mean over seeds, and that of each."""
         learnt, split, evaluated = self.images
         of_data = choose_settings(self.task) if self.task is not None else ()
         right = []

@@ -38,7 +38,7 @@ PROCESSORS = {
     "Pvt": _silent(SQUARE, 3, *IMAGENET),
     "Bit": _silent({"shortest_edge": 224}, 3, *CLIP, crop=True),
 }
-MOST_CHANNELS = 10_000
+MAX_CHANNELS = 10_000
 ENDS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
 # by Pillow's constants
 FILTERS: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
@@ -171,7 +171,7 @@ def _normal(value: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...],
     """Returns mean and std for values in [0, 1], for a processor that first rescales values in [0, 255]."""
     scale = 255 * float(value["rescale_factor"] if value["do_rescale"] else 1)
     mean, std = (value["image_mean"], value["image_std"]) if value["do_normalize"] else (0.0, 1.0)
-    if channels > MOST_CHANNELS:
+    if channels > MAX_CHANNELS:
         raise ValueError(f"images of {channels:,} channels")
     scaled = []
     for numbers in (mean, std):

@@ -201,10 +201,10 @@ class ExportedBackbone(Backbone):
 
 
 INSTALL = "pip install 'vitrail[onnx]'"
-MOST_BYTES = 2**31 - 1  # of a protobuf message; larger weights are in separate files
+MAX_BYTES = 2**31 - 1  # of a protobuf message; larger weights are in separate files
 SPARE_BYTES = 2**30  # for the activations of one image
 EXPANSION = 8  # bytes more for each byte of the files; 2 are enough for weights, large images need more for activations
-LEAST_SECONDS = 60
+MIN_SECONDS = 60
 DISTRUST = "fetch it again from a source you trust, or export the model again: vitrail export MODEL --to onnx"
 
 
@@ -239,7 +239,7 @@ def read_contents(path: Path) -> Contents:
         size = path.stat().st_size
     except OSError as error:
         raise unreadable(path, error) from error
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise CheckpointError(f"{path} has more than 2 GB, the limit of its format", DISTRUST)
     if find_spec("onnx") is None:
         raise ConfigError("reading an .onnx file requires onnx, which is not installed", INSTALL)
@@ -275,7 +275,7 @@ def _spare_bytes(size: int) -> int:
 
 def _run(path: Path, size: int, name: str = "", shape: Sequence[int] | None = None) -> str:
     """Returns what `sandbox` prints. Raises `CheckpointError` if it does not end by itself."""
-    seconds = LEAST_SECONDS + size // BYTES_PER_SECOND
+    seconds = MIN_SECONDS + size // BYTES_PER_SECOND
     options = {
         "path": str(path.resolve()),
         "name": name,
@@ -310,7 +310,7 @@ def read_digest(path: Path, *external: Path) -> str:
     return _join(hashed.hexdigest(), *external)
 
 
-def seal_onnx(path: Path) -> None:
+def add_checksum_to_onnx(path: Path) -> None:
     """Appends the checksum of a file, and of the files with its weights, as the last entry of its metadata."""
     _, *external = read_contents(path).list_files(path)
     digest = _join(hash_file(path), *external)

@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import Any
 
 MEMORY = "memory"
-MOST_NODES = 50_000  # many times those of the deepest model
-MOST_AXES = 32
+MAX_NODES = 50_000  # many times those of the deepest model
+MAX_AXES = 32
 # bytes per value of a tensor by its data_type: float, 8 to 64 bit integers, bool, float16, double, bfloat16
 SIZES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
 NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
@@ -93,8 +93,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def list_tensors(graph: Any) -> Iterator[Any]:
     """Yields the tensors of a graph, of its nodes, and of graphs inside of these."""
-    if len(graph.node) > MOST_NODES:
-        raise ValueError(f"has more than {MOST_NODES:,} nodes")
+    if len(graph.node) > MAX_NODES:
+        raise ValueError(f"has more than {MAX_NODES:,} nodes")
     attributes = [attribute for node in graph.node for attribute in node.attribute]
     if graph.sparse_initializer or any(each.sparse_tensors or each.HasField("sparse_tensor") for each in attributes):
         raise ValueError("has sparse tensors, which vitrail does not read")
@@ -115,7 +115,7 @@ def check_tensor(tensor: Any, folder: Path, external: Counter[str]) -> None:
         raise ValueError("has a tensor in segments, which vitrail does not read")
     if tensor.data_type not in SIZES:
         raise ValueError(f"has the tensor {tensor.name!r} of the unsupported data type {tensor.data_type}")
-    if len(tensor.dims) > MOST_AXES or min(tensor.dims, default=0) < 0:
+    if len(tensor.dims) > MAX_AXES or min(tensor.dims, default=0) < 0:
         raise ValueError(f"has the tensor {tensor.name!r} with {len(tensor.dims)} axes or negative lengths")
     claimed, size = math.prod(tensor.dims), SIZES[tensor.data_type]
     held, raw = sum(len(getattr(tensor, name)) for name in NUMBERS), len(tensor.raw_data)

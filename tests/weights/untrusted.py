@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from vitrail.checksums import seal
+from vitrail.checksums import add_checksum
 from vitrail.models import configure, create_backbone
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.weights.google import to_google
@@ -83,7 +83,7 @@ def timm_folder(config: bytes | None = None, tensors: Mapping[str, Tensor] | Non
 
     def make(folder: Path) -> Path:
         told = {"architecture": "vit_x", "model_args": {"num_heads": 2}, **described}
-        (folder / "config.json").write_bytes(json.dumps(seal(told)).encode() if config is None else config)
+        (folder / "config.json").write_bytes(json.dumps(add_checksum(told)).encode() if config is None else config)
         (folder / "model.safetensors").write_bytes(save(dict(tensors or sound())))
         return folder
 
@@ -101,7 +101,7 @@ def native_folder(tensors: Mapping[str, Tensor] | None = None, **described: obje
         if tensors is not None:
             (path / "model.safetensors").write_bytes(save(dict(tensors), {"vitrail": ""}))
             told["sha256"] = None
-        (path / "config.json").write_text(json.dumps(seal(told)))
+        (path / "config.json").write_text(json.dumps(add_checksum(told)))
         return path
 
     return make

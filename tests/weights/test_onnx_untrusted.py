@@ -1,4 +1,4 @@
-"""ONNX files from strangers: their weights in other files, their damage, and what they may cost."""
+"""ONNX files from untrusted sources: their weights in other files, their damage, and what they may cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.weights.hostile_graphs import TRIED, in_front, node
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.inference.features import digest_of
 from vitrail.weights import onnx as own_onnx
-from vitrail.weights.onnx import seal_onnx
+from vitrail.weights.onnx import add_checksum_to_onnx
 from vitrail.weights.resolve import hash_model, resolve_model
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -70,9 +70,9 @@ def test_weights_in_files_of_any_name_are_read_and_hashed(tmp_path, fast_trial):
     assert len(digests) == len(hashes) == 3
 
 
-def test_a_change_to_any_file_of_a_sealed_graph_is_refused(tmp_path, fast_trial):
+def test_a_change_to_any_file_of_a_checksummed_graph_is_refused(tmp_path, fast_trial):
     path = write_split(tmp_path, "weights.bin", "more")
-    seal_onnx(path)
+    add_checksum_to_onnx(path)
     vitrail.load(path)
     for name in ("weights.bin", "more"):
         content = (tmp_path / name).read_bytes()
@@ -128,7 +128,7 @@ def test_a_small_file_takes_no_more_memory_than_its_limit(tmp_path):
 
 @pytest.mark.slow
 def test_a_graph_that_computes_without_an_end_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_onnx, "LEAST_SECONDS", 2)
+    monkeypatch.setattr(own_onnx, "MIN_SECONDS", 2)
     side = 2000
     square = node("Expand", ["one", "lengths"], "x0")
     steps = [node("MatMul", [f"x{step}", f"x{step}"], f"x{step + 1}") for step in range(3000)]
