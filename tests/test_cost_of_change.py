@@ -69,8 +69,8 @@ SETTING: Edits = {
     ),
     "training/train.py": (
         (
-            "                if run.optim.rates:\n",
-            "                say(f'note     {run.save.note}')\n                if run.optim.rates:\n",
+            "                if rates := run.optim.rates:\n",
+            "                say(f'note     {run.save.note}')\n                if rates := run.optim.rates:\n",
         ),
     ),
 }
