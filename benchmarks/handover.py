@@ -20,7 +20,7 @@ from harness import Timing, report
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitrail.data.pictures import Picture
+from vitrail.data.prepare import Picture
 from vitrail.data.workers import Workers, in_order
 
 VARIETY = 64  # different images

@@ -14,7 +14,7 @@ FLOOR = {
     "checksums": 1, "rows": 1, "torch_private": 1,
     "files": 2, "images": 2, "stamps": 2,
     "shards": 3, "tables": 3,
-    "models": 4, "data": 4, "runtime": 4, "work": 4,
+    "models": 4, "data": 4, "runtime": 4, "shared_work": 4,
     "tasks": 5, "config": 5,
     "objectives": 6, "analysis": 6, "weights": 6, "exports": 6, "runs": 6,
     "inference": 7,

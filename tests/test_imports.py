@@ -59,7 +59,7 @@ LIGHT = {
         **{RUN.format(words=words): {"torch"} for words in SHOWS},
         "import vitrail.config.compose": {"torch"},
         "import vitrail.data.augment.crops": {"torch"},
-        "import vitrail.data.sample_order, vitrail.data.workers, vitrail.data.pictures": {"torch"},
+        "import vitrail.data.sample_order, vitrail.data.workers, vitrail.data.prepare": {"torch"},
         "from vitrail.data.sources.open import open_data; open_data('digits')": {"torch"},
     },
     "with torch": {

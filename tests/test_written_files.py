@@ -37,7 +37,7 @@ KNOWN = {
         reports/transfer.py:write_transfer""",
     "study": """studies/plan.py:write_plan studies/plan.py:write_result
         studies/run.py:run_study studies/run.py:run_workers""",
-    "study attempts": "work.py:_write",
+    "study attempts": "shared_work.py:_write",
     "parts, parquet": """inference/parts/folder.py:open inference/parts/folder.py:commit inference/parts/folder.py:finish
         inference/parts/compute.py:write_part""",
     "parts, npy": "inference/parts/compute.py:_write_array",
@@ -47,7 +47,7 @@ KNOWN = {
         verbs/data/shards.py:_write_found""",
     "cached features": "inference/features.py:keep",
     "decoded images": "data/decoded_cache.py:_share",
-    SHOWN: """analysis/figure.py:save analysis/pictures.py:save_png
+    SHOWN: """analysis/figure.py:save analysis/render.py:save_png
         reports/cards.py:write_card reports/page.py:write_page
  tables.py:open_table
         tables.py:save_array tables.py:write_features runs/folder.py:_append
@@ -55,14 +55,14 @@ KNOWN = {
         tasks/segmentation/answer.py:write tasks/segmentation/answer.py:close
         training/step.py:_raise_diverged verbs/data/__init__.py:check_data verbs/data/drawings.py:draw_split
         studies/report.py:report_study
-        verbs/evaluate.py:_write_report verbs/explain/pictures.py:_explain_each verbs/explain/pictures.py:_write
+        verbs/evaluate.py:_write_report verbs/explain/write.py:_explain_each verbs/explain/write.py:_write
         verbs/explain/scores.py:measure_localisation verbs/inspect/measurements.py:inspect_model
         verbs/inspect/cost.py:compare_costs
         verbs/inspect/measurements.py:inspect_pair inference/outputs.py:prepare_drawing verbs/predict.py:write_answers
         verbs/predict.py:write_rows""",
     PRESENT: "shards/index.py:remember_root",
     PASSING: """data/workers.py:create_memory data/workers.py:serve
-        runs/folder.py:open work.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock
+        runs/folder.py:open shared_work.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock
         weights/pickle_sandbox.py:rewrite weights/pickle_sandbox.py:main""",
 }
 

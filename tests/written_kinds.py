@@ -29,6 +29,7 @@ from vitrail.runs import checkpoint
 from vitrail.runs.cells import Cells
 from vitrail.runs.folder import RECORDS, RunFolder
 from vitrail.runtime.distributed import SINGLE
+from vitrail.shared_work import Attempts
 from vitrail.studies.plan import make_plan, read_plan, write_plan, write_result
 from vitrail.training.fingerprint import STAMPS, _read_stamps
 from vitrail.verbs.convert import convert
@@ -37,7 +38,6 @@ from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
 from vitrail.weights.onnx import add_checksum_to_onnx
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
-from vitrail.work import Attempts
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))  # (B, C, H, W)
 CHANGES = "model.changes={width: 8, depth: 1, heads: 1, mlp_width: 8, patch_size: [4, 4]}"

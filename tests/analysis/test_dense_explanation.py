@@ -17,8 +17,8 @@ from vitrail.analysis.rollout import relevance_of_score
 from vitrail.data.augment.placement import Frames
 from vitrail.errors import ConfigError
 from vitrail.models.backbone import eval_mode
-from vitrail.verbs.explain.pictures import explain_inputs
 from vitrail.verbs.explain.scores import measure_faithfulness
+from vitrail.verbs.explain.write import explain_inputs
 
 
 def find(model, images, **asked):

@@ -10,7 +10,7 @@ from PIL import ImageFont
 
 from tests.analysis.drawn import is_paper, noise
 from vitrail.analysis.palette import ABSENT, map_colours
-from vitrail.analysis.pictures import (
+from vitrail.analysis.render import (
     GAP,
     MARGIN,
     draw_contact_sheet,

@@ -19,7 +19,7 @@ from tests.analysis.weighing import shaken
 from tests.models.tiny import TINY
 from tests.slow import slow_except
 from vitrail.analysis.attention import attention_map
-from vitrail.analysis.pictures import overlay
+from vitrail.analysis.render import overlay
 from vitrail.analysis.visualize import visualize_attention
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import ViTConfig

@@ -13,7 +13,7 @@ from PIL import Image
 from vitrail.data.augment.crops import crop_box
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import eval_batches, train_batches
-from vitrail.data.pictures import crop_beyond
+from vitrail.data.prepare import crop_beyond
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.annotations import LabelMaps, Objects
 from vitrail.data.sources.contents import Arrays, Files, Strings

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.data.pictures import Evaluated, Transformed
+from vitrail.data.prepare import Evaluated, Transformed
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.contents import Strings, UserDataset
 from vitrail.data.workers import Workers, in_order, make_all
@@ -25,7 +25,7 @@ KEYS = [f"picture {number}" for number in range(20)]
 # a user's script, with its dataset in it; it prints what a worker answers
 SCRIPT = """
 import numpy as np
-from vitrail.data.pictures import Picture
+from vitrail.data.prepare import Picture
 from vitrail.data.workers import Workers
 
 def make(epoch, sample, view):

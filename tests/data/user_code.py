@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 
-from vitrail.data.pictures import Picture
+from vitrail.data.prepare import Picture
 
 
 class Shades:

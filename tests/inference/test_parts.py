@@ -229,7 +229,7 @@ def test_a_part_that_another_process_computes_is_left_to_it(tmp_path, counted, m
     assert os.read(ready[0], 1) == b"1"
     monkeypatch.setattr(write, "WAIT", 0.01)
     release = iter([lambda: (os.close(go[1]), os.waitpid(child, 0))])
-    monkeypatch.setattr("vitrail.work.time.sleep", lambda seconds: next(release)())
+    monkeypatch.setattr("vitrail.shared_work.time.sleep", lambda seconds: next(release)())
     counted.clear()
     said = predict(tmp_path)
     for end in release:  # nothing was waited for

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.reports.reading import PAYLOAD, Page, read_report
 from vitrail.errors import DiskError
 from vitrail.reports.classification import ClassificationFacts, Mistake, plot_curves, warn, write_report
-from vitrail.reports.pictures import data_uri
+from vitrail.reports.data_uris import data_uri
 from vitrail.reports.supervised import confused_pairs
 from vitrail.tasks.classification.metric import ClassMetric, LabelMetric, reliability
 

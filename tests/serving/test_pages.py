@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.testclient import TestClient
 
-from vitrail.analysis import pictures
+from vitrail.analysis import render
 from vitrail.analysis.palette import ANCHORS, DARK, LIGHT
 from vitrail.serving.app import load_files, pages
 from vitrail.serving.refusals import Refused
@@ -129,7 +129,7 @@ def test_the_page_has_the_colours_of_the_reports(client):
 def test_light_falls_in_the_page_as_in_explain():
     script = text("painter.js")
     for name in ("DIM", "FADED", "GLOW", "TINT", "BRIGHT", "UNSEEN"):
-        assert float(re.search(rf"\b{name} = ([\d.]+)", script)[1]) == getattr(pictures, name)
+        assert float(re.search(rf"\b{name} = ([\d.]+)", script)[1]) == getattr(render, name)
     for name in ("AMBER", "FRAME", "LUMA"):
         written = [float(each) for each in re.search(rf"\b{name} = \[([^]]+)\]", script)[1].split(",")]
-        assert written == pytest.approx(getattr(pictures, name).tolist())
+        assert written == pytest.approx(getattr(render, name).tolist())

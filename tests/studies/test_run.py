@@ -26,12 +26,12 @@ from tests.studies.planned import POOL, make_study
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import read_checksummed
+from vitrail.shared_work import Claims
 from vitrail.studies.design import Pool, Study
 from vitrail.studies.images import load_images, open_images
 from vitrail.studies.plan import make_plan, read_plan, write_plan
 from vitrail.studies.run import NetworkCost, keep_busy
 from vitrail.studies.worker import WorkerPool, number_of, work_study
-from vitrail.work import Claims
 
 TINY = {
     "name": "tiny",

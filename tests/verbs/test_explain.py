@@ -20,8 +20,8 @@ from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError, DiskError
 from vitrail.inference.options import InferenceOptions
 from vitrail.models.config import changed
-from vitrail.verbs.explain.pictures import explain_inputs
 from vitrail.verbs.explain.scores import measure_faithfulness
+from vitrail.verbs.explain.write import explain_inputs
 from vitrail.weights.native import save_model
 
 

@@ -16,7 +16,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.dense.drawing import class_colours
 from vitrail.tasks.detection.answer import read_results
-from vitrail.tasks.pictures import open_image
+from vitrail.tasks.user_images import open_image
 
 CLASSES = ("background", "cat", "dog")
 

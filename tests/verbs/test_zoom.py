@@ -16,7 +16,7 @@ import vitrail
 from tests.tasks.dense_models import create, draw_images
 from vitrail.errors import ConfigError
 from vitrail.exports.graph import to_onnx
-from vitrail.tasks.pictures import open_image
+from vitrail.tasks.user_images import open_image
 from vitrail.weights.description import KEY, describe
 
 CLASSES = ("background", "cat", "dog")

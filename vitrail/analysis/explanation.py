@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, check_index, compute_head_maps, compute_reach, select_head
 from vitrail.analysis.occlusion import choose_window, measure_class, occlusion
-from vitrail.analysis.pictures import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
+from vitrail.analysis.render import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
 from vitrail.analysis.rollout import relevance, relevance_of_score, rollout
 from vitrail.data.augment.placement import Frames
 from vitrail.data.imagenet import index_classes
@@ -26,7 +26,7 @@ from vitrail.rows import show_facts
 from vitrail.tasks import Task
 from vitrail.tasks.dense.answer import Subject
 from vitrail.tasks.dense.task import DenseTask
-from vitrail.tasks.pictures import to_pixels
+from vitrail.tasks.user_images import to_pixels
 
 WIDEST = 720  # maximum side of a tile in pixels before it is placed on a contact sheet
 SHOWN_SIDE = 240  # maximum side in pixels of the picture that a notebook shows

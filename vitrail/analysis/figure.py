@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 
 from vitrail.analysis.attention import compute_reach
 from vitrail.analysis.palette import LIGHT
-from vitrail.analysis.pictures import find_light_range, overlay
+from vitrail.analysis.render import find_light_range, overlay
 from vitrail.files import replace_file
 
 PIXELS_PER_INCH = 100

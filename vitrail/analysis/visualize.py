@@ -17,14 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.analysis.attention import Lift, Place, check_index, compute_head_maps, compute_query_shares, select_head
-from vitrail.analysis.pictures import to_rgb, to_thumbnail, to_uint8
+from vitrail.analysis.render import to_rgb, to_thumbnail, to_uint8
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 from vitrail.images.decode import convert_image
 from vitrail.models import AttentionGrid, device_of
 from vitrail.runtime.progress import in_notebook
 from vitrail.tasks import Task
-from vitrail.tasks.pictures import to_pixels
+from vitrail.tasks.user_images import to_pixels
 
 if TYPE_CHECKING:
     from vitrail.analysis.figure import AttentionFigure

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
 from vitrail.data.augment.policy import Augment
-from vitrail.data.pictures import Evaluated, Picture, TrainingCrop, Transformed
+from vitrail.data.prepare import Evaluated, Picture, TrainingCrop, Transformed
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.annotations import Annotations

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from vitrail.data.pictures import Picture
+from vitrail.data.prepare import Picture
 from vitrail.errors import ConfigError, DataError, LostProcessError, VitrailError
 from vitrail.images.decode import BadImage
 

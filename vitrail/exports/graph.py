@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitrail.errors import ConfigError
-from vitrail.exports.pictures import Preparation
+from vitrail.exports.graph_preprocessing import Preparation
 from vitrail.files import disk_errors, replace_file
 from vitrail.tasks.task import Task
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.pictures import to_rgb, to_uint8
+from vitrail.analysis.render import to_rgb, to_uint8
 from vitrail.data.augment.placement import Frames
 from vitrail.data.loader import Bad, Batch, eval_batches, stop_at_bad
 from vitrail.data.preprocessing import Preprocessing

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from vitrail.analysis.attention import attention_map, compute_reach
-from vitrail.analysis.pictures import to_thumbnail
+from vitrail.analysis.render import to_thumbnail
 from vitrail.data.sources.source import Source
 from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.markup import Markup
 from vitrail.models import device_of
 from vitrail.reports import training_curves as curves
 from vitrail.reports.charts import confusion_chart, reliability_chart
+from vitrail.reports.data_uris import Picture, data_uri, overlay_attention, photograph
 from vitrail.reports.facts import SPLITS, EvaluatedRun, RunFacts, list_classes
 from vitrail.reports.metric_names import METRICS, short_percent
 from vitrail.reports.page import Cell, Table
-from vitrail.reports.pictures import Picture, data_uri, overlay_attention, photograph
 from vitrail.reports.supervised import (
     MATRIX_MOST,
     SORTED,

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.analysis.pictures import to_thumbnail
+from vitrail.analysis.render import to_thumbnail
 from vitrail.evaluation.feature_health import FeatureHealth
 from vitrail.markup import Markup, tag
 from vitrail.reports import training_curves as curves
 from vitrail.reports.charts import Series, strip
+from vitrail.reports.data_uris import SHORT_SIDE_OF_A_DRAWING, photograph
 from vitrail.reports.facts import RunFacts
 from vitrail.reports.metric_names import DECIBELS, METRICS, Metric, metric_of, short_percent
 from vitrail.reports.page import Cell, Table, render, write_page
-from vitrail.reports.pictures import SHORT_SIDE_OF_A_DRAWING, photograph
 from vitrail.text import decimal, percent, sentence
 
 # common columns of the records; all others are measurements of the objective

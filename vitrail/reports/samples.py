@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.analysis.palette import DARK, parse_colour
-from vitrail.analysis.pictures import to_rgb, to_uint8
+from vitrail.analysis.render import to_rgb, to_uint8
 from vitrail.data.augment.placement import Frames
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.source import Item, Source
@@ -28,8 +28,8 @@ from vitrail.tasks import Detector, Segmenter, Task
 from vitrail.tasks.dense.drawing import BACKGROUND, class_colours, draw_annotation, draw_boxes, scale_to_show, to_hex
 from vitrail.tasks.detection.matching import ERRORS, MAX_DETECTIONS, NONE, Detected, match
 from vitrail.tasks.detection.metric import BoxMetric, read_truths
-from vitrail.tasks.pictures import to_pixels
 from vitrail.tasks.segmentation.metric import MapMetric
+from vitrail.tasks.user_images import to_pixels
 from vitrail.text import listing, percent
 
 WORST, EXAMPLES = 6, 4  # pictures that are shown

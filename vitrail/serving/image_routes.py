@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from PIL import Image
 
 from vitrail.analysis.explanation import ExplainOptions, Explanation, PreparedImage, draw_heads
-from vitrail.analysis.pictures import find_light_range, overlay
+from vitrail.analysis.render import find_light_range, overlay
 from vitrail.errors import ConfigError, nearest
 from vitrail.markup import encode_image
 from vitrail.serving import schemas

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
-from vitrail.data.pictures import Picture
+from vitrail.data.prepare import Picture
 from vitrail.serving.loaded_model import LoadedModel
 from vitrail.serving.refusals import Refused
 from vitrail.serving.schemas import PIXEL

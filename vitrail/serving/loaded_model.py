@@ -34,7 +34,7 @@ from vitrail.analysis.explanation import (
 )
 from vitrail.analysis.occlusion import choose_window, coarsen_window
 from vitrail.data.augment.placement import Frames
-from vitrail.data.pictures import Picture
+from vitrail.data.prepare import Picture
 from vitrail.errors import ConfigError
 from vitrail.images.decode import size_of
 from vitrail.inference.features import digest_of
@@ -44,7 +44,7 @@ from vitrail.models import device_of
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Answer, Task
 from vitrail.tasks.dense.answer import PlacedAnswer
-from vitrail.tasks.pictures import open_image
+from vitrail.tasks.user_images import open_image
 from vitrail.weights.folders import CONFIG
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.resolve import ResolvedModel, hash_model, resolve_model

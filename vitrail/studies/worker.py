@@ -17,8 +17,8 @@ from typing import IO
 
 from vitrail.errors import DiskError, Interrupted, InUseError, Preempted, VitrailError
 from vitrail.runtime.process import end_at_once
+from vitrail.shared_work import MAX_DEATHS, Attempts, Claims, work_through
 from vitrail.studies.plan import Trial, TrialResult, read_plan, read_result, write_result
-from vitrail.work import MAX_DEATHS, Attempts, Claims, work_through
 
 CONTINUE = "run the same command to continue"
 CLAIMS, ATTEMPTS = "claims", "attempts"  # inside the folder of a study

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from vitrail.files import make_folder
 from vitrail.markup import Markup, join, tag
 from vitrail.rows import SHOWN, Rows, show_facts
-from vitrail.tasks.pictures import THUMBNAIL, Picture, draw_thumbnail
+from vitrail.tasks.user_images import THUMBNAIL, Picture, draw_thumbnail
 
 Given = TypeVar("Given", bound="Answer")
 MUTED = "opacity:.7;font-size:90%"

@@ -1,4 +1,4 @@
-"""What a task learns from: which data have it, how it is collated, and how it follows the pixels of augmented images.
+"""What a task learns from: its targets, from the rows of a source to the tensors of the loss (`training/inputs.py` calls `mix`).
 
 B images, C channels, h and w of the model's input.
 """

@@ -30,8 +30,8 @@ from vitrail.models import MODELS, Backbone, Config, create_backbone, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks.answer import Answer, AnswerFiles, Answers
 from vitrail.tasks.metric import Metric
-from vitrail.tasks.pictures import Picture, Transform, list_pictures, to_pixels
 from vitrail.tasks.targets import TargetKind
+from vitrail.tasks.user_images import Picture, Transform, list_pictures, to_pixels
 from vitrail.text import plural
 
 BATCH = 32  # pictures that `Task.predict` shows the network at one time

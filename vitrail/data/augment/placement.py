@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.augment.geometry import Numbers
-from vitrail.data.pictures import Picture
+from vitrail.data.prepare import Picture
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.windows import Windows
 

@@ -20,8 +20,8 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.files import disk_errors, document_errors, make_folder, read_checksummed, write_checksummed
 from vitrail.rows import Rows
 from vitrail.runtime.progress import ProgressBar
+from vitrail.shared_work import Claims
 from vitrail.untrusted.numbers import to_whole
-from vitrail.work import Claims
 
 FORMAT_VERSION = 1
 PLAN, DONE, RECORDS, CLAIMS = "_plan.json", "_done.json", "_records", "_claims"

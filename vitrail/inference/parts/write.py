@@ -22,10 +22,10 @@ from vitrail.inference.results import describe_inputs, named_unreadable, none_re
 from vitrail.runtime.machine import versions
 from vitrail.runtime.process import end_at_once
 from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.shared_work import work_through
 from vitrail.tables import import_pyarrow
 from vitrail.tasks.task import Task
 from vitrail.text import plural
-from vitrail.work import work_through
 
 PART_SIZE = 4096  # images
 WAIT = 1.0  # seconds before a part is tried again that another process computes

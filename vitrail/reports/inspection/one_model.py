@@ -12,15 +12,15 @@ import numpy as np
 from vitrail.analysis.cost import CostPoint, fit_growth
 from vitrail.analysis.equivariance import Response
 from vitrail.analysis.head_statistics import HeadFigures
-from vitrail.analysis.pictures import draw_filters, draw_mosaic, draw_scale_bar, save_png
+from vitrail.analysis.render import draw_filters, draw_mosaic, draw_scale_bar, save_png
 from vitrail.files import disk_errors
 from vitrail.markup import Markup
 from vitrail.reports.charts import colour_scale, heat_map
+from vitrail.reports.data_uris import Picture, data_uri, overlay_attention, photograph, pixels
 from vitrail.reports.facts import describe_model, list_versions
 from vitrail.reports.inspection import charts
 from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Sample
 from vitrail.reports.page import Cell, Table, render, write_page
-from vitrail.reports.pictures import Picture, data_uri, overlay_attention, photograph, pixels
 from vitrail.text import decimal, large, percent, plural
 
 MARKS = {True: ("✓", "true", "holds"), False: ("✗", "false", "fails"), None: ("–", "not tested", "open")}

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.analysis.pictures import save_png
+from vitrail.analysis.render import save_png
 from vitrail.files import disk_errors
 from vitrail.markup import Markup
 from vitrail.reports.charts import colour_scale
+from vitrail.reports.data_uris import pixels
 from vitrail.reports.facts import describe_model, list_versions
 from vitrail.reports.inspection import charts
 from vitrail.reports.inspection.facts import Inspection
@@ -24,7 +25,6 @@ from vitrail.reports.inspection.findings import GLOBAL, LOCAL, relative_distance
 from vitrail.reports.inspection.numbers import numbers, replace_nan
 from vitrail.reports.inspection.one_model import MARKS, draw_pictures, every_tile, list_heads, number
 from vitrail.reports.page import Cell, Table, render, write_page
-from vitrail.reports.pictures import pixels
 from vitrail.text import decimal, large, percent, plural, sentence
 
 Pair = tuple[Inspection, Inspection]

@@ -20,7 +20,7 @@ from vitrail.images.decode import BadImage
 from vitrail.markup import Markup, join, tag
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.dense.drawing import Colour, draw_boxes, outline, to_hex
-from vitrail.tasks.pictures import REMEDY, Picture, draw_thumbnail, open_image
+from vitrail.tasks.user_images import REMEDY, Picture, draw_thumbnail, open_image
 
 BESIDE = 420  # pixels of the longer side of a picture that is drawn in a notebook
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.analysis.pictures import to_rgb, to_uint8
+from vitrail.analysis.render import to_rgb, to_uint8
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.deep_files import open_deep
@@ -21,7 +21,7 @@ from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import name_files
 from vitrail.runtime.progress import Say
 from vitrail.tasks.dense.drawing import draw_annotation, scale_to_show
-from vitrail.tasks.pictures import open_image
+from vitrail.tasks.user_images import open_image
 from vitrail.text import plural
 
 SIDE, QUALITY = 1280, 90  # pixels of the longer side of a picture that is written, and of its JPEG

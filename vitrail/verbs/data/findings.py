@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.pictures import as_image
+from vitrail.data.prepare import as_image
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import MAX_BAD
 from vitrail.data.sources.deep_files import open_deep

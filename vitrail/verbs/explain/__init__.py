@@ -67,8 +67,8 @@ def explain(
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
     from vitrail.analysis.explanation import ExplainOptions
-    from vitrail.verbs.explain.pictures import explain_inputs
     from vitrail.verbs.explain.scores import measure_faithfulness, measure_localisation
+    from vitrail.verbs.explain.write import explain_inputs
 
     asked = ExplainOptions(method=method, layer=layer, head=head, target=target, box=box)
     how: dict[str, Any] = {"inference": reading, "say": log}

@@ -28,7 +28,7 @@ from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tables import open_table
 from vitrail.tasks import Task
 from vitrail.text import plural
-from vitrail.verbs.explain.pictures import prepare_inputs
+from vitrail.verbs.explain.write import prepare_inputs
 
 Gain = tuple[float, float, float]  # a mean difference and the ends of its interval
 

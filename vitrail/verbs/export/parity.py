@@ -29,8 +29,8 @@ from vitrail.models import Config
 from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.runtime.timing import time_in_turns
 from vitrail.tasks.metric import Targets
-from vitrail.tasks.pictures import to_pixels
 from vitrail.tasks.task import Task
+from vitrail.tasks.user_images import to_pixels
 
 EXACT, LOST, OTHERWISE = 1e-4, 0.02, 0.05  # what is allowed: see `Tolerances`
 BATCHES = (1, 3, 8)  # batch sizes

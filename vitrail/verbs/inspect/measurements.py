@@ -30,7 +30,7 @@ from vitrail.analysis.equivariance import (
 )
 from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
 from vitrail.analysis.locality import measure_locality
-from vitrail.analysis.pictures import to_thumbnail
+from vitrail.analysis.render import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.contents import choose_evenly

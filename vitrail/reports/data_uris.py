@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitrail.analysis.pictures import find_light_range, overlay, to_rgb
+from vitrail.analysis.render import find_light_range, overlay, to_rgb
 from vitrail.markup import image_uri
 
 SHORT_SIDE_OF_A_DRAWING = 64  # pixels; images up to this size are stored losslessly and shown without smoothing

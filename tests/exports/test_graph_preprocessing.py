@@ -15,7 +15,7 @@ from tests.exports.exported import classifier_of, expected
 from vitrail.data.preprocessing import INTERPOLATIONS, WHOLE_PIXELS, Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.exports.graph import quiet_exporters, to_onnx
-from vitrail.exports.pictures import Preparation
+from vitrail.exports.graph_preprocessing import Preparation
 from vitrail.exports.quantise import to_int8
 from vitrail.images.decode import decode
 from vitrail.tasks.classification.classifier import Classifier

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.errors import DiskError, InUseError
-from vitrail.work import MAX_DEATHS, MAX_FAILURES, Attempts, Claims, Tries, work_through
+from vitrail.shared_work import MAX_DEATHS, MAX_FAILURES, Attempts, Claims, Tries, work_through
 
 # a worker whose pieces are files: it notes that it begins one, takes a moment, and puts the result in its place
 WORKER = textwrap.dedent(
@@ -22,7 +22,7 @@ WORKER = textwrap.dedent(
     from functools import partial
     from pathlib import Path
     from vitrail.files import replace_file
-    from vitrail.work import Attempts, Claims, work_through
+    from vitrail.shared_work import Attempts, Claims, work_through
 
     folder, moment = Path(sys.argv[1]), float(sys.argv[2])
     claims, attempts = Claims(folder / "claims"), Attempts(folder / "attempts")

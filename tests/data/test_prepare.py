@@ -9,9 +9,9 @@ import pytest
 from PIL import Image, ImageOps
 
 import vitrail
-from vitrail.data import pictures
+from vitrail.data import prepare
 from vitrail.data.augment.policy import Augment
-from vitrail.data.pictures import Evaluated, TrainingCrop, crop, jpeg_size
+from vitrail.data.prepare import Evaluated, TrainingCrop, crop, jpeg_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.contents import Arrays, Files, Strings
 from vitrail.data.windows import Windows
@@ -51,7 +51,7 @@ def choose(monkeypatch):
         def crop_box(policy, seed, epoch, sample, view, height, width, *, aspect, attempt):
             return tuple(each * whole / 100 for each, whole in zip(part, (width, height, width, height)))
 
-        monkeypatch.setattr(pictures, "crop_box", crop_box)
+        monkeypatch.setattr("vitrail.data.prepare.crop_box", crop_box)
 
     return choose
 
@@ -78,13 +78,13 @@ def test_a_crop_of_a_jpeg_decoded_at_a_part_of_its_size_is_nearly_that_of_all_it
 
 def test_a_large_jpeg_is_decoded_at_a_part_only_where_the_crop_is_twice_the_result(tmp_path, choose, monkeypatch):
     decoded = []
-    plain = pictures.decode
+    plain = prepare.decode
 
     def watched(*arguments, **options):
         decoded.append(plain(*arguments, **options))
         return decoded[-1]
 
-    monkeypatch.setattr(pictures, "decode", watched)
+    monkeypatch.setattr("vitrail.data.prepare.decode", watched)
     Image.fromarray(photograph(480, 640)).save(tmp_path / "picture.jpg")
     for part in (100, 39, 21, 19, 5):
         choose(0, 0, part, part)
@@ -122,7 +122,7 @@ def test_the_policy_is_told_the_shape_of_the_upright_picture_and_the_aspect_of_t
         told.append((*arguments, aspect))
         return 0, 0, 70, 90
 
-    monkeypatch.setattr(pictures, "crop_box", crop_box)
+    monkeypatch.setattr("vitrail.data.prepare.crop_box", crop_box)
     (exif := Image.Exif())[0x0112] = 6
     for name in ("picture.jpg", "picture.png"):
         Image.fromarray(photograph(70, 90)).save(tmp_path / name, exif=exif)
@@ -165,7 +165,7 @@ def test_a_jpeg_above_the_usual_limit_is_decoded_at_a_reduced_scale(tmp_path, mo
     whole = Preprocessing(size=(24, 32))
     preprocessing = whole if zoom == 1 else Windows(whole, zoom)
     asked = []
-    monkeypatch.setattr(pictures, "PIXELS", 640 * 480 - 1)
+    monkeypatch.setattr("vitrail.data.prepare.PIXELS", 640 * 480 - 1)
     monkeypatch.setattr(
         Preprocessing, "decode", lambda self, content, **how: asked.append(how["at_least"]) or decode(content, **how)
     )

@@ -20,7 +20,7 @@ from vitrail.analysis.explanation import (
     prepare_image,
     resolve_options,
 )
-from vitrail.analysis.pictures import find_light_range, overlay, save_png
+from vitrail.analysis.render import find_light_range, overlay, save_png
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.files import dump_json, make_folder, replace_file

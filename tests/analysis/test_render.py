@@ -10,9 +10,8 @@ from PIL import Image
 
 from tests.analysis.drawn import is_paper, noise
 from vitrail import files
-from vitrail.analysis import pictures
 from vitrail.analysis.palette import LUMA, map_colours
-from vitrail.analysis.pictures import (
+from vitrail.analysis.render import (
     FRAME,
     draw_scale_bar,
     find_light_range,
@@ -190,7 +189,7 @@ def test_any_picture_keeps_its_size_with_any_map(size, shape):
 def test_a_picture_is_the_same_whole_and_in_strips(monkeypatch):
     picture, heat = noise(61, 47, 3), heat_of(5, 4)
     whole = overlay(picture, heat, box=(3.5, 2.25, 50, 40))
-    monkeypatch.setattr(pictures, "STRIP", 100)
+    monkeypatch.setattr("vitrail.analysis.render.STRIP", 100)
     np.testing.assert_array_equal(overlay(picture, heat, box=(3.5, 2.25, 50, 40)), whole)
 
 
