@@ -173,7 +173,7 @@ def tar(label: bytes, kind: str = "cls") -> Make:
             member = tarfile.TarInfo(f"a.{kind}")
             member.size = len(label)
             archive.addfile(member, io.BytesIO(label))
-        return lambda: index_shards(str(folder), say=print)
+        return lambda: index_shards(str(folder), log=print)
 
     return make
 

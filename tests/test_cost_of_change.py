@@ -70,7 +70,7 @@ SETTING: Edits = {
     "training/train.py": (
         (
             "                if rates := run.optim.rates:\n",
-            "                say(f'note     {run.save.note}')\n                if rates := run.optim.rates:\n",
+            "                log(f'note     {run.save.note}')\n                if rates := run.optim.rates:\n",
         ),
     ),
 }

@@ -41,7 +41,7 @@ from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))  # (B, C, H, W)
 CHANGES = "model.changes={width: 8, depth: 1, heads: 1, mlp_width: 8, patch_size: [4, 4]}"
-Say = Callable[[str], None]
+LogFunction = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Kind:
 
     name: str
     files: list[Path]
-    read: Callable[[Say], Any]
+    read: Callable[[LogFunction], Any]
     folder: Path | None = None
     unread: tuple[str, ...] = ()
 
@@ -63,9 +63,9 @@ def list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
 
 
-def read_model(path: Path) -> Callable[[Say], Any]:
-    def read(say: Say) -> Any:
-        model = vitrail.weights.load(path, log=say)
+def read_model(path: Path) -> Callable[[LogFunction], Any]:
+    def read(log: LogFunction) -> Any:
+        model = vitrail.weights.load(path, log=log)
         with torch.inference_mode():
             answers = [output.numpy().tobytes() for output in (model(IMAGES), model.features(IMAGES))]
         return answers, describe(model)
@@ -73,30 +73,30 @@ def read_model(path: Path) -> Callable[[Say], Any]:
     return read
 
 
-def read_tokenizer(path: Path) -> Callable[[Say], Any]:
-    def read(say: Say) -> Any:
-        saved = load_tokenizer(path, say)
+def read_tokenizer(path: Path) -> Callable[[LogFunction], Any]:
+    def read(log: LogFunction) -> Any:
+        saved = load_tokenizer(path, log)
         weights = {name: tensor.numpy().tobytes() for name, tensor in saved.tokenizer.state_dict().items()}
         return weights, saved.tokenizer.config, saved.preprocessing, saved.provenance
 
     return read
 
 
-def read_run(path: Path) -> Callable[[Say], Any]:
+def read_run(path: Path) -> Callable[[LogFunction], Any]:
     """What a resumed run and its report read."""
     folder = RunFolder(path)
 
-    def read(say: Say) -> Any:
+    def read(log: LogFunction) -> Any:
         for damage in folder.find_damage():
-            say(damage)
+            log(damage)
         for name in ("status.json", "split.json"):
             if read_checksummed(path / name) is None:
-                say(f"{name} is damaged")
+                log(f"{name} is damaged")
         if _read_stamps(folder, read_checksummed(path / "split.json") or {}) is None:
-            say("stamps.npz is damaged")
+            log("stamps.npz is damaged")
         saved = checkpoint.load_newest(folder.checkpoints)
         for refused in saved.refused:
-            say(refused)
+            log(refused)
         weights = {
             group: {name: tensor.numpy().tobytes() for name, tensor in named.items()}
             for group, named in saved.tensors.items()
@@ -153,7 +153,7 @@ def write_models(place: Path, *, exports: bool) -> Iterator[Kind]:
 
 def read_sums(path: Path) -> Kind:
     """An export as software other than vitrail reads it, after `vitrail check`."""
-    return Kind(f"check {path.name}", [path, sums_of(path)], lambda say: dict(vitrail.check_export(path)))
+    return Kind(f"check {path.name}", [path, sums_of(path)], lambda log: dict(vitrail.check_export(path)))
 
 
 def write_photos(folder: Path) -> Path:
@@ -184,8 +184,8 @@ def train_run(path: Path, photos: Path) -> Kind:
     newest = list_files(checkpoint.list_checkpoints(path / "checkpoints")[-1])
     run = read_run(path)
 
-    def read(say: Say) -> Any:
-        return run(say), describe(vitrail.weights.load(path / "model", log=say))
+    def read(log: LogFunction) -> Any:
+        return run(log), describe(vitrail.weights.load(path / "model", log=log))
 
     files = [*(path / name for name in names), *list_files(path / "model"), *newest]
     unread = ("report.html", "card.md", "log.txt", ".lock", "plots/*.svg", "checkpoints/*")
@@ -205,7 +205,7 @@ def write_ranks(folder: Path) -> Kind:
     digests = {name: checkpoint.digest_file(aside / name) for name in shards}
     checkpoint.publish(aside, final, {"steps": 1}, digests, checkpoint.SHARDED)
 
-    def read(say: Say) -> Any:
+    def read(log: LogFunction) -> Any:
         saved = checkpoint.load_newest(folder)
         return {name: tensor.tolist() for name, tensor in saved.tensors["objective"].items()}, saved.state
 
@@ -219,11 +219,11 @@ def write_cells(folder: Path) -> Kind:
     cells.begin({"weights": "0"})
     cells.write("a", {"accuracy": 0.5})
 
-    def read(say: Say) -> Any:
+    def read(log: LogFunction) -> Any:
         cells.begin({"weights": "0"})
         found = cells.read("a")
         if found is None:
-            say("a cell is computed again")
+            log("a cell is computed again")
         return (found or {}).get("accuracy")
 
     return Kind("cells", list_files(folder), read, folder)
@@ -241,18 +241,18 @@ def write_study(folder: Path) -> Iterator[Kind]:
 
     Attempts(folder / "attempts").run("0" * 64, fail, lambda error, made: None)
 
-    def read(say: Say) -> Any:
+    def read(log: LogFunction) -> Any:
         found, earlier = read_plan(folder)
         results = found.read_results(folder)
         if len(results) < 4:
-            say("a trial is computed again")
+            log("a trial is computed again")
         evaluated = {key: (result.right.tobytes(), replace(result, right=None)) for key, result in results.items()}
         return found.sha256, found.device, found.request, earlier, evaluated
 
-    def read_attempts(say: Say) -> Any:
+    def read_attempts(log: LogFunction) -> Any:
         tries = Attempts(folder / "attempts").read("0" * 64)
         if not tries.failures:
-            say("the attempts are counted anew")
+            log("the attempts are counted anew")
         return tries
 
     attempts = list_files(folder / "attempts")
@@ -275,11 +275,11 @@ def write_parts(place: Path, photos: Path) -> Iterator[Kind]:
         yield Kind(f"parts, {form}", list_files(folder), check_parts(folder), folder)
 
 
-def check_parts(folder: Path) -> Callable[[Say], Any]:
-    def read(say: Say) -> Any:
+def check_parts(folder: Path) -> Callable[[LogFunction], Any]:
+    def read(log: LogFunction) -> Any:
         found = vitrail.check_parts(folder, quiet=True)
         if not found.sound:
-            say(found.to_text())
+            log(found.to_text())
         return found.to_dict()
 
     return read
@@ -288,14 +288,14 @@ def check_parts(folder: Path) -> Callable[[Say], Any]:
 def shard(folder: Path, photos: Path) -> Kind:
     vitrail.shard_data(photos, folder, images=12, quiet=True)
 
-    def read(say: Say) -> Any:
+    def read(log: LogFunction) -> Any:
         source = open_data(str(folder)).train
         contents = []
         for row in range(len(source)):
             try:
                 contents.append(bytes(source.contents[row]))
             except BadImage as error:
-                say(str(error))
+                log(str(error))
         return contents, list(source.keys), source.labels.tolist(), source.classes
 
     return Kind("shards", list_files(folder), read, folder)
@@ -308,16 +308,16 @@ def fill_caches(place: Path, photos: Path) -> Iterator[Kind]:
     first, last = np.arange(6, dtype=np.float32).reshape(2, 3)
     cache.keep(images, {0: first, 1: "broken", 2: last}, ignore)
 
-    def read_features(say: Say) -> Any:
+    def read_features(log: LogFunction) -> Any:
         found = cache.find(images)
         if len(found) < len(images):
-            say("features are computed again")
+            log("features are computed again")
         return [part.tobytes() for part in stack_features(found)], found.get(1)
 
     yield Kind("cached features", list_files(place / "features"), read_features, place / "features")
     source = open_data(str(place / "good")).train
 
-    def read_decoded(say: Say) -> Any:
+    def read_decoded(log: LogFunction) -> Any:
         return keep_decoded(source, shared=place / "decoded").images.tobytes()
 
     read_decoded(ignore)

@@ -332,8 +332,8 @@ def test_help_names_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
 def test_waiting_threads_are_told_to_give_up_their_core_before_torch_is_there(before: dict, after: str) -> None:
-    say = "atexit.register(lambda: print(os.environ['GOMP_SPINCOUNT']))"
-    code = f"import atexit, os; from vitrail.cli import main; {say}; main(['--version'])"
+    printed = "atexit.register(lambda: print(os.environ['GOMP_SPINCOUNT']))"
+    code = f"import atexit, os; from vitrail.cli import main; {printed}; main(['--version'])"
     clean = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     found = subprocess.run([sys.executable, "-c", code], env={**clean, **before}, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

@@ -188,7 +188,7 @@ def test_two_steps_of_every_objective(tmp_path: Path, name: str) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.open()
     try:
-        training = prepare(run, folder, say=lambda line: None).training
+        training = prepare(run, folder, log=lambda line: None).training
         for batch in training.batches(0, 2):
             take_step(training, batch)
         moved = training.objective.state_dict()
@@ -213,7 +213,7 @@ def test_a_step_makes_the_host_wait_for_nothing(tmp_path: Path, optimiser: str) 
     folder = RunFolder(tmp_path / "run")
     folder.open()
     try:
-        training = prepare(run, folder, say=lambda line: None).training
+        training = prepare(run, folder, log=lambda line: None).training
         batches = training.batches(0, 4)
         take_step(training, next(batches))  # allocates
         torch.cuda.set_sync_debug_mode("error")

@@ -160,13 +160,13 @@ def test_a_cache_keeps_its_limit_by_removing_what_was_not_used_for_longest(
     strange = tmp_path / "weights.safetensors"
     strange.write_bytes(b"a user's own")
     for model in models[:2]:
-        features_of(model, source, options=QUIET, cache=tmp_path, say=lines.append)
+        features_of(model, source, options=QUIET, cache=tmp_path, log=lines.append)
         for path in tmp_path.glob("*/*"):
             os.utime(path, (1000, 1000))
     features_of(models[0], source, options=QUIET, cache=tmp_path)  # so the second was not used for longest
     size = max(path.stat().st_size for path in tmp_path.glob("*/*"))
     monkeypatch.setenv("VITRAIL_CACHE_GB", str(2.5 * size / 1e9))
-    features_of(models[2], source, options=QUIET, cache=tmp_path, say=lines.append)
+    features_of(models[2], source, options=QUIET, cache=tmp_path, log=lines.append)
     assert strange.exists() and len(list(tmp_path.glob("*/*"))) == 2
     assert "VITRAIL_CACHE_GB" in lines[-1]
     seen = [count_passes(model) for model in models]
@@ -181,7 +181,7 @@ def test_features_above_the_limit_are_not_kept_and_a_wrong_limit_is_refused(
     lines: list[str] = []
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     monkeypatch.setenv("VITRAIL_CACHE_GB", "1e-7")
-    features_of(shaken(), arrays(), options=QUIET, cache=tmp_path, say=lines.append)
+    features_of(shaken(), arrays(), options=QUIET, cache=tmp_path, log=lines.append)
     assert not list(tmp_path.iterdir()) and "not cached" in lines[0]
     assert describe_cache() == f"0.0 of 0.0 GB in {tmp_path}"
     monkeypatch.setenv("VITRAIL_CACHE_GB", "much")
@@ -245,7 +245,7 @@ def test_a_users_pictures_are_never_kept(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     lines: list[str] = []
-    found = features_of(shaken(), arrays(), options=QUIET, cache=tmp_path / "file", say=lines.append)
+    found = features_of(shaken(), arrays(), options=QUIET, cache=tmp_path / "file", log=lines.append)
     assert len(found) == 7
     assert "could not be cached" in lines[0]
 

@@ -140,7 +140,7 @@ def test_every_verb_for_many_images_says_how_many_there_are(measured, tmp_path):
 
 def test_the_server_measures_at_its_start_and_takes_it_from_the_cache_the_next_time(measured, tmp_path):
     path, lines = save_model(tmp_path / "model", make_model()), Lines()
-    how: dict[str, Any] = {"name": None, "say": lines.append}
+    how: dict[str, Any] = {"name": None, "log": lines.append}
     served = load_model(str(path), options=InferenceOptions(tune=True, batch=16), **how)
     assert served.options.plan == FOUR[-1] and lines.tuned[0].endswith("(measured in 0.5 s)")
     again = load_model(str(path), options=InferenceOptions(tune=True, batch=16), **how)

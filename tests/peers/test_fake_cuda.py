@@ -124,7 +124,7 @@ def test_every_objective(tokenizer, tmp_path, name):
     folder = RunFolder(tmp_path / "run")
     folder.open()
     try:
-        training = prepare(run, folder, say=lambda line: None).training
+        training = prepare(run, folder, log=lambda line: None).training
         batch = next(training.batches(0, 1))
     finally:
         folder.close()

@@ -162,7 +162,7 @@ def test_a_run_and_its_plan_leave_the_generator_as_it_was(data, tmp_path, user_t
     state, lines = torch.get_rng_state(), []
     run = train(data, tmp_path).folder
     assert torch.equal(torch.get_rng_state(), state)
-    dry_run(RunFolder(run).read_config(), say=lines.append)
+    dry_run(RunFolder(run).read_config(), log=lines.append)
     assert any(line.startswith("speed") for line in lines)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == THREADS

@@ -42,7 +42,7 @@ def test_in_a_notebook_a_thousand_steps_are_one_output_that_ends_complete(monkey
         for step in range(1, 1001):
             now[0] += 1 / 1024
             bar.update(step, loss=2.0, name="<b>")
-        bar.say("epoch 1")
+        bar.log("epoch 1")
     (output,) = notebook.outputs
     assert output["text/plain"] == "training 1,000/1,000  loss 2  name <b>"
     assert '<progress value="1000" max="1000"' in output["text/html"]
@@ -88,6 +88,6 @@ def test_quiet_shows_nothing_anywhere(monkeypatch, capsys):
     notebook = Notebook(monkeypatch)
     with ProgressBar("training", 10, quiet=True) as bar:
         bar.update(10)
-        bar.say("epoch 1")
+        bar.log("epoch 1")
     assert not notebook.outputs
     assert capsys.readouterr() == ("", "")

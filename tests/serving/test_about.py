@@ -40,7 +40,7 @@ def test_a_run_is_served_by_its_name_with_its_card_and_figures_and_no_path(tmp_p
     run = tmp_path / "runs" / "flowers"
     save_model(run / "model", shaken(), metrics={"top1": 0.75})
     (run / "card.md").write_text(f"# Flowers\n\n`vitrail predict {run} photo.jpg`\n")
-    served = load_model(str(run), name=None, options=InferenceOptions(), say=print)
+    served = load_model(str(run), name=None, options=InferenceOptions(), log=print)
     assert served.name == "flowers" and served.about["metrics"] == {"top1": 0.75}
     assert served.about["sha256"] in capsys.readouterr().out
     assert served.about["card"] == "# Flowers\n\n`vitrail predict flowers photo.jpg`\n"

@@ -186,7 +186,7 @@ def write_detector(path, model, parity):
 
 def test_an_exported_graph_answers_as_it_does_in_the_library(start, models, png, tmp_path):
     file = write_detector(tmp_path / "tiny.onnx", models["detection"], {"largest": 1e-6})
-    served = load_model(file, name=None, options=InferenceOptions(), say=print)
+    served = load_model(file, name=None, options=InferenceOptions(), log=print)
     client = start(lambda: served)
     about = client.get("/v1/model").json()
     assert (about["task"], about["methods"], about["parity"]) == ("detection", [], {"largest": 1e-6})

@@ -186,7 +186,7 @@ def test_a_network_without_attention_offers_occlusion_alone(start, png):
 
 
 def test_an_exported_graph_answers_embeds_and_is_explained_by_occlusion_alone(start, png, tmp_path):
-    served = load_model(str(write_graph(tmp_path / "a.onnx")), name=None, options=InferenceOptions(), say=print)
+    served = load_model(str(write_graph(tmp_path / "a.onnx")), name=None, options=InferenceOptions(), log=print)
     client = start(lambda: served)
     expected = served.model.predict([png()])[0]
     assert client.post("/v1/predict", files={"file": png()}).json()["predictions"][0]["label"] == expected.label

@@ -17,7 +17,7 @@ from vitrail.config.schema import ComputeSettings
 from vitrail.files import read_checksummed, write_checksummed
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import tuning
-from vitrail.runtime.progress import say_nothing
+from vitrail.runtime.progress import log_nothing
 from vitrail.runtime.tuning import Choice, ExecutionPlan
 from vitrail.training.prepare import prepare
 
@@ -56,7 +56,7 @@ def run(out: Path, steps: int) -> RunFolder:
 def plan(out: Path, *settings: str) -> ComputeSettings:
     """How a training would compute."""
     asked, _ = compose_run(flags={"data": {"source": "digits"}}, settings=given(*settings))
-    return prepare(asked, RunFolder(out), say=say_nothing).training.run.compute
+    return prepare(asked, RunFolder(out), log=log_nothing).training.run.compute
 
 
 def test_a_choice_is_kept_for_the_run_and_for_the_machine(measured, tmp_path):

@@ -22,7 +22,7 @@ from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives import OBJECTIVES
 from vitrail.reports.facts import describe_compute
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime.progress import say_nothing
+from vitrail.runtime.progress import log_nothing
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.text import large
 from vitrail.training.cost import measure_cost, run_operations
@@ -67,7 +67,7 @@ def prepared(run: Run, out: Path) -> Iterator[Training]:
     folder = RunFolder(out)
     folder.open()
     try:
-        yield prepare(run, folder, say=say_nothing).training
+        yield prepare(run, folder, log=log_nothing).training
     finally:
         folder.close()
 
@@ -167,7 +167,7 @@ def test_a_run_says_its_operations_before_the_first_step_and_everywhere_after(tm
 def test_a_plan_says_them_too():
     lines = []
     given = (*NETWORK, *QUICK, f"schedule.steps={STEPS}", f"data.batch={BATCH}")
-    dry_run(compose_run(flags={"data": {"source": "digits"}}, settings=given)[0], say=lines.append)
+    dry_run(compose_run(flags={"data": {"source": "digits"}}, settings=given)[0], log=lines.append)
     assert f"flops    {large(SUPERVISED * STEPS * BATCH, 'FLOP')} in all steps" in lines
 
 
@@ -220,7 +220,7 @@ def test_a_long_step_and_evaluation_are_scaled_from_a_part(tmp_path, monkeypatch
     )
     folder = RunFolder(tmp_path / "run")
     folder.open()
-    training = prepare(run, folder, say=lambda line: None).training
+    training = prepare(run, folder, log=lambda line: None).training
     training.validator = validator = SlowValidator(clock)
 
     def backward(training, inputs):
@@ -261,7 +261,7 @@ def test_a_dry_run_reads_few_of_many_small_images_and_gives_the_plan_first(tmp_p
     monkeypatch.setattr("vitrail.data.decoded_cache.decode", decode)
     monkeypatch.setattr("vitrail.training.dry_run.measure_cost", measure)
     plan = vitrail.train(
-        tmp_path / "photos", epochs=1, batch=8, workers=0, set=TINY, dry_run=True, say=lines.append, quiet=True
+        tmp_path / "photos", epochs=1, batch=8, workers=0, set=TINY, dry_run=True, log=lines.append, quiet=True
     )
     assert plan == "\n".join(lines)
     assert "102 train, 18 val" in plan

@@ -230,7 +230,7 @@ def test_a_batch_that_holds_images_twice_is_warned_of_where_they_are_compared(di
         flags = {"data": {"source": "few", "batch": batch}, "objective": {"name": objective}}
         run, _ = compose_run(flags=flags, settings=("model.name=vit-ti16", SIZES, f"objective.changes={OF[objective]}"))
         said: list[str] = []
-        prepare(run, RunFolder(tmp_path / f"{objective}-{batch}"), data=few, say=said.append)
+        prepare(run, RunFolder(tmp_path / f"{objective}-{batch}"), data=few, log=said.append)
         assert any("each is to be unlike itself" in line for line in said) is warned, (objective, batch)
 
 

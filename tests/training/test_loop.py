@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 def training(folder: RunFolder, *settings: str, **schedule: float) -> Training:
     run, _ = compose_run(flags={"data": {"source": "digits"}, "schedule": schedule}, settings=(*SETTINGS, *settings))
-    return prepare(run, folder, say=lambda line: None).training
+    return prepare(run, folder, log=lambda line: None).training
 
 
 def watch_batches(training: Training) -> list[str]:

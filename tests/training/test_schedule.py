@@ -74,7 +74,7 @@ def test_a_training_scales_the_warm_up_of_its_recipe_and_refuses_one_of_the_user
     def prepared(folder: str, *settings: str) -> list[str]:
         said: list[str] = []
         run, _ = compose_run(recipe="paper-finetune", flags=flags, settings=[tiny, "compute.threads=1", *settings])
-        prepare(run, RunFolder(tmp_path / folder), data=arrays, say=said.append)
+        prepare(run, RunFolder(tmp_path / folder), data=arrays, log=said.append)
         return said
 
     assert "warm-up  2 of 40 steps: the recipe's 500 of 10,000, scaled to the length of this run" in prepared("scaled")

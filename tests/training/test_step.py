@@ -41,7 +41,7 @@ def training(folder: Path, *settings: str, recipe: str = "small-data") -> Traini
     )
     place = RunFolder(folder)
     place.open()
-    found = prepare(run, place, say=lambda line: None).training
+    found = prepare(run, place, log=lambda line: None).training
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():  # a zero head would hide what the layers before it do
         for parameter in found.objective.parameters():
@@ -63,7 +63,7 @@ def unlabelled(folder: Path, objective: str, changes: str, *settings: str, micro
     run, _ = compose_run(flags={**flags, "objective": {"name": objective}}, settings=words)
     place = RunFolder(folder)
     place.open()
-    return prepare(run, place, say=lambda line: None).training
+    return prepare(run, place, log=lambda line: None).training
 
 
 def contrastive(folder: Path, micro: int) -> dict[str, torch.Tensor]:

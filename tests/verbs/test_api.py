@@ -35,7 +35,7 @@ OF_THE_TERMINAL = {
     "restarts",
     "network",
 }  # how results are printed, how ranks are started
-OF_PYTHON = {"log", "transform", "command", "say", "ranks", "settings"}  # what no shell can say
+OF_PYTHON = {"log", "transform", "command", "ranks", "settings"}  # what no shell can say
 
 
 def silent(line: str) -> None: ...

@@ -203,7 +203,7 @@ def test_covered_images_are_shown_as_many_at_a_time_as_asked_for(photos, tmp_pat
 def test_bad_images_of_another_time_do_not_count(photos, tmp_path):
     (photos / "worse.jpg").write_bytes(b"no picture")
     said = []
-    list(explain_inputs(shaken(), [str(photos)], tmp_path / "out", inference=QUIET, say=said.append))
+    list(explain_inputs(shaken(), [str(photos)], tmp_path / "out", inference=QUIET, log=said.append))
     assert said[-1].startswith("inputs   3 explained, 2 unreadable (listed in ")
     few = [str(photos / "a" / "wide.png"), str(photos / "broken.jpg")]
     assert len(list(explain_inputs(shaken(), few, tmp_path / "out", inference=replace(QUIET, max_bad=0.5)))) == 1

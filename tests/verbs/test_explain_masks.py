@@ -36,9 +36,9 @@ def photos(tmp_path):
     return tmp_path
 
 
-def evaluate(photos, model=None, say=lambda line: None, **changes):
+def evaluate(photos, model=None, log=lambda line: None, **changes):
     model = shaken() if model is None else model
-    return measure_localisation(model, [str(photos / "photos")], photos / "masks", inference=QUIET, say=say, **changes)
+    return measure_localisation(model, [str(photos / "photos")], photos / "masks", inference=QUIET, log=log, **changes)
 
 
 def test_images_with_a_mask_are_measured_and_summarised(photos, monkeypatch):
@@ -48,7 +48,7 @@ def test_images_with_a_mask_are_measured_and_summarised(photos, monkeypatch):
     )
     monkeypatch.setattr(scores, "measure_shares", lambda model, images, mask: next(given))
     said = []
-    result = evaluate(photos, say=said.append, out=photos / "out")
+    result = evaluate(photos, log=said.append, out=photos / "out")
     assert said == [
         f"1 image without a mask in {photos / 'masks'} left out",
         "1 image left out: the mask covers nothing or everything of what the model sees",

@@ -43,7 +43,7 @@ def photos(tmp_path: Path) -> Path:
 
 def test_the_numbers_are_those_of_the_images(photos, tmp_path):
     model = shaken()
-    report, numbers = inspect_model(model, tmp_path / "out", str(photos), options=QUIET, say=silent)
+    report, numbers = inspect_model(model, tmp_path / "out", str(photos), options=QUIET, log=silent)
     assert report == tmp_path / "out" / "report.html"
     assert json.loads((tmp_path / "out" / "numbers.json").read_text()) == numbers
     assert numbers["images"] == 10
@@ -63,7 +63,7 @@ def test_the_numbers_are_those_of_the_images(photos, tmp_path):
 @pytest.mark.parametrize("name", slow_except(QUICK, {"vit", "bit"}))
 def test_every_architecture_can_be_inspected(name, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (4, 48, 40, 3), dtype=np.uint8)
-    _, numbers = inspect_model(shaken(TINY[name]), tmp_path / "out", images, options=QUIET, say=silent)
+    _, numbers = inspect_model(shaken(TINY[name]), tmp_path / "out", images, options=QUIET, log=silent)
     layers = len(shaken(TINY[name]).attention_grids(TINY[name].image_size))
     assert len(numbers.get("attention_distance_px", [])) == layers
     assert numbers["locality_px"]
@@ -73,16 +73,16 @@ def test_every_architecture_can_be_inspected(name, tmp_path):
 def test_other_channels_and_no_head(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), dtype=np.uint8)
     model = shaken(changed(TINY["vit"], in_channels=1))
-    assert inspect_model(model, tmp_path / "grey", images, options=QUIET, say=silent)[1]["images"] == 3
+    assert inspect_model(model, tmp_path / "grey", images, options=QUIET, log=silent)[1]["images"] == 3
     np.save(tmp_path / "five.npy", np.random.default_rng(0).integers(0, 256, (3, 32, 32, 5), dtype=np.uint8))
     model = shaken(changed(TINY["vit"], in_channels=5))
     assert (
-        inspect_model(model, tmp_path / "five", str(tmp_path / "five.npy"), options=QUIET, say=silent)[1]["images"] == 3
+        inspect_model(model, tmp_path / "five", str(tmp_path / "five.npy"), options=QUIET, log=silent)[1]["images"] == 3
     )
 
 
 def test_without_images_there_are_filters_and_positions_and_a_note(tmp_path):
-    report, numbers = inspect_model(shaken(), tmp_path / "out", options=QUIET, say=silent)
+    report, numbers = inspect_model(shaken(), tmp_path / "out", options=QUIET, log=silent)
     assert "attention_distance_px" not in numbers
     assert 0 <= numbers["position_neighbour_rate"] <= 1
     assert "No images were given" in report.read_text()
@@ -90,12 +90,12 @@ def test_without_images_there_are_filters_and_positions_and_a_note(tmp_path):
 
 def test_as_many_images_as_asked_for_spread_evenly(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (9, 32, 32, 3), dtype=np.uint8)
-    assert inspect_model(shaken(), tmp_path / "out", images, most=4, options=QUIET, say=silent)[1]["images"] == 4
+    assert inspect_model(shaken(), tmp_path / "out", images, most=4, options=QUIET, log=silent)[1]["images"] == 4
 
 
 def test_a_model_without_attention_counts_its_images_too(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
-    assert inspect_model(shaken(TINY["bit"]), tmp_path / "out", images, options=QUIET, say=silent)[1]["images"] == 3
+    assert inspect_model(shaken(TINY["bit"]), tmp_path / "out", images, options=QUIET, log=silent)[1]["images"] == 3
 
 
 def test_no_image_at_all_cannot_be_asked_for(tmp_path):
@@ -112,7 +112,7 @@ def test_cost_is_measured_on_one_thread(tmp_path, monkeypatch):
 
     monkeypatch.setattr("vitrail.verbs.inspect.measurements.measure_cost", fails)
     with use_threads(2), pytest.raises(MemoryError):
-        inspect_model(shaken(), tmp_path / "out", cost=True, options=QUIET, say=silent)
+        inspect_model(shaken(), tmp_path / "out", cost=True, options=QUIET, log=silent)
     assert threads == [1]
 
 
@@ -121,7 +121,7 @@ def test_images_that_cannot_be_read_are_the_end(name, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
     with pytest.raises(DataError, match="none of the images could be read"):
-        inspect_model(shaken(TINY[name]), tmp_path / "out", str(tmp_path / "photos"), options=QUIET, say=silent)
+        inspect_model(shaken(TINY[name]), tmp_path / "out", str(tmp_path / "photos"), options=QUIET, log=silent)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_images_that_cannot_be_read_are_the_end(name, tmp_path):
 @pytest.mark.parametrize("task", ["classification", "detection"])
 def test_images_of_annotated_data_are_looked_at_without_their_annotation(write, task, tmp_path):
     model = shaken() if task == "classification" else create(task)
-    inspect_model(model, tmp_path / "out", write(tmp_path / "data"), options=QUIET, say=silent)
+    inspect_model(model, tmp_path / "out", write(tmp_path / "data"), options=QUIET, log=silent)
     assert (tmp_path / "out" / "report.html").exists()
 
 
@@ -155,14 +155,14 @@ def test_the_command_prints_the_findings_and_the_path_of_the_page(photos, tmp_pa
 
 @pytest.mark.slow
 def test_cost_is_measured_where_it_is_asked_for(tmp_path):
-    _, numbers = inspect_model(shaken(), tmp_path / "out", cost=True, options=QUIET, say=silent)
+    _, numbers = inspect_model(shaken(), tmp_path / "out", cost=True, options=QUIET, log=silent)
     assert [each["size"] for each in numbers["cost"]] == [[32, 32], [48, 48], [64, 64], [96, 96]]
     assert [each["patch_size"] for each in numbers["cost_by_patch"]] == [[4, 4], [8, 8], [16, 16]]
     assert [each["tokens"] for each in numbers["cost_by_patch"]] == [65, 17, 5]
     assert json.loads((tmp_path / "out" / "numbers.json").read_text()) == numbers
-    assert "cost_by_patch" not in inspect_model(shaken(), tmp_path / "without", options=QUIET, say=silent)[1]
+    assert "cost_by_patch" not in inspect_model(shaken(), tmp_path / "without", options=QUIET, log=silent)[1]
     assert (
-        inspect_model(shaken(TINY["swin"]), tmp_path / "swin", cost=True, options=QUIET, say=silent)[1]["cost_by_patch"]
+        inspect_model(shaken(TINY["swin"]), tmp_path / "swin", cost=True, options=QUIET, log=silent)[1]["cost_by_patch"]
         == []
     )
 
@@ -171,7 +171,7 @@ def test_the_maps_of_samples_that_were_filled_up_are_larger_than_the_picture(tmp
     seen = []
     monkeypatch.setattr(verb, "write_inspection", lambda out, found: seen.append(found) or out)
     images = np.random.default_rng(0).integers(0, 256, (2, 34, 27, 3), dtype=np.uint8)
-    inspect_model(shaken(TINY["swin, odd map"]), tmp_path / "out", images, options=QUIET, say=silent)
+    inspect_model(shaken(TINY["swin, odd map"]), tmp_path / "out", images, options=QUIET, log=silent)
     sample = seen[0].samples[0]
     # places of 16 pixels in the last map, of 4 in the first
     assert sample.reach_of("attention") == (48 / 34, 32 / 27)

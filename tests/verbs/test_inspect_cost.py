@@ -38,7 +38,7 @@ def task(name):
 
 def compare(out, models=None, **changes):
     models = [task("vit"), task("axial resnet")] if models is None else models
-    settings = {"sizes": [(32, 32), (40, 32)], "batch": 3, "options": QUIET, "say": silent, **changes}
+    settings = {"sizes": [(32, 32), (40, 32)], "batch": 3, "options": QUIET, "log": silent, **changes}
     return compare_costs(models, out, **settings)
 
 

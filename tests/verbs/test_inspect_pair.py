@@ -37,10 +37,10 @@ def silent(line: str) -> None: ...
 def test_the_numbers_of_both_are_those_of_each_alone(tmp_path):
     hybrid = changed(TINY["vit, stem"], image_size=(64, 32))
     models = shaken(), shaken(hybrid)
-    report, numbers = inspect_pair(models, tmp_path / "out", IMAGES, options=QUIET, say=silent)
+    report, numbers = inspect_pair(models, tmp_path / "out", IMAGES, options=QUIET, log=silent)
     assert json.loads((tmp_path / "out" / "numbers.json").read_text()) == numbers
     for model, found in zip(models, numbers["models"], strict=True):
-        _, alone = inspect_model(model, tmp_path / "alone", IMAGES, options=QUIET, say=silent)
+        _, alone = inspect_model(model, tmp_path / "alone", IMAGES, options=QUIET, log=silent)
         assert {name: found[name] for name in SHARED} == {name: alone[name] for name in SHARED}
         assert found["figures"]["position_neighbour_rate"] == alone["position_neighbour_rate"]
         shares = [
@@ -67,7 +67,7 @@ def test_before_and_after_a_training_every_head_has_its_difference(tmp_path):
     before, after = shaken(), shaken()
     for parameter in after.backbone.blocks.parameters():
         parameter.data.mul_(3)
-    report, numbers = inspect_pair((before, after), tmp_path / "out", IMAGES, options=QUIET, say=silent)
+    report, numbers = inspect_pair((before, after), tmp_path / "out", IMAGES, options=QUIET, log=silent)
     first, second = (np.array(each["attention_distance_px"]) for each in numbers["models"])
     assert not np.allclose(first, second)
     page = report.read_text()
@@ -83,7 +83,7 @@ def test_before_and_after_a_training_every_head_has_its_difference(tmp_path):
 
 def test_a_model_without_attention_is_said_to_have_none_and_the_rest_is_compared(tmp_path):
     models = shaken(), shaken(TINY["bit"])
-    report, numbers = inspect_pair(models, tmp_path / "out", IMAGES, options=QUIET, say=silent)
+    report, numbers = inspect_pair(models, tmp_path / "out", IMAGES, options=QUIET, log=silent)
     one, other = numbers["models"]
     assert (one["images"], other["images"]) == (3, 0)
     assert "attention_distance_px" in one and "attention_distance_px" not in other
@@ -103,7 +103,7 @@ def test_a_model_without_attention_is_said_to_have_none_and_the_rest_is_compared
 
 def test_two_models_without_attention_need_no_images(tmp_path):
     models = shaken(TINY["bit"]), shaken(TINY["bit, small stem"])
-    report, numbers = inspect_pair(models, tmp_path / "out", "no such folder", options=QUIET, say=silent)
+    report, numbers = inspect_pair(models, tmp_path / "out", "no such folder", options=QUIET, log=silent)
     assert len([note for note in numbers["notes"] if "has no attention" in note]) == 2
     page = Page(report.read_text())
     assert "Neither attention nor positions could be measured" in page.said
@@ -112,12 +112,12 @@ def test_two_models_without_attention_need_no_images(tmp_path):
 def test_layers_whose_places_do_not_ask_leave_gaps(tmp_path):
     config = replace(TINY["cait"], depth=3)
     models = shaken(config), shaken(TINY["swin"])
-    _, numbers = inspect_pair(models, tmp_path / "out", IMAGES, options=QUIET, say=silent)
+    _, numbers = inspect_pair(models, tmp_path / "out", IMAGES, options=QUIET, log=silent)
     assert all("local_heads" in each["figures"] for each in numbers["models"])
 
 
 def test_without_images_filters_and_positions_are_compared(tmp_path):
-    _, numbers = inspect_pair((shaken(), shaken()), tmp_path / "out", options=QUIET, say=silent)
+    _, numbers = inspect_pair((shaken(), shaken()), tmp_path / "out", options=QUIET, log=silent)
     assert "--data" in numbers["notes"][0]
     assert set(numbers["differences"].values()) == {0.0}
     assert "local_heads" not in numbers["differences"]

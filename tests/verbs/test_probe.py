@@ -172,7 +172,7 @@ def test_images_that_one_model_could_not_read_count_for_neither() -> None:
     first, second = keep_shared([whole, holed])
     np.testing.assert_array_equal(first.values, second.values)
     assert first.keys == second.keys
-    found = evaluate_features(ProbeProtocol(protocol="knn", k=1), "val", [first, second], [first, second], say=silent)
+    found = evaluate_features(ProbeProtocol(protocol="knn", k=1), "val", [first, second], [first, second], log=silent)
     assert found.figures["accuracy"] == 1
 
 

@@ -18,7 +18,7 @@ from vitrail.data.sources.source import Splits
 from vitrail.errors import DataError, DivergedError, Interrupted
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE
-from vitrail.runtime.progress import say_nothing
+from vitrail.runtime.progress import log_nothing
 from vitrail.training.train import Result
 from vitrail.verbs.train import tune_rate as module
 from vitrail.verbs.train.tune_rate import loss_of, tune_rate
@@ -43,7 +43,7 @@ def tune(tmp_path: Path, monkeypatch, loss, run=RUN):
         return Result(out, out / "report.html", {"loss": value})
 
     monkeypatch.setattr(module, "train", train)
-    tuned = tune_rate(run, tmp_path / "run", data=None, transform=None, say=said.append, ranks=SINGLE)
+    tuned = tune_rate(run, tmp_path / "run", data=None, transform=None, log=said.append, ranks=SINGLE)
     return tuned, started, said
 
 
@@ -93,7 +93,7 @@ def test_a_stop_names_the_folder_of_the_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "train", train)
     with pytest.raises(Interrupted) as stopped:
-        tune_rate(RUN, tmp_path / "run", data=None, transform=None, say=say_nothing, ranks=SINGLE)
+        tune_rate(RUN, tmp_path / "run", data=None, transform=None, log=log_nothing, ranks=SINGLE)
     assert stopped.value.remedy == f"run the same command with --out {tmp_path / 'run'}"
 
 
@@ -101,7 +101,7 @@ def test_validation_images_are_needed(tmp_path):
     whole = open_data("digits", validation=0)
     data = Splits(train=whole.train.subset(np.arange(40)), classes=whole.classes)
     with pytest.raises(DataError, match=r"chosen on validation images, and the data have none"):
-        tune_rate(RUN, tmp_path / "run", data=data, transform=None, say=say_nothing, ranks=SINGLE)
+        tune_rate(RUN, tmp_path / "run", data=data, transform=None, log=log_nothing, ranks=SINGLE)
 
 
 def test_a_rate_is_evaluated_on_the_validation_split_alone():

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from vitrail.config.recipes import recipe_of
 from vitrail.config.schema import LENGTH, Run, differences
 from vitrail.errors import ConfigError
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 
 if TYPE_CHECKING:
     from vitrail.models import Config
 
 
-def changes_for(run: Run, config: Config, say: Say, *, from_weights: bool = False) -> dict[str, Any]:
+def changes_for(run: Run, config: Config, log: LogFunction, *, from_weights: bool = False) -> dict[str, Any]:
     """Returns the changes of ``run`` to the network ``config``, without changes of its recipe that do not apply to this network.
 
     Fields that this architecture does not have are left out; with ``from_weights`` so are those that the weights determine.
@@ -26,7 +26,7 @@ def changes_for(run: Run, config: Config, say: Say, *, from_weights: bool = Fals
     changes = run.model.changes
     if from_weights:
         decided = [name for name in _find_recipe_changes(run, changes) if name not in TRAINING_FIELDS]
-        changes = _drop_changes(run, changes, decided, "which the weights decide", say)
+        changes = _drop_changes(run, changes, decided, "which the weights decide", log)
     known = {field.name: getattr(config, field.name) for field in fields(config)}
     # a field of the same name may have another type: positions are a string in a ViT and a bool in BEiT
     foreign = [
@@ -34,7 +34,7 @@ def changes_for(run: Run, config: Config, say: Say, *, from_weights: bool = Fals
         for name in _find_recipe_changes(run, changes)
         if name not in known or isinstance(known[name], bool) != isinstance(changes[name], bool)
     ]
-    return _drop_changes(run, changes, foreign, f"which {config.about} does not have", say)
+    return _drop_changes(run, changes, foreign, f"which {config.about} does not have", log)
 
 
 def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
@@ -77,7 +77,9 @@ def _find_recipe_changes(run: Run, changes: dict[str, Any]) -> list[str]:
     return [name for name, value in changes.items() if name in own and own[name] == value]
 
 
-def _drop_changes(run: Run, changes: dict[str, Any], names: Sequence[str], why: str, say: Say) -> dict[str, Any]:
+def _drop_changes(
+    run: Run, changes: dict[str, Any], names: Sequence[str], why: str, log: LogFunction
+) -> dict[str, Any]:
     if names:
-        say(f"recipe   {run.recipe} changes {', '.join(names)}, {why}: left out")
+        log(f"recipe   {run.recipe} changes {', '.join(names)}, {why}: left out")
     return {name: value for name, value in changes.items() if name not in names}

@@ -33,7 +33,7 @@ from vitrail.models import device_of
 from vitrail.models.backbone import eval_mode
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.machine import versions
-from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.runtime.progress import LogFunction, ProgressBar, to_stderr
 from vitrail.tasks.task import Task
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.weights.tensors import encode_tensors, read_tensors
@@ -102,7 +102,7 @@ class FeatureCache:
                 found |= selected
         return found
 
-    def keep(self, images: list[bytes], computed: Found, say: Say) -> None:
+    def keep(self, images: list[bytes], computed: Found, log: LogFunction) -> None:
         """Writes what was computed for some of ``images``. A disk that is full costs time later, and no more."""
         known = b"".join(images[row] for row in sorted(computed))
         numbered = {number: computed[row] for number, row in enumerate(sorted(computed))}
@@ -115,7 +115,7 @@ class FeatureCache:
         content = encode_tensors(tensors, {"bad": json.dumps(list_reasons(numbered))})
         if len(content) > limit():
             size = f"{len(content) / 1e9:.1f} GB"
-            return say(f"note     the features are not cached: {size}, more than VITRAIL_CACHE_GB allows")
+            return log(f"note     the features are not cached: {size}, more than VITRAIL_CACHE_GB allows")
         target = self.root / self.identity / f"{hashlib.sha256(known).hexdigest()}.safetensors"
         try:
             with disk_errors(target):
@@ -123,11 +123,11 @@ class FeatureCache:
             settle_folder(target.parent)
             replace_file(target, content)
         except DiskError as error:
-            return say(f"warning  the features could not be cached: {error.what}")
-        prune(self.root, say)
+            return log(f"warning  the features could not be cached: {error.what}")
+        prune(self.root, log)
 
 
-def prune(root: Path, say: Say) -> None:
+def prune(root: Path, log: LogFunction) -> None:
     """Removes the files that were not used for longest, until the cache is within its `limit`; says how much it removed."""
     files = sorted(list_files(root), key=_last_use)
     sizes = [path.stat().st_size for path in files]
@@ -138,7 +138,7 @@ def prune(root: Path, say: Say) -> None:
         path.unlink(missing_ok=True)
         removed += size
     if removed:
-        say(f"note     {removed / 1e9:.1f} GB of old features removed from {root}; VITRAIL_CACHE_GB sets its limit")
+        log(f"note     {removed / 1e9:.1f} GB of old features removed from {root}; VITRAIL_CACHE_GB sets its limit")
 
 
 def describe_cache() -> str:
@@ -246,7 +246,7 @@ def features_of(
     options: InferenceOptions = InferenceOptions(),
     cache: Path | None = None,
     title: str = "features",
-    say: Say = to_stderr,
+    log: LogFunction = to_stderr,
     ranks: Ranks = SINGLE,
 ) -> Features:
     """Returns the features of every good image of ``source``; a bad one is left out, or ends it, by the policy of ``options``.
@@ -275,7 +275,7 @@ def features_of(
     missing = [row for row in range(len(source)) if row not in found]
     if missing:
         uncached = source.subset(np.array(missing)) if found else source
-        options = tune_options(options, model, say, images=len(missing), ranks=ranks)
+        options = tune_options(options, model, log, images=len(missing), ranks=ranks)
         computed = {missing[row]: value for row, value in _compute(model, uncached, options, bad, title, ranks).items()}
         with ranks.share_errors():
             _, values = stack_features(computed)
@@ -284,7 +284,7 @@ def features_of(
                 remedy = "look for NaN in the weights with `vitrail inspect`, or leave out --precision"
                 raise CheckpointError(what, remedy)
         if kept is not None and images is not None:
-            ranks.run_on_rank0(partial(kept.keep, images, computed, say))
+            ranks.run_on_rank0(partial(kept.keep, images, computed, log))
         found |= computed
     rows, values = stack_features(found)
     if not len(rows):

@@ -17,7 +17,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.scan import Scan
 from vitrail.data.sources.source import Source, choose_split, map_classes, read_class_map
 from vitrail.errors import ConfigError, DataError
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.task import Task, has_ambiguous_order
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".npy", ".npz")
@@ -124,7 +124,7 @@ def open_split(
     model: Task,
     data: Any,
     split: str | None,
-    say: Say,
+    log: LogFunction,
     *,
     labelled: bool = True,
     class_map: Path | None = None,
@@ -156,12 +156,12 @@ def open_split(
     if labelled:
         model.targets.check(source, model.name)
     held_out = splits.held_out and name == "val"
-    say(f"split    {'held out of train when the model was trained' if held_out else name}: {len(source):,} images")
+    log(f"split    {'held out of train when the model was trained' if held_out else name}: {len(source):,} images")
     if held_out and trained.get("sha256") != source.keys.digest():
-        say("warning  this held-out part is not the one the model was trained without; the figures may flatter it")
+        log("warning  this held-out part is not the one the model was trained without; the figures may flatter it")
     if class_map is not None:
         mapped = map_classes(source, read_class_map(class_map), model.classes)
-        say(
+        log(
             f"classes  {len(mapped):,} of {len(source):,} images have a class of {class_map.name}; the others are left out"
         )
         return name, mapped

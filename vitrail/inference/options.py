@@ -20,7 +20,7 @@ from vitrail.models import device_of, sketch
 from vitrail.models.layers import Conv
 from vitrail.runtime.device import find_device, in_precision
 from vitrail.runtime.distributed import SINGLE, Ranks
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan
 from vitrail.tasks.task import WINDOWS, Task, choose_windows
 from vitrail.torch_private import has_fused, takes_fused
@@ -66,7 +66,7 @@ class InferenceOptions:
             return self
         return replace(self, workers=-(-self.workers // ranks.local_world), quiet=self.quiet or not ranks.first)
 
-    def load(self, model: str | Path | Task, say: Say) -> Task:
+    def load(self, model: str | Path | Task, log: LogFunction) -> Task:
         """Returns the model, on its device and ready to predict; a `Task` is taken as it is.
 
         Raises `ConfigError` for a `Task` with options that only a loaded model can follow, and as `weights.load`.
@@ -77,7 +77,7 @@ class InferenceOptions:
                 raise ConfigError(what, "change the model, as by model.preprocessing.override(...), or load it anew")
         else:
             known = {"image_size": self.size, "grid": self.grid, "preprocessing": self.preprocessing}
-            model = weights.load(model, classes_file=self.classes, log=say, **known)
+            model = weights.load(model, classes_file=self.classes, log=log, **known)
         if isinstance(model.backbone, ExportedBackbone):
             self._check_graph()
         choose_windows(model, self.zoom)  # refused before any image is read
@@ -110,7 +110,7 @@ class InferenceOptions:
 
 
 def tune_options(
-    options: InferenceOptions, model: Task, say: Say, *, images: float = math.inf, ranks: Ranks = SINGLE
+    options: InferenceOptions, model: Task, log: LogFunction, *, images: float = math.inf, ranks: Ranks = SINGLE
 ) -> InferenceOptions:
     """Returns ``options`` with the plan that is fastest for ``model`` on this processor, where they let it be measured.
 
@@ -130,7 +130,7 @@ def tune_options(
     choice = ranks.broadcast(recall_plan(network, image, plans, **how, **named))
     if choice is None:
         return options
-    say(f"tuned    {choice}")
+    log(f"tuned    {choice}")
     return replace(options, plan=choice.plan)
 
 

@@ -9,7 +9,7 @@ from vitrail.data.sources.bad_images import BadImages
 from vitrail.errors import ConfigError, DataError
 from vitrail.inference.inputs import ImageInputs
 from vitrail.rows import Rows
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.task import Task
 
@@ -28,7 +28,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         task: the model, whose formats the results can be written in.
         bad: records the images that could not be read, while ``results`` is consumed.
         done: a verb in the past participle, for the log: ``predicted``.
-        say: called with the line at the end.
+        log: called with the line at the end.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         bad: BadImages,
         *,
         done: str,
-        say: Say,
+        log: LogFunction,
         task: Task | None = None,
     ) -> None:
-        self.images, self.done, self.say, self.task = images, done, say, task
+        self.images, self.done, self.log, self.task = images, done, log, task
         self.count = 0  # results so far
         self.failed: dict[str, str] = {}  # the images that could not be read so far, and the reason for each
         self._bad = bad
@@ -113,7 +113,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
             following = place + 1
         yield from map(fail, range(following, len(self.images.source)))
         if self.failed or self.images.left_out:
-            self.say(f"inputs   {self.summarize()}")
+            self.log(f"inputs   {self.summarize()}")
 
 
 def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int, listed: str = "") -> str:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from vitrail.markup import join, tag
 
-Say = Callable[[str], None]
+LogFunction = Callable[[str], None]
 LINE_EVERY = 10.0  # seconds between two plain lines
 REDRAWN_EVERY = 0.25  # seconds between two states of a bar
 
@@ -21,7 +21,7 @@ def to_stderr(line: str) -> None:
     print(line, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
 
-def say_nothing(line: str) -> None:
+def log_nothing(line: str) -> None:
     """Prints nothing, for ranks other than the first."""
 
 
@@ -60,10 +60,10 @@ class ProgressBar:
             text = "  ".join(f"{name} {value}" for name, value in figures.items())
             self._bar.update(min(done * self.processes, self.total), text)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """One line above the bar."""
         if self._bar is not None:
-            self._bar.say(line)
+            self._bar.log(line)
 
 
 class _PlainLines:
@@ -75,9 +75,9 @@ class _PlainLines:
     def update(self, done: int, text: str) -> None:
         if time.monotonic() - self._printed >= LINE_EVERY:
             self._printed = time.monotonic()
-            self.say(f"{self.title} {done}/{self.total}  {text}")
+            self.log(f"{self.title} {done}/{self.total}  {text}")
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         to_stderr(line)
 
     def stop(self) -> None: ...
@@ -101,7 +101,7 @@ class _TerminalBar:
     def update(self, done: int, text: str) -> None:
         self._bar.update(self._task, completed=done, text=text)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self._bar.console.print(line, markup=False)
 
     def stop(self) -> None:
@@ -126,7 +126,7 @@ class _NotebookBar:
             self._drawn = now
             self.stop()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         to_stderr(line)
 
     def stop(self) -> None:

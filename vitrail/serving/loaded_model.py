@@ -41,7 +41,7 @@ from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions, tune_options
 from vitrail.markup import encode_image
 from vitrail.models import device_of
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.tasks import Answer, Task
 from vitrail.tasks.dense.answer import PlacedAnswer
 from vitrail.tasks.user_images import open_image
@@ -301,7 +301,7 @@ def _describe_attention(model: Task) -> list[dict[str, Any]]:
     ]
 
 
-def load_model(model: str, *, name: str | None, options: InferenceOptions, say: Say) -> LoadedModel:
+def load_model(model: str, *, name: str | None, options: InferenceOptions, log: LogFunction) -> LoadedModel:
     """Loads a model onto its device, tunes it for batches of ``options``, and tests it on one picture.
 
     Raises the errors of `vitrail.load`.
@@ -309,12 +309,12 @@ def load_model(model: str, *, name: str | None, options: InferenceOptions, say: 
     if name is not None and not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} is not valid in a URL", "use letters, digits, dots and dashes")
     resolved = resolve_model(model)
-    task = options.load(model, say)
+    task = options.load(model, log)
     about = _read_about(resolved)
-    say(f"sha256   {about['sha256']}  {resolved.path.name}")
+    log(f"sha256   {about['sha256']}  {resolved.path.name}")
     if isinstance(task.backbone, ExportedBackbone):
         about["parity"] = task.backbone.parity
-    options = tune_options(options, task, say)
+    options = tune_options(options, task, log)
     return LoadedModel(task, name or _choose_name(resolved.path), options=options, about=about)
 
 

@@ -71,7 +71,7 @@ def start(
         load = None
         if model is not None:
             options = replace(options, batch=limits.batch)
-            load = functools.partial(load_model, model, name=name, options=options, say=log.info)
+            load = functools.partial(load_model, model, name=name, options=options, log=log.info)
         service = Service(load, limits, threads=cores())
         if model is not None:
             log.info("serving %s %s", service.served.name, service.served.version)

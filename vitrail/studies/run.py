@@ -23,7 +23,7 @@ from vitrail.files import make_folder, read_checksummed, write_checksummed
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
 from vitrail.runtime.process import cores, end_at_once, keep_generators, use_threads
-from vitrail.runtime.progress import ProgressBar, Say, duration, say_nothing
+from vitrail.runtime.progress import LogFunction, ProgressBar, duration, log_nothing
 from vitrail.studies.design import SAMPLE, Study
 from vitrail.studies.images import DATA, open_images
 from vitrail.studies.plan import (
@@ -72,7 +72,7 @@ def run_study(
     until: float | None = None,
     command: str = "",
     quiet: bool = False,
-    say: Say,
+    log: LogFunction,
 ) -> None:
     """Plans a study in the folder ``out`` or continues it, and computes what is missing. Times are in seconds of the clock.
 
@@ -80,11 +80,11 @@ def run_study(
     """
     started = time.monotonic()
     make_folder(out)
-    plan = continue_plan(study, out, budget, say)
+    plan = continue_plan(study, out, budget, log)
     if plan is None:
-        plan, seconds = make_priced_plan(study, budget=budget, jobs=jobs, say=say, shared=out / DATA)
+        plan, seconds = make_priced_plan(study, budget=budget, jobs=jobs, log=log, shared=out / DATA)
         if earlier := write_plan(out, plan):
-            say(f"plan     the plan changed: {plan.sha256[:12]} after {', '.join(each[:12] for each in earlier)}")
+            log(f"plan     the plan changed: {plan.sha256[:12]} after {', '.join(each[:12] for each in earlier)}")
         predicted = sum(seconds.values()) / choose_jobs(jobs, plan.device)
         about = {"command": command, "budget_seconds": budget, "predicted_seconds": predicted, "trials": seconds}
         write_checksummed(out / "run.json", about)
@@ -92,18 +92,18 @@ def run_study(
     results, taken = plan.read_results(out), duration(time.monotonic() - started)
     if plan.list_ready(results) is None:
         shutil.rmtree(out / RUNS, ignore_errors=True)
-        say(f"done     {len(plan.trials)} trials after {taken}")
+        log(f"done     {len(plan.trials)} trials after {taken}")
     else:
         done = sum(key in results for key in plan.trials)
-        say(f"stopped  with {done} of {len(plan.trials)} trials after {taken}; {CONTINUE}")
+        log(f"stopped  with {done} of {len(plan.trials)} trials after {taken}; {CONTINUE}")
 
 
-def continue_plan(study: Study, out: Path, budget: float | None, say: Say) -> Plan | None:
+def continue_plan(study: Study, out: Path, budget: float | None, log: LogFunction) -> Plan | None:
     """Returns the plan in the folder if it was made for the same request. Raises `ConfigError` for one of another study."""
     before = read_checksummed(out / "plan.json")
     if before is None:
         if (out / "plan.json").exists():
-            say(f"warning  {out / 'plan.json'} is damaged; the study is planned again")
+            log(f"warning  {out / 'plan.json'} is damaged; the study is planned again")
         return None
     check_format(before, out)
     if before["study"]["name"] != study.name:
@@ -112,23 +112,23 @@ def continue_plan(study: Study, out: Path, budget: float | None, say: Say) -> Pl
         )
     if before["request"] != hash_request(study, budget):
         return None
-    say(f"plan     continues {before['sha256'][:12]}")
+    log(f"plan     continues {before['sha256'][:12]}")
     return read_plan(out)[0]
 
 
 def make_priced_plan(
-    study: Study, *, budget: float | None, jobs: int | None, say: Say, shared: Path | None = None
+    study: Study, *, budget: float | None, jobs: int | None, log: LogFunction, shared: Path | None = None
 ) -> tuple[Plan, dict[str, float]]:
     """Returns a new plan, which is described, and the seconds of every trial by key; the time to plan is part of the budget."""
     began = time.monotonic()
     splits, facts = open_images(study, shared)
     counts = f"{facts.training:,} training, {facts.validation:,} validation images"
-    say(f"data     {counts}; tested on {facts.test_split}")
+    log(f"data     {counts}; tested on {facts.test_split}")
     device = find_device(study.base.get("compute.device") or "cpu").type
     jobs = choose_jobs(jobs, device)
     whole = Plan(study=fit_to_images(study, facts)[0], pool=facts, device=device)
     runs = {name_network(trial.run): trial.run for trial in whole.foreseen()}
-    say(f"measure  {len(runs)} networks on this machine")
+    log(f"measure  {len(runs)} networks on this machine")
     with keep_busy(jobs - 1, device):
         costs = {name: measure_network(run, splits) for name, run in runs.items()}
     bound = None
@@ -136,7 +136,7 @@ def make_priced_plan(
         bound = max(budget * (1 - RESERVE) - (time.monotonic() - began) - START, 0.0) * jobs
     price, request = partial(price_trial, costs, facts), hash_request(study, budget)
     plan = make_plan(study, facts, device=device, request=request, price=price, budget=bound)
-    describe_plan(plan, costs, jobs, say)
+    describe_plan(plan, costs, jobs, log)
     return plan, {trial.key: price(trial) for trial in plan.foreseen()}
 
 
@@ -147,7 +147,7 @@ def choose_jobs(jobs: int | None, device: str) -> int:
     return jobs or (WORKERS_A_GPU if device == "cuda" else cores())
 
 
-def describe_plan(plan: Plan, costs: Mapping[str, NetworkCost], jobs: int, say: Say) -> None:
+def describe_plan(plan: Plan, costs: Mapping[str, NetworkCost], jobs: int, log: LogFunction) -> None:
     """Says the plan: trials and times by experiment, what was left out, what can be detected."""
     groups = {"tuning": [search.trial(rate) for search in plan.searches.values() for rate in search.rates.grid]}
     groups |= {name: list(placed.values()) for name, placed in plan.places.items()}
@@ -161,14 +161,14 @@ def describe_plan(plan: Plan, costs: Mapping[str, NetworkCost], jobs: int, say: 
         total += seconds
     wide = max(len(name) for name, *_ in rows)
     for name, *figures, claims in rows:
-        say(f"{name:{wide}}{''.join(f'{figure:>10}' for figure in figures)}  {claims}".rstrip())
-    say(f"plan     {plan.sha256[:12]}: {len(counted)} trials, {duration(total / jobs)} with {jobs} processes")
+        log(f"{name:{wide}}{''.join(f'{figure:>10}' for figure in figures)}  {claims}".rstrip())
+    log(f"plan     {plan.sha256[:12]}: {len(counted)} trials, {duration(total / jobs)} with {jobs} processes")
     for change in plan.reductions:
-        say(f"reduced  {change}")
+        log(f"reduced  {change}")
     for each in plan.not_asked:
-        say(f"not asked {each['name']}: {each['why']}")
+        log(f"not asked {each['name']}: {each['why']}")
     for name, value in plan.detectable.items():
-        say(f"detects  {name}: {100 * value:.1f} points")
+        log(f"detects  {name}: {100 * value:.1f} points")
 
 
 def run_workers(plan: Plan, out: Path, *, jobs: int | None, ends: float = math.inf, quiet: bool) -> None:
@@ -252,7 +252,7 @@ def measure_network(run: Run, splits: Splits) -> NetworkCost:
         folder = RunFolder(Path(place) / "run")
         folder.open()
         try:
-            training = prepare(run, folder, data=splits, say=say_nothing).training
+            training = prepare(run, folder, data=splits, log=log_nothing).training
             with use_threads(training.run.compute.threads or 1):
                 cost = measure_cost(training)
         except ConfigError as error:

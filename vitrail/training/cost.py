@@ -22,7 +22,7 @@ from vitrail.objectives.contrastive import ContrastiveObjective, cached_backward
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runtime.distributed import SINGLE
 from vitrail.runtime.process import keep_generators
-from vitrail.runtime.progress import Say, duration
+from vitrail.runtime.progress import LogFunction, duration
 from vitrail.runtime.timing import time_call
 from vitrail.training.optimizer import find_head_names
 from vitrail.training.state import Training, restore, snapshot
@@ -82,7 +82,7 @@ class Cost:
     evaluation: float
 
 
-def buy_steps(trial: Training, say: Say) -> tuple[Run, int]:
+def buy_steps(trial: Training, log: LogFunction) -> tuple[Run, int]:
     """Returns the run of ``trial`` with the steps and evaluations that fit into its ``schedule.time``, and these steps."""
     cost = measure_cost(trial)
     run = trial.run  # if a step ran out of memory, its micro-batch is smaller than before
@@ -92,7 +92,7 @@ def buy_steps(trial: Training, say: Say) -> tuple[Run, int]:
     budget = run.schedule.time * (1 - RESERVE) - evaluations * cost.evaluation
     steps = max(int(budget / cost.step), 1)
     bought = f"{steps:,} steps of {cost.step * 1000:.0f} ms, {evaluations} evaluations"
-    say(f"time     {duration(run.schedule.time)} buy {bought}")
+    log(f"time     {duration(run.schedule.time)} buy {bought}")
     schedule, save = replace(run.schedule, steps=steps), replace(run.save, evaluations=evaluations)
     return replace(run, schedule=schedule, save=save), steps
 

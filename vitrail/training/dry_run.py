@@ -18,7 +18,7 @@ from vitrail.config.schema import Run
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe, peak_memory
 from vitrail.runtime.process import keep_generators, use_threads
-from vitrail.runtime.progress import Say, duration
+from vitrail.runtime.progress import LogFunction, duration
 from vitrail.text import large
 from vitrail.training.cost import measure_cost, run_operations
 from vitrail.training.network import BuiltModel
@@ -30,28 +30,28 @@ MAX_BATCH = 1 << 16  # where the search for the largest micro-batch ends
 READING_IMAGES, READING_SECONDS = 64, 1.0  # of the measurement of reading
 
 
-def dry_run(run: Run, *, data: Any = None, say: Say) -> None:
-    """Calls ``say`` with each line of the plan of ``run``, then of the measured cost of its steps. Leaves nothing on the disk."""
+def dry_run(run: Run, *, data: Any = None, log: LogFunction) -> None:
+    """Calls ``log`` with each line of the plan of ``run``, then of the measured cost of its steps. Leaves nothing on the disk."""
     with tempfile.TemporaryDirectory() as temporary, closing(RunFolder(Path(temporary) / "run")) as folder:
         folder.open()
         with keep_generators():
-            prepared = prepare(run, folder, data=data, say=say, sample=SAMPLE)
-            _describe(prepared.training, prepared.built, say)
+            prepared = prepare(run, folder, data=data, log=log, sample=SAMPLE)
+            _describe(prepared.training, prepared.built, log)
             with use_threads(prepared.training.run.compute.threads or 1):
-                _measure(prepared.training, say)
+                _measure(prepared.training, log)
 
 
-def _describe(training: Training, built: BuiltModel, say: Say) -> None:
+def _describe(training: Training, built: BuiltModel, log: LogFunction) -> None:
     sums = f", {built.multiply_adds / 1e9:.3f} G multiply-adds an image" if built.multiply_adds is not None else ""
-    say(f"machine  {describe()}")
-    say(f"model    {built.parameters:,} parameters{sums}")
+    log(f"machine  {describe()}")
+    log(f"model    {built.parameters:,} parameters{sums}")
     if (operations := run_operations(training)) is not None:
-        say(f"flops    {large(operations, 'FLOP')} in all steps")
-    say(f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs\n")
-    say(yaml.safe_dump(plain(training.run), sort_keys=False))
+        log(f"flops    {large(operations, 'FLOP')} in all steps")
+    log(f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs\n")
+    log(yaml.safe_dump(plain(training.run), sort_keys=False))
 
 
-def _measure(training: Training, say: Say) -> None:
+def _measure(training: Training, log: LogFunction) -> None:
     cost = measure_cost(training)
     run = training.run  # if a step ran out of memory, its micro-batch is smaller than before
     waiting = _measure_reading(training)
@@ -59,11 +59,11 @@ def _measure(training: Training, say: Say) -> None:
     bottleneck = "the data" if waiting > cost.step - waiting else "the model"
     largest = _find_largest_batch(training)
     memory = torch.cuda.max_memory_allocated() if training.device.type == "cuda" else peak_memory()
-    say(f"speed    {cost.step * 1000:.1f} ms a step, {run.data.batch / cost.step:.3g} images/s")
-    say(f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(cost.evaluation)} included")
-    say(f"memory   {memory / 2**30:.2f} GiB so far")
-    say(f"batch    {run.data.batch} in micro-steps of {run.data.micro_batch}; largest micro-batch that ran: {largest}")
-    say(f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms")
+    log(f"speed    {cost.step * 1000:.1f} ms a step, {run.data.batch / cost.step:.3g} images/s")
+    log(f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(cost.evaluation)} included")
+    log(f"memory   {memory / 2**30:.2f} GiB so far")
+    log(f"batch    {run.data.batch} in micro-steps of {run.data.micro_batch}; largest micro-batch that ran: {largest}")
+    log(f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms")
 
 
 def _measure_reading(training: Training) -> float:

@@ -19,7 +19,7 @@ from vitrail.files import read_checksummed, replace_file, write_checksummed
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import versions
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.stamps import Changes, Stamps, find_changes
 from vitrail.text import plural
 from vitrail.training.data import UNTRAINED, RunData
@@ -37,7 +37,7 @@ def fingerprint_data(data: RunData) -> dict[str, str]:
     return used | {name + TARGETS: part.digest_targets() for name, part in list_splits(data.opened).items()}
 
 
-def record_or_check(training: Training, saved: Checkpoint | None, say: Say, *, stamped: bool = True) -> None:
+def record_or_check(training: Training, saved: Checkpoint | None, log: LogFunction, *, stamped: bool = True) -> None:
     """Records the fingerprint of a new run, or compares it with the recorded one.
 
     Files that are damaged are written again if the images and targets are those of the checkpoint.
@@ -56,21 +56,21 @@ def record_or_check(training: Training, saved: Checkpoint | None, say: Say, *, s
         if saved.state.get("images") is None:
             what = f"{folder.path / RECORD} is damaged, and whether the images are still those of the run is unknown"
             raise CheckpointError(what, "start a new run with another --out (--init takes this one's weights)")
-        say(f"warning  {RECORD} was damaged; it is written again from the checkpoint and the seed")
+        log(f"warning  {RECORD} was damaged; it is written again from the checkpoint and the seed")
         record = {"images": saved.state["images"]}
     named = {"init": run.model.init, "teacher": run.objective.teacher, "tokenizer": run.objective.tokenizer}
     weights = {name: hash_model(resolve_model(path)) for name, path in named.items() if path}
     begun = record or {}
     stamps = _read_stamps(folder, begun)
     if stamped and stamps is None and begun.get("stamps"):
-        say(f"warning  {STAMPS} was damaged; names, classes and targets are compared, contents of images are not")
+        log(f"warning  {STAMPS} was damaged; names, classes and targets are compared, contents of images are not")
     refused, untrained, unknown = _compare(begun, digests, data.opened, stamps or {})
     refused += _compare_weights(begun, weights, ("teacher", "tokenizer"))
     changed = [*untrained, *unknown, *_compare_weights(begun, weights, ("init",)), *_compare_versions(begun)]
     if refused:
         raise _changed_data(folder, refused)
     for line in changed:
-        say(f"warning  {line}")
+        log(f"warning  {line}")
     if record is not None and stamps is not None and not changed:
         return
     val = data.splits.val

@@ -37,7 +37,7 @@ from vitrail.reports.pretraining import Panel, PretrainingFacts, write_pretrain_
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import SINGLE
-from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.tasks import Task, find_task
 from vitrail.training.data import RunData, Transform, choose_arguments, open_run_data
 from vitrail.training.inputs import Augmented, Inputs, TaskInputs, Teacher, TokenizerCodes, ViewInputs
@@ -96,9 +96,9 @@ class Goal:
 
     check: Callable[[Run], None]
     open: Callable[[Run, Any, RunFolder, Transform | None, int | None], RunData]
-    plan: Callable[[Run, RunData, Task | None, Say], NetworkPlan]
-    build: Callable[[Run, RunData, NetworkPlan, Task | None, Say], BuiltModel]
-    objective: Callable[[Run, BuiltModel, RunData, Say], tuple[Objective, Inputs]]
+    plan: Callable[[Run, RunData, Task | None, LogFunction], NetworkPlan]
+    build: Callable[[Run, RunData, NetworkPlan, Task | None, LogFunction], BuiltModel]
+    objective: Callable[[Run, BuiltModel, RunData, LogFunction], tuple[Objective, Inputs]]
     validator: Callable[[Run, BuiltModel, RunData], Validator]
     finish: Callable[[Training, BuiltModel, Ending], Outcome]
     evaluate_first: bool
@@ -114,26 +114,28 @@ def open_labelled(run: Run, data: Any, folder: RunFolder, transform: Transform |
     return replace(run_data, arguments=choose_arguments(run_data.splits, run.task, run.model.head))
 
 
-def create_supervised_objective(run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
+def create_supervised_objective(
+    run: Run, built: BuiltModel, data: RunData, log: LogFunction
+) -> tuple[Objective, Inputs]:
     """Returns the loss on the targets, or on a teacher's outputs too, and its inputs. Raises `ConfigError`."""
     settings, model = run.objective, built.model
     augmented = Augmented(policy=run.augment, preprocessing=built.preprocessing, seed=run.seed, cropped=data.cropped)
     arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
     if settings.teacher is None:
         return configure_objective(Supervised, model, arguments), TaskInputs(augmented, model)
-    teacher = load_teacher(settings.teacher, model, run.compute.precision or "fp32", say)
+    teacher = load_teacher(settings.teacher, model, run.compute.precision or "fp32", log)
     arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
     return configure_objective(Distillation, model.backbone, arguments), TaskInputs(augmented, model, teacher)
 
 
-def load_teacher(path: str, model: Task, precision: str, say: Say) -> Teacher:
+def load_teacher(path: str, model: Task, precision: str, log: LogFunction) -> Teacher:
     """Loads the model at ``path`` as a teacher of ``model``. Raises `ConfigError` if it cannot teach it."""
     if not model.learns_from_teacher:
         what = "the images have several labels each, and a teacher gives one" if model.multi_label else ""
         raise ConfigError(what or f"the task {model.name} has no use for a teacher", "train without --teacher")
-    teacher = weights.load(path, log=say).to(device_of(model))
+    teacher = weights.load(path, log=log).to(device_of(model))
     size = "{} x {}".format(*teacher.preprocessing.size)
-    say(f"teacher  {teacher.config.about}, {len(teacher.classes)} classes, images of {size}: {path}")
+    log(f"teacher  {teacher.config.about}, {len(teacher.classes)} classes, images of {size}: {path}")
     return Teacher(teacher, model.classes, model.preprocessing, precision)
 
 
@@ -193,7 +195,7 @@ def open_unlabelled(
     return run_data
 
 
-def plan_tokenizer(run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
+def plan_tokenizer(run: Run, data: RunData, start: Task | None, log: LogFunction) -> NetworkPlan:
     """Chooses the size and channels of the data, and the patch of `small-data` for small images."""
     own_size, own_channels = size_and_channels(data.train)
     size, channels = run.model.size or own_size or (224, 224), run.data.channels or own_channels or 3
@@ -210,7 +212,7 @@ def plan_tokenizer(run: Run, data: RunData, start: Task | None, say: Say) -> Net
     )
 
 
-def build_tokenizer(run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
+def build_tokenizer(run: Run, data: RunData, plan: NetworkPlan, start: Task | None, log: LogFunction) -> BuiltModel:
     size, channels = plan.model.size, plan.channels
     assert size is not None
     torch.manual_seed(run.seed)
@@ -223,7 +225,9 @@ def build_tokenizer(run: Run, data: RunData, plan: NetworkPlan, start: Task | No
     )
 
 
-def create_pretraining_objective(run: Run, built: BuiltModel, data: RunData, say: Say) -> tuple[Objective, Inputs]:
+def create_pretraining_objective(
+    run: Run, built: BuiltModel, data: RunData, log: LogFunction
+) -> tuple[Objective, Inputs]:
     """Returns the objective of a run around its encoder, and its inputs, for BEiT with the codes of a tokenizer.
 
     Raises `ConfigError`, and `CheckpointError` for a tokenizer that cannot be read.
@@ -239,18 +243,18 @@ def create_pretraining_objective(run: Run, built: BuiltModel, data: RunData, say
         if settings.tokenizer is None:
             remedy = "train one first, `vitrail pretrain DATA --objective tokenizer`, and give it with --tokenizer RUN"
             raise ConfigError("beit predicts the codes of a tokenizer, and none is given", remedy)
-        saved = load_tokenizer(settings.tokenizer, say)
+        saved = load_tokenizer(settings.tokenizer, log)
         codes = TokenizerCodes(saved, preprocessing, encoder.config.patch_size, device_of(encoder))
         given = {"vocabulary": saved.tokenizer.config.vocabulary, "drawn": codes.decode}
     objective = configure_objective(kind, encoder, settings.changes, **given)
     if isinstance(objective, ContrastiveObjective) and run.data.batch > len(data.train):
-        say(
+        log(
             f"warning  a batch of {run.data.batch} holds each of {len(data.train)} images more than once, and each is to be "
             "unlike itself: give a smaller --batch"
         )
     policy = run.augment
     if any(policy.blur_views) and min(preprocessing.size) < TOO_SMALL_TO_BLUR:  # SimCLR's for CIFAR has no blur either
-        say("views    no blur: images of {} x {} would lose their content".format(*preprocessing.size))
+        log("views    no blur: images of {} x {} would lose their content".format(*preprocessing.size))
         policy = replace(policy, blur_views=(0.0, 0.0))
     augmented = Augmented(policy=policy, preprocessing=preprocessing, seed=run.seed, cropped=data.cropped)
     return objective, ViewInputs(augmented, objective, codes)

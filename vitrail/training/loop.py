@@ -82,7 +82,7 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
     training.progress.evaluated = training.progress.step
     epoch = _write(training, figures, {"evaluation_seconds": round(time.perf_counter() - started, 3)})
     shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-    show.say(f"epoch {epoch:g}  step {training.progress.step}  {shown}")
+    show.log(f"epoch {epoch:g}  step {training.progress.step}  {shown}")
     return 0
 
 

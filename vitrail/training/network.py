@@ -22,7 +22,7 @@ from vitrail.models import MODELS, Backbone, configure, sketch
 from vitrail.models.cost import count_cost, image_for, saved_bytes
 from vitrail.objectives import OBJECTIVES
 from vitrail.runtime.device import find_device
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.tasks import Task, create_task, find_task
 from vitrail.tasks.task import count_head_outputs
 from vitrail.training.data import RunData
@@ -63,7 +63,7 @@ def check_model(run: Run) -> None:
         raise ConfigError(what, "give one of them")
 
 
-def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> NetworkPlan:
+def plan_network(run: Run, data: RunData, start: Task | None, log: LogFunction) -> NetworkPlan:
     """Chooses the network that the run names or starts from, or one that follows the size and number of the images."""
     train = data.train
     own_size, own_channels = size_and_channels(train)
@@ -83,7 +83,7 @@ def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> Netwo
         channels = run.data.channels or own_channels or start.config.in_channels
         size, base = run.model.size or (own_size if kind.pixels else None) or start.preprocessing.size, start.config
         init = str(resolve_model(run.model.init).path.resolve())  # `latest` may be another one when the run is resumed
-    changes = {**defaults, **changes_for(run, base, say, from_weights=start is not None)}
+    changes = {**defaults, **changes_for(run, base, log, from_weights=start is not None)}
     classes = count_head_outputs(kind, data.arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
@@ -98,7 +98,7 @@ def plan_network(run: Run, data: RunData, start: Task | None, say: Say) -> Netwo
     )
 
 
-def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None, say: Say) -> BuiltModel:
+def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None, log: LogFunction) -> BuiltModel:
     """Builds the network of a resolved run, fresh or from ``start`` with a zero head."""
     size, channels, kind, drawn = run.model.size, run.data.channels, find_task(run.task), plan.network
     assert size is not None and channels is not None and drawn is not None, "the run is not resolved"
@@ -112,7 +112,7 @@ def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None
     else:
         before = start.config.in_channels
         if channels != before:
-            say(f"channels {channels}; the first layer of the weights, which has {before}, is adapted to them")
+            log(f"channels {channels}; the first layer of the weights, which has {before}, is adapted to them")
         fitted = {"image_size": size, "in_channels": channels}
         model = weights.adapt(start, task=kind, arguments=data.arguments, **fitted, **run.model.changes)  # type: ignore[bad-argument-type]
         model.preprocessing = model.preprocessing.override(**prepared)

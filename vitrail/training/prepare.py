@@ -25,7 +25,7 @@ from vitrail.runtime.device import default_precision, find_device
 from vitrail.runtime.distributed import SINGLE, Ranks, localise
 from vitrail.runtime.machine import versions
 from vitrail.runtime.process import cores
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan
 from vitrail.tasks import Task, find_task
 from vitrail.text import plural
@@ -44,7 +44,9 @@ NARROW = 64  # width below which a network gains nothing from bf16
 FULL = 0.6  # of the memory of a device, above which parameters are sharded
 
 
-def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, say: Say, ranks: Ranks = SINGLE) -> Run:
+def resolve(
+    run: Run, plan: NetworkPlan, train: Source, device: torch.device, log: LogFunction, ranks: Ranks = SINGLE
+) -> Run:
     """Returns ``run`` with the network of ``plan``, and with all automatic settings chosen but a length given as time."""
     compute, data = run.compute, run.data
     precision = compute.precision or default_precision(device)
@@ -54,9 +56,9 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
         parallel = compute.parallel or choose_parallel(plan, run, device, ranks)
         check_ranks(run, parallel, precision, ranks)
         compute = replace(compute, parallel=parallel)
-        say(f"ranks    {ranks.world}, {ranks.local_world} on this machine; parameters: {compute.parallel}")
+        log(f"ranks    {ranks.world}, {ranks.local_world} on this machine; parameters: {compute.parallel}")
     elif device.type == "cuda" and torch.cuda.device_count() > 1:
-        say(f"note     one of {torch.cuda.device_count()} GPUs is used; --devices all uses them all")
+        log(f"note     one of {torch.cuda.device_count()} GPUs is used; --devices all uses them all")
     threads = compute.threads or cores()
     compute = replace(
         compute,
@@ -80,11 +82,11 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
     run = replace(run, model=plan.model, compute=compute, data=data, save=save, objective=objective)
     computed = f"{device}, {precision}, compile {'on' if compute.compile else 'off'}, {plural(threads, 'thread')}"
     batch = f"batch {data.batch} = {run.accumulate} x {data.micro_batch}"
-    say(f"compute  {computed}, {plural(data.workers or 0, 'worker')}, {batch}")
+    log(f"compute  {computed}, {plural(data.workers or 0, 'worker')}, {batch}")
     return run
 
 
-def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ranks = SINGLE) -> Run:
+def tune(run: Run, plan: NetworkPlan, device: torch.device, log: LogFunction, ranks: Ranks = SINGLE) -> Run:
     """Returns ``run`` with the fastest precision and threads for its network on this processor, unless it sets them.
 
     All ranks measure at the same time, as they will compute, and take the choice of rank 0.
@@ -105,7 +107,7 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ran
     named = {"config": repr(plan.network.config), "about": plan.model.name or Path(plan.model.init or "").stem}
     choice = ranks.broadcast(recall_plan(plan.network, image, plans, batch=-(-batch // ranks.world), **named))
     assert choice is not None  # as a training measures for any number of images
-    say(f"tuned    {choice}")
+    log(f"tuned    {choice}")
     precision, threads = cast(Precision, choice.plan.precision), choice.plan.threads * ranks.local_world
     return replace(run, compute=replace(compute, precision=precision, threads=threads))
 
@@ -177,7 +179,7 @@ def prepare(
     *,
     data: Any = None,
     transform: Transform | None = None,
-    say: Say,
+    log: LogFunction,
     sample: int | None = None,
     ranks: Ranks = SINGLE,
 ) -> Prepared:
@@ -187,7 +189,7 @@ def prepare(
         run: the requested settings, or those in ``config.yaml`` of a resumed run.
         data: anything `open_data` takes; by default the path in ``run.data.source``.
         transform: the user's own map from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
-        say: takes each line that a user should read.
+        log: takes each line that a user should read.
         sample: for a dry run, the number of small images that are decoded.
         ranks: the processes that train together; each of them calls this.
 
@@ -198,21 +200,21 @@ def prepare(
     with ranks.share_errors():
         goal.check(run)
         device, init = find_device(run.compute.device, ranks), run.model.init
-        start = None if init is None else weights.load(resolve_model(init).path.resolve(), log=say)
+        start = None if init is None else weights.load(resolve_model(init).path.resolve(), log=log)
         run_data = goal.open(run, data, folder, transform, start.config.in_channels if start else None)
-        say(describe_data(run_data.splits))
+        log(describe_data(run_data.splits))
         for warning in find_layout_warnings(run_data.splits, run.data.source):
-            say(f"warning  {warning}")
+            log(f"warning  {warning}")
         run_data = run_data.keep_small(sample)
         if warning := warn_of_order(run_data.train, run.seed):
-            say(f"warning  {warning}")
-        plan = goal.plan(run, run_data, start, say)
-    run = tune(run, plan, device, say, ranks)
+            log(f"warning  {warning}")
+        plan = goal.plan(run, run_data, start, log)
+    run = tune(run, plan, device, log, ranks)
     with ranks.share_errors():
-        run = resolve(run, plan, run_data.train, device, say, ranks)
-        built = goal.build(run, run_data, plan, start, say)
+        run = resolve(run, plan, run_data.train, device, log, ranks)
+        built = goal.build(run, run_data, plan, start, log)
         built.model.to(device)
-    return Prepared(goal, assemble(run, goal, built, run_data, folder, device, say, ranks), built, run_data)
+    return Prepared(goal, assemble(run, goal, built, run_data, folder, device, log, ranks), built, run_data)
 
 
 def assemble(
@@ -222,11 +224,11 @@ def assemble(
     data: RunData,
     folder: RunFolder,
     device: torch.device,
-    say: Say,
+    log: LogFunction,
     ranks: Ranks = SINGLE,
 ) -> Training:
     """Returns the `Training` of a resolved run; the steps that its length in time buys are measured first."""
-    objective, inputs = goal.objective(run, built, data, say)
+    objective, inputs = goal.objective(run, built, data, log)
     objective.to(device)
     select_trainable(objective, head_only=run.model.head_only)
     trained = objective
@@ -268,7 +270,7 @@ def assemble(
         digests=digests,
     )
     if steps is None:
-        run, steps = buy_steps(training, say)
+        run, steps = buy_steps(training, log)
         training = replace(training, run=run, steps=steps)
-    check_warmup(run.schedule, steps, say, begun=folder.config.exists())
+    check_warmup(run.schedule, steps, log, begun=folder.config.exists())
     return training

@@ -6,7 +6,7 @@ import math
 
 from vitrail.config.schema import ScheduleSettings
 from vitrail.errors import ConfigError
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 
 
 def learning_rate(schedule: ScheduleSettings, base: float, step: int, steps: int) -> float:
@@ -37,7 +37,7 @@ def warmup_steps(schedule: ScheduleSettings, steps: int) -> int:
     return round(schedule.warmup_steps * min(1.0, steps / schedule.recipe_steps))
 
 
-def check_warmup(schedule: ScheduleSettings, steps: int, say: Say, *, begun: bool) -> None:
+def check_warmup(schedule: ScheduleSettings, steps: int, log: LogFunction, *, begun: bool) -> None:
     """Says by how much the warm-up of a recipe is shortened, and refuses one that leaves nothing for the decay.
 
     A run that has ``begun``, with an earlier version, keeps such a warm-up, and a warning says so.
@@ -49,7 +49,7 @@ def check_warmup(schedule: ScheduleSettings, steps: int, say: Say, *, begun: boo
         what = f"the warm-up of {warmup:,} steps takes the whole run of {steps:,}"
         if not begun:
             raise ConfigError(what, "train for longer, or give a shorter warm-up, e.g. --set schedule.warmup=0.05")
-        say(f"warning  {what}: its learning rate only rises; it goes on as it began")
+        log(f"warning  {what}: its learning rate only rises; it goes on as it began")
     elif schedule.warmup_steps is not None and warmup < schedule.warmup_steps:
         own = f"{schedule.warmup_steps:,} of {schedule.recipe_steps:,}"
-        say(f"warm-up  {warmup:,} of {steps:,} steps: the recipe's {own}, scaled to the length of this run")
+        log(f"warm-up  {warmup:,} of {steps:,} steps: the recipe's {own}, scaled to the length of this run")

@@ -260,10 +260,10 @@ def check_same_run(training: Training, saved: checkpoint.Checkpoint) -> None:
         raise CheckpointError(what, remedy, value="\n".join(wrong))
 
 
-def resume(training: Training, saved: checkpoint.Checkpoint, say: Callable[[str], None]) -> None:
+def resume(training: Training, saved: checkpoint.Checkpoint, log: Callable[[str], None]) -> None:
     """Continues from a checkpoint; logs which damaged ones were skipped. Raises `CheckpointError` for one of another run."""
     for line in saved.refused:
-        say(f"skipped a damaged checkpoint: {line}")
+        log(f"skipped a damaged checkpoint: {line}")
     check_same_run(training, saved)
     restore(training, saved)
     run, step = training.run, saved.step
@@ -271,7 +271,7 @@ def resume(training: Training, saved: checkpoint.Checkpoint, say: Callable[[str]
     if step > training.steps:
         raise ConfigError(f"the run is at step {step}, beyond the requested {training.steps}", "train for more steps")
     rate = learning_rate(run.schedule, run.optim.lr, step, training.steps)
-    say(f"resuming at step {step} of {training.steps}; learning rate {rate:.3g}")
+    log(f"resuming at step {step} of {training.steps}; learning rate {rate:.3g}")
     if before != training.steps:
         was = learning_rate(run.schedule, run.optim.lr, step, before)
-        say(f"the schedule is stretched from {before} to {training.steps} steps: the rate at this step was {was:.3g}")
+        log(f"the schedule is stretched from {before} to {training.steps} steps: the rate at this step was {was:.3g}")

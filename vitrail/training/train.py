@@ -21,7 +21,7 @@ from vitrail.runs.folder import FollowerFolder, RunFolder, default_folder, find_
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import StopRequests, keep_generators, use_threads
-from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
+from vitrail.runtime.progress import LogFunction, ProgressBar, duration, to_stderr
 from vitrail.text import large
 from vitrail.training.cost import run_operations
 from vitrail.training.data import Transform
@@ -96,29 +96,29 @@ def train(
         ranks.run_on_rank0(folder.open)
         if not ranks.first:
             folder.open()
-        say = partial(_log_and_print, folder, quiet)
+        log = partial(_log_and_print, folder, quiet)
         for note in notes:
-            say(f"warning  {note}")
+            log(f"warning  {note}")
         if not folder.status() and (folder.path / "status.json").exists():
-            say("warning  status.json is damaged; resuming from the newest checkpoint")
+            log("warning  status.json is damaged; resuming from the newest checkpoint")
         if out is None and (data is None or isinstance(data, FoundData)) and (unfinished := find_unfinished(run)):
             verb = "train" if run.objective.name == "supervised" else "pretrain"
-            say(f"note     {unfinished} is unfinished; continue it with: vitrail {verb} --resume {unfinished}")
+            log(f"note     {unfinished} is unfinished; continue it with: vitrail {verb} --resume {unfinished}")
         started = time.perf_counter()
         try:
             with keep_generators(), StopRequests() as stop, lost_ranks():
                 if recipe := recipe_of(run):
-                    say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
+                    log(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
                 if rates := run.optim.rates:
                     losses = {rate: "diverged" if loss is None else f"{loss:.4f}" for rate, loss in rates.items()}
                     tried = ", ".join(f"{rate}: {loss}" for rate, loss in losses.items())
-                    say(f"rate     {run.optim.lr:g}, chosen by validation losses: {tried}")
-                prepared = prepare(run, folder, data=data, transform=transform, say=say, ranks=ranks)
+                    log(f"rate     {run.optim.lr:g}, chosen by validation losses: {tried}")
+                prepared = prepare(run, folder, data=data, transform=transform, log=log, ranks=ranks)
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
                     # a program that evaluates for itself, as a study does, has its own record of its data
-                    _run_steps(prepared, stop, quiet, say, stamped=end is None)
+                    _run_steps(prepared, stop, quiet, log, stamped=end is None)
                     ending = Ending(command, time.perf_counter() - started, quiet)
-                    outcome = ranks.broadcast(_finish(prepared, ending, say, end))
+                    outcome = ranks.broadcast(_finish(prepared, ending, log, end))
                 return Result(folder.path, outcome.report, outcome.figures)
         except BaseException as error:
             if folder.path.is_dir() and folder.status().get("state") != "finished":
@@ -168,30 +168,30 @@ def _log_and_print(folder: RunFolder, quiet: bool, text: str) -> None:
             to_stderr(line)
 
 
-def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say, *, stamped: bool) -> None:
+def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, log: LogFunction, *, stamped: bool) -> None:
     """Trains from the newest checkpoint, where there is one, to the last step."""
     training, folder = prepared.training, prepared.training.folder
     saved = checkpoint.load_newest(folder.checkpoints, training.ranks)
-    training.ranks.run_on_rank0(lambda: record_or_check(training, saved, say, stamped=stamped))
+    training.ranks.run_on_rank0(lambda: record_or_check(training, saved, log, stamped=stamped))
     if saved is not None:
-        resume(training, saved, say)
+        resume(training, saved, log)
     progress = training.progress
     # in this order: a finished run with the settings of a longer one would pass for the longer one
     folder.write_status("running", steps=training.steps)
     folder.write_config(training.run)
     folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
     for damage in folder.find_damage():
-        say(f"warning  {damage}")
+        log(f"warning  {damage}")
     training.operations = training.ranks.run_on_rank0(lambda: run_operations(training))
     if training.operations is not None:
         each = training.operations / training.steps / training.run.data.batch
-        say(f"flops    {large(training.operations, 'FLOP')} in all steps, {large(each, 'FLOP')} an image")
-    say(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
+        log(f"flops    {large(training.operations, 'FLOP')} in all steps, {large(each, 'FLOP')} an image")
+    log(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
     with ProgressBar("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
 
 
-def _finish(prepared: Prepared, ending: Ending, say: Say, end: End | None) -> Outcome:
+def _finish(prepared: Prepared, ending: Ending, log: LogFunction, end: End | None) -> Outcome:
     """Evaluates the averaged weights, and writes the model, the report and the card; or calls ``end``."""
     training = prepared.training
     fault_injection.hit("run.before_model")
@@ -207,6 +207,6 @@ def _finish(prepared: Prepared, ending: Ending, say: Say, end: End | None) -> Ou
     facts |= {"device_hours": device_hours(training), "figures": outcome.figures}
     training.folder.write_status("finished", steps=training.steps, **facts)
     if outcome.warning:
-        say(f"warning  {outcome.warning}")
-    say(f"done     {outcome.summary} after {duration(ending.seconds)}")
+        log(f"warning  {outcome.warning}")
+    log(f"done     {outcome.summary} after {duration(ending.seconds)}")
     return outcome

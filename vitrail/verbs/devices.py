@@ -54,8 +54,8 @@ def write_parts_on_ranks(write: Callable[..., Any], options: Mapping[str, Any]) 
     Returns what it returns on the first, and None on the others, which print nothing.
     """
     from vitrail.runtime.distributed import join
-    from vitrail.runtime.progress import say_nothing
+    from vitrail.runtime.progress import log_nothing
 
     with join(options.get("device")) as ranks, ranks.share_errors():
-        written = write(**options) if ranks.first else write(**{**options, "quiet": True, "log": say_nothing})
+        written = write(**options) if ranks.first else write(**{**options, "quiet": True, "log": log_nothing})
     return written if ranks.first else None

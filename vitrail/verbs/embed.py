@@ -59,7 +59,7 @@ def embed(
     reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))
     features = embed_images(task, images.source, reading, bad=bad)
-    results = Results(features, images, bad, done="embedded", say=log)
+    results = Results(features, images, bad, done="embedded", log=log)
     if (file := options.to_path(out)) is None:
         return results
     from vitrail.tables import write_features

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.errors import ConfigError
-from vitrail.runtime.progress import Say, say_nothing, to_stderr
+from vitrail.runtime.progress import LogFunction, log_nothing, to_stderr
 from vitrail.verbs import options
 from vitrail.verbs.devices import Devices, join_ranks, launch_again
 from vitrail.verbs.verb import verb
@@ -79,7 +79,7 @@ def evaluate(
     from vitrail.weights.resolve import check_sha256
 
     ranks = ranks or SINGLE
-    reading, log = reading.of_rank(ranks), log if ranks.first else say_nothing
+    reading, log = reading.of_rank(ranks), log if ranks.first else log_nothing
     folder = options.to_path(out)
     with ranks.share_errors():
         if sha256 is not None:
@@ -176,7 +176,7 @@ def run(
     return 0
 
 
-def _find_present(task: Task, source: Source, calibrate: bool, log: Say) -> Tensor:
+def _find_present(task: Task, source: Source, calibrate: bool, log: LogFunction) -> Tensor:
     """Returns (K,) whether a class occurs in the labels. Raises `ConfigError` where predictions cannot be restricted."""
     import torch
 
@@ -190,7 +190,7 @@ def _find_present(task: Task, source: Source, calibrate: bool, log: Say) -> Tens
 
 
 def _calibrate(
-    task: Task, result: EvaluationResult, logits: Tensor, targets: Tensor, log: Say
+    task: Task, result: EvaluationResult, logits: Tensor, targets: Tensor, log: LogFunction
 ) -> tuple[EvaluationResult, float]:
     """Fits the temperature of ``task`` on its logits and targets; returns the result with it, and the temperature."""
     from vitrail.evaluation.calibration import fit_temperature

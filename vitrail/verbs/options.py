@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from vitrail.config.units import grid_of_patches, numbers, parse_fraction, size_in_pixels
 from vitrail.errors import ConfigError
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs.verb import Python
 
@@ -49,7 +49,7 @@ Shots = Annotated[str | Sequence[int], "Images per class, separated by commas."]
 Cache = Annotated[bool | str | Path, "Cache the features in VITRAIL_CACHE, or ~/.cache/vitrail/features."]
 
 # what only Python has
-Log = Annotated[Say, Python("Called with each line on what is assumed and found.")]
+Log = Annotated[LogFunction, Python("Called with each line on what is assumed and found.")]
 Command = Annotated[str, Python("How the report names the call.")]
 SharedWork = Annotated[
     "Ranks | None",

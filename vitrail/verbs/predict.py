@@ -88,7 +88,7 @@ def predict(
     pixels = reading.max_pixels
     draw = None if overlay is None else prepare_drawing(images.source, Path(overlay), task.preprocessing, pixels)
     answers = answer_images(task, images.source, reading, wanted, bad=bad, fast=fast, draw=draw)
-    results = Results(answers, images, bad, done="predicted", say=log, task=task)
+    results = Results(answers, images, bad, done="predicted", log=log, task=task)
     if out is None:
         return results
     write_answers(results, Path(out), format)
@@ -183,7 +183,7 @@ def write_answers(results: Results[Answer], out: Path | None = None, kind: str |
                 file = "" if row["error"] else names[row["path"]] + chosen.each
                 write({"path": row["path"], "file": file, **row})
     files.close()
-    results.say(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
+    results.log(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
     results.check()
 
 
@@ -215,5 +215,5 @@ def write_rows(results: Results[Any], out: Path | None = None, kind: str | None 
         for row in list_rows(results.pairs(), results.failed):
             write(row)
     if out is not None:
-        results.say(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
+        results.log(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
     results.check()

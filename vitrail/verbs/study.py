@@ -69,10 +69,10 @@ def study(
         definition = replace(definition, pool=replace(definition.pool, source=source))
     bound, ends = (None if given is None else seconds(given) for given in (budget, until))
     if dry_run:
-        make_priced_plan(definition, budget=bound, jobs=jobs, say=log)
+        make_priced_plan(definition, budget=bound, jobs=jobs, log=log)
         return None
     folder = Path(out or f"runs/study-{definition.name}")
-    run_study(definition, folder, budget=bound, jobs=jobs, until=ends, command=command, quiet=quiet, say=log)
+    run_study(definition, folder, budget=bound, jobs=jobs, until=ends, command=command, quiet=quiet, log=log)
     return report_study(folder)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import Config, configure
-from vitrail.runtime.progress import Say, to_stderr
+from vitrail.runtime.progress import LogFunction, to_stderr
 from vitrail.tasks import Classifier, Task, create_task, find_task
 from vitrail.tasks.task import list_names
 from vitrail.weights.adapt import adapt as adapt
@@ -29,7 +29,7 @@ def load(
     in_channels: int | None = None,
     classes: Sequence[str] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
-    log: Say = to_stderr,
+    log: LogFunction = to_stderr,
 ) -> Task:
     """Loads a model on the CPU and in evaluation mode. Foreign layouts give a `Classifier`.
 
@@ -72,7 +72,7 @@ def create_model(
     multi_label: bool = False,
     task: str = "classification",
     arguments: Mapping[str, Any] | None = None,
-    log: Say = to_stderr,
+    log: LogFunction = to_stderr,
     **changes: Any,
 ) -> Task:
     """A model in training mode, freshly initialised or with public weights; by default a `Classifier`.

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import configure
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.task import NUMBERED, Task, check_classes, count_head_outputs, has_ambiguous_order
 from vitrail.untrusted.files import read_text
 from vitrail.weights.onnx import ExportedBackbone
@@ -129,7 +129,7 @@ def apply_changes(
     return changed
 
 
-def fit_to_crop(model: Task, log: Say) -> Task:
+def fit_to_crop(model: Task, log: LogFunction) -> Task:
     """Returns ``model`` with positions for the images of its preprocessing, which may be of another size than its network's:
     a file that is written states one size. Both compute the same for these images. Raises `ConfigError` as `adapt`.
     """

@@ -17,7 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, sketch
 from vitrail.models.config import STANDARDISATIONS
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.tasks import Task
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.tasks.task import NUMBERED
@@ -81,7 +81,7 @@ class Weights:
     unused: tuple[str, ...] = ()
     description: Mapping[str, Any] | None = None
 
-    def build_model(self, path: Path, log: Say, *, has_names: bool, stated: Collection[str]) -> Task:
+    def build_model(self, path: Path, log: LogFunction, *, has_names: bool, stated: Collection[str]) -> Task:
         """Builds the model and logs what was assumed and left out.
 
         Args:

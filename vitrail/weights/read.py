@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.weights.description import KEY, read_sidecar
 from vitrail.weights.folders import CONFIG, read_folder
 from vitrail.weights.google import read_google, read_npz
@@ -32,7 +32,7 @@ Size = tuple[int, int]
 
 def read_model(
     resolved: ResolvedModel,
-    log: Say,
+    log: LogFunction,
     *,
     has_names: bool = False,
     stated: Collection[str] = (),
@@ -73,7 +73,7 @@ def read_model(
 
 
 def _read_foreign(
-    resolved: ResolvedModel, tensors: dict[str, Tensor], log: Say, *, use_sidecar: bool, **sizes: Size | None
+    resolved: ResolvedModel, tensors: dict[str, Tensor], log: LogFunction, *, use_sidecar: bool, **sizes: Size | None
 ) -> Weights:
     """Reads weights in a foreign layout. ``tensors`` are those of a single file of safetensors."""
     path, layout = resolved.path, resolved.layout

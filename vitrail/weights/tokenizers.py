@@ -11,7 +11,7 @@ import torch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, reading_description
 from vitrail.weights.folders import CONFIG, WHOLE
 from vitrail.weights.native import encode_folder, write_folder
@@ -55,7 +55,7 @@ def save_tokenizer(
     return write_folder(Path(path), encode_folder(tensors, description))
 
 
-def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
+def load_tokenizer(path: str | Path, log: LogFunction) -> SavedTokenizer:
     """Loads a tokenizer on the CPU, in evaluation mode.
 
     Args:

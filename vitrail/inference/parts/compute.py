@@ -24,7 +24,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import answer_images, check_fast, embed_images
 from vitrail.inference.parts.folder import MAX_PARTS, PartFolder, Plan, hash_names
 from vitrail.inference.results import list_rows
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.tables import open_table, save_array
 from vitrail.tasks.task import Task, choose_decode_options
 
@@ -49,9 +49,9 @@ class Job:
     options: InferenceOptions = InferenceOptions()
     asked: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self, say: Say) -> Task:
+    def load(self, log: LogFunction) -> Task:
         """Loads the model. Raises `ConfigError` if it does not support the options."""
-        task = self.options.load(self.model, say)
+        task = self.options.load(self.model, log)
         if self.verb == "predict":
             check_fast(self.asked["fast"], self.options)
             self.decode_options(task)

@@ -21,7 +21,7 @@ from vitrail.inference.parts.folder import PartFolder
 from vitrail.inference.results import describe_inputs, named_unreadable, none_readable
 from vitrail.runtime.machine import versions
 from vitrail.runtime.process import end_at_once
-from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.shared_work import work_through
 from vitrail.tables import import_pyarrow
 from vitrail.tasks.task import Task
@@ -64,7 +64,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def write_parts(job: Job, inputs: Sequence[str], division: Division, say: Say) -> Path:
+def write_parts(job: Job, inputs: Sequence[str], division: Division, log: LogFunction) -> Path:
     """Computes those parts of a folder that are missing, and returns its path.
 
     Raises:
@@ -75,7 +75,7 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, say: Say) -
     with end_at_once(CONTINUE):
         # the driver of Ray only looks at the model
         on_cpu = replace(job, options=replace(job.options, device="cpu"))
-        task = (on_cpu if division.engine == "ray" else job).load(say)
+        task = (on_cpu if division.engine == "ray" else job).load(log)
         images = find_inputs(inputs)
         plan = make_plan(job, task, images.source, part_size=division.size, format=division.format)
         name = type(job.model).__name__ if isinstance(job.model, Task) else str(job.model)
@@ -85,10 +85,10 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, say: Say) -
             numbers = range(plan.count)[number::shards]
             missing = folder.list_missing(numbers)
             share = f", {len(numbers):,} of shard {number}/{shards}" if shards > 1 else ""
-            say(f"parts    {plural(plan.count, 'part')}{share}; {len(numbers) - len(missing):,} done before")
+            log(f"parts    {plural(plan.count, 'part')}{share}; {len(numbers) - len(missing):,} done before")
             if missing:
                 if division.engine == "local":
-                    options = tune_options(job.options, task, say, images=folder.count_images(missing))
+                    options = tune_options(job.options, task, log, images=folder.count_images(missing))
                     job = replace(job, options=options)
                     engine = nullcontext(partial(compute_parts, job, task, images, folder))
                 else:
@@ -96,13 +96,13 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, say: Say) -
 
                     engine = open_actors(job, images, folder)
                 with engine as compute:
-                    _compute_missing(job, folder, numbers, missing, compute, say)
-            _conclude(job, images, folder, numbers, say)
+                    _compute_missing(job, folder, numbers, missing, compute, log)
+            _conclude(job, images, folder, numbers, log)
     return division.folder
 
 
 def _compute_missing(
-    job: Job, folder: PartFolder, numbers: Sequence[int], missing: Sequence[int], compute: Compute, say: Say
+    job: Job, folder: PartFolder, numbers: Sequence[int], missing: Sequence[int], compute: Compute, log: LogFunction
 ) -> None:
     """Computes the missing parts of ``numbers``, and waits for those that other processes are computing."""
     title = {"predict": "predicting", "embed": "embedding"}[job.verb]
@@ -121,21 +121,21 @@ def _compute_missing(
             progress.update(done)
 
         def on_wait(parts: Sequence[int]) -> None:
-            say(f"waiting  for {plural(len(parts), 'part')} that other processes compute")
+            log(f"waiting  for {plural(len(parts), 'part')} that other processes compute")
 
         work_through(list_open, lambda parts: compute(parts, add), poll=WAIT, on_wait=on_wait)
 
 
-def _conclude(job: Job, images: ImageInputs, folder: PartFolder, numbers: Sequence[int], say: Say) -> None:
+def _conclude(job: Job, images: ImageInputs, folder: PartFolder, numbers: Sequence[int], log: LogFunction) -> None:
     """Writes the manifest when all parts are done, says what became of the images, and raises as `write_parts` does."""
     done = folder.finish()
     records = [record for number in numbers if (record := folder.read_record(number))]
     count, unreadable, named = (sum(record[name] for record in records) for name in ("images", "unreadable", "named"))
     state = "all parts are done" if done else f"{plural(len(numbers), 'part')} done, others are missing"
-    say(f"written  {folder.path}: {state}; {plural(count, 'image')}")
+    log(f"written  {folder.path}: {state}; {plural(count, 'image')}")
     if unreadable or images.left_out:
         verb = {"predict": "predicted", "embed": "embedded"}[job.verb]
-        say(f"inputs   {describe_inputs(images, verb, count - unreadable, unreadable)}")
+        log(f"inputs   {describe_inputs(images, verb, count - unreadable, unreadable)}")
     firsts = [record["first"][0] for record in records if record["named" if named else "unreadable"]]
     if unreadable == count and firsts:
         raise none_readable(count, *firsts[0])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.weights.description import describe
 from vitrail.weights.folders import read_folder
 from vitrail.weights.google import read_npz
@@ -50,7 +50,7 @@ class Difference:
         return not (self.differing or self.shapes or self.only_first or self.only_second or self.facts)
 
 
-def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: None) -> Difference:
+def compare(first: str | Path, second: str | Path, *, log: LogFunction = lambda line: None) -> Difference:
     """Compares two models that `vitrail.load` takes: as models if both can be read as such, else by the names in the files.
 
     Raises `ConfigError` where no model of that name exists, and `CheckpointError` for a file that cannot be read.
@@ -94,7 +94,7 @@ def _compare_tensors(name: str, one: Tensor, other: Tensor) -> TensorDifference:
     return TensorDifference(name, float(absolute), float(absolute / one.abs().max().clamp(min=SMALLEST)))
 
 
-def _read_raw_tensors(resolved: ResolvedModel, log: Say) -> dict[str, Tensor]:
+def _read_raw_tensors(resolved: ResolvedModel, log: LogFunction) -> dict[str, Tensor]:
     """Returns the tensors of a place by the names that stand there."""
     match resolved.layout:
         case "file":

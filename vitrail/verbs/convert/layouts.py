@@ -15,7 +15,7 @@ import torch
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, move_files, replace_folder, stage_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
-from vitrail.runtime.progress import Say, say_nothing
+from vitrail.runtime.progress import LogFunction, log_nothing
 from vitrail.tasks import Task
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.tasks.dense.task import DenseTask
@@ -67,7 +67,7 @@ def write_layout(
     classes_file: str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     grid: tuple[int, int] | None = None,
-    log: Say = say_nothing,
+    log: LogFunction = log_nothing,
     **changes: Any,
 ) -> Converted:
     """Writes the model ``source`` in the layout ``to``; the copy is verified before it is put in place.
@@ -147,7 +147,7 @@ def _prove(model: Task, copy: ResolvedModel) -> float:
 
     Raises `CheckpointError` if a tensor, a fact or an output of the copy is another one.
     """
-    again = read_model(copy, say_nothing).model
+    again = read_model(copy, log_nothing).model
     facts, copied = _collect_facts(model), _collect_facts(again)
     wrong = [name for name in facts if facts[name] != copied[name]]
     tensors, same = model.backbone.state_dict(), again.backbone.state_dict()
@@ -169,7 +169,7 @@ def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tupl
     Raises `CheckpointError` if its outputs are off though nothing is missing.
     """
     try:
-        alone = read_model(copy, say_nothing, use_sidecar=False).model
+        alone = read_model(copy, log_nothing, use_sidecar=False).model
     except CheckpointError as error:
         return (f"without its description the copy cannot be read: {error.what}",), (), None
     facts, facts_alone = _collect_facts(model), _collect_facts(alone)

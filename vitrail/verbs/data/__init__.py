@@ -150,7 +150,7 @@ def index_data(
     from vitrail.weights.adapt import read_classes
 
     names = read_classes(Path(classes)) if isinstance(classes, str | Path) else classes
-    return index_shards(str(folder), options.to_path(out), classes=names, quiet=quiet, say=log)
+    return index_shards(str(folder), options.to_path(out), classes=names, quiet=quiet, log=log)
 
 
 def run_index(folder: str, out: Path | None = None, /, *, json: options.AsJson = False, **given: Any) -> None:

@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.files import make_folder, replace_file
 from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import name_files
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.dense.drawing import draw_annotation, scale_to_show
 from vitrail.tasks.user_images import open_image
 from vitrail.text import plural
@@ -27,7 +27,7 @@ from vitrail.text import plural
 SIDE, QUALITY = 1280, 90  # pixels of the longer side of a picture that is written, and of its JPEG
 
 
-def draw_data(data: Any, out: Path, samples: int, say: Say) -> None:
+def draw_data(data: Any, out: Path, samples: int, log: LogFunction) -> None:
     """Writes ``out/SPLIT/NAME.jpg``: ``samples`` pictures of each split, spread evenly over it, with their annotation.
 
     Raises `ConfigError` for ``samples`` below 1, and `DataError` for data without boxes and masks.
@@ -42,7 +42,7 @@ def draw_data(data: Any, out: Path, samples: int, say: Say) -> None:
     for name, source in annotated.items():
         make_folder(out / name)
         drawn = draw_split(source, out / name, samples)
-        say(f"drawn    {out / name}: {plural(drawn, 'picture')} of {len(source):,}; look whether the annotation fits")
+        log(f"drawn    {out / name}: {plural(drawn, 'picture')} of {len(source):,}; look whether the annotation fits")
 
 
 def draw_split(source: Source, folder: Path, samples: int) -> int:

@@ -35,7 +35,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.files import disk_errors, replace_folder, stage_folder
 from vitrail.images.decode import EXTENSIONS, FORMATS, BadImage
 from vitrail.rows import Records
-from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.shards.cache import is_remote, list_archives, open_archive
 from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, remember_root, write_index
 from vitrail.shards.tar import BLOCK, MAX_BYTES, Member, pad, read_members, write_archive
@@ -215,7 +215,7 @@ class Hashed:
 
 
 def index_shards(
-    folder: str, out: Path | None = None, *, classes: Sequence[str] | None = None, quiet: bool = False, say: Say
+    folder: str, out: Path | None = None, *, classes: Sequence[str] | None = None, quiet: bool = False, log: LogFunction
 ) -> Records[Shards]:
     """Writes the index of the archives ``*.tar`` in a folder or at a URL, or in folders of splits there."""
     if is_remote(folder) and out is None:
@@ -234,7 +234,7 @@ def index_shards(
         for place, (split, (inside, names)) in zip(places, archives.items()):
             found, shards = Found(), []
             for name in names:
-                shards.append(_read_archive(inside, name, found, sum(shard.bytes for shard in shards), say))
+                shards.append(_read_archive(inside, name, found, sum(shard.bytes for shard in shards), log))
                 done += shards[-1].bytes
                 bar.update(done // 10**6)
             if not found.starts:
@@ -243,7 +243,7 @@ def index_shards(
             labels = _read_labels(found.labels, classes, inside)
             _write_found(place, inside, shards, found, labels)
             if found.without:
-                say(f"warning: {plural(found.without, 'sample')} in {inside} without an image, not used")
+                log(f"warning: {plural(found.without, 'sample')} in {inside} without an image, not used")
             written[split] = Shards.of(split, place, shards, labels.names if labels else ())
     return written
 
@@ -277,7 +277,7 @@ def _write_found(place: Path, folder: str, shards: list[Shard], found: Found, la
         remember_root(root)
 
 
-def _read_archive(folder: str, name: str, found: Found, position: int, say: Say) -> Shard:
+def _read_archive(folder: str, name: str, found: Found, position: int, log: LogFunction) -> Shard:
     """Adds the samples of an archive that starts at ``position``."""
     before, end = len(found.starts), 0
     with open_archive(f"{folder}/{name}") as file:
@@ -289,7 +289,7 @@ def _read_archive(folder: str, name: str, found: Found, position: int, say: Say)
         size = file.tell()
     if size < end + BLOCK and len(found.starts) > before:
         what = f"{name} is cut off: it ends at byte {size:,}, without the mark of its end"
-        say(f"warning: {what}; its last image, {found.drop_last()}, is not used")
+        log(f"warning: {what}; its last image, {found.drop_last()}, is not used")
     return Shard(name=name, bytes=size, sha256=hashed.digest.hexdigest(), images=len(found.starts) - before)
 
 

@@ -71,7 +71,7 @@ def explain(
     from vitrail.verbs.explain.write import explain_inputs
 
     asked = ExplainOptions(method=method, layer=layer, head=head, target=target, box=box)
-    how: dict[str, Any] = {"inference": reading, "say": log}
+    how: dict[str, Any] = {"inference": reading, "log": log}
     paths, folder = options.list_inputs(inputs), options.to_path(out)
     if masks is not None:
         if faithfulness:

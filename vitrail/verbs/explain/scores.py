@@ -24,7 +24,7 @@ from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.device import in_precision
-from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.runtime.progress import LogFunction, ProgressBar, to_stderr
 from vitrail.tables import open_table
 from vitrail.tasks import Task
 from vitrail.text import plural
@@ -80,13 +80,13 @@ def measure_faithfulness(
     steps: int = 14,
     draws: int = 2,
     inference: InferenceOptions = InferenceOptions(),
-    say: Say = to_stderr,
+    log: LogFunction = to_stderr,
 ) -> tuple[int, list[MethodScore]]:
     """Returns how many images every method was evaluated on by deletion and insertion, and the scores.
 
     The curves have ``steps`` steps, fewer where the maps have fewer cells; there are ``draws`` random maps of each image.
     """
-    task = inference.load(model, say)
+    task = inference.load(model, log)
     if not task.answers_classes:
         what = f"faithfulness is measured by the probability of a class, and the task of the model is {task.name}"
         raise ConfigError(what, "take a classifier")
@@ -192,13 +192,13 @@ def measure_localisation(
     *,
     out: Path | None = None,
     inference: InferenceOptions = InferenceOptions(),
-    say: Say = to_stderr,
+    log: LogFunction = to_stderr,
 ) -> Localisation:
     """Measures every layer and method on all images that have a mask in the folder ``masks``, see `find_mask`.
 
     An image whose mask covers nothing or everything of what the model sees is left out, as is one without a mask.
     """
-    task = inference.load(model, say)
+    task = inference.load(model, log)
     resolve_options(task, ExplainOptions(method="rollout"))
     source = find_inputs(inputs).source
     found = _find_masks(masks, [str(key) for key in source.keys])
@@ -206,7 +206,7 @@ def measure_localisation(
         make_folder(out)
     have = np.flatnonzero([str(key) in found for key in source.keys])
     if len(have) < len(source):
-        say(f"{plural(len(source) - len(have), 'image')} without a mask in {masks} left out")
+        log(f"{plural(len(source) - len(have), 'image')} without a mask in {masks} left out")
     source, rows = source.subset(have), []
     bad = inference.record_bad(source)
     trivial = 0
@@ -221,7 +221,7 @@ def measure_localisation(
                 trivial += 1
             show.update(number)
     if trivial:
-        say(f"{plural(trivial, 'image')} left out: the mask covers nothing or everything of what the model sees")
+        log(f"{plural(trivial, 'image')} left out: the mask covers nothing or everything of what the model sees")
     if not rows:
         what = "no image with a mask could be measured"
         raise DataError(what, "see `vitrail data check`, and the sizes of the objects")

@@ -29,7 +29,7 @@ from vitrail.inference.inputs import find_inputs, name_files
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import Results
 from vitrail.runtime.device import in_precision
-from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.runtime.progress import LogFunction, ProgressBar, to_stderr
 from vitrail.tasks import Task
 from vitrail.tasks.dense.answer import Subject
 from vitrail.text import plural
@@ -42,18 +42,18 @@ def explain_inputs(
     *,
     options: ExplainOptions = ExplainOptions(),
     inference: InferenceOptions = InferenceOptions(),
-    say: Say = to_stderr,
+    log: LogFunction = to_stderr,
 ) -> Results[Explanation]:
     """Explains one image after another and writes into the folder ``out``: ``NAME.METHOD.png``, the picture lit by what
     counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
     """
-    task = inference.load(model, say)
+    task = inference.load(model, log)
     images = find_inputs(inputs)
     options = resolve_options(task, options)
     make_folder(out)
     bad = inference.record_bad(images.source, out / "bad_images.csv")
-    explanations = _explain_each(task, images.source, bad, out, options, inference, say)
-    return Results(explanations, images, bad, done="explained", say=say)
+    explanations = _explain_each(task, images.source, bad, out, options, inference, log)
+    return Results(explanations, images, bad, done="explained", log=log)
 
 
 def _explain_each(
@@ -63,7 +63,7 @@ def _explain_each(
     out: Path,
     options: ExplainOptions,
     inference: InferenceOptions,
-    say: Say,
+    log: LogFunction,
 ) -> Iterator[tuple[int, Explanation]]:
     rows: list[dict[str, Any]] = []
     names = name_files(list(map(str, source.keys)))
@@ -80,7 +80,7 @@ def _explain_each(
         return
     facts = {"method": options.method, "layer": options.layer, "head": options.head, "images": rows}
     replace_file(out / f"{options.method}.json", dump_json(facts))
-    say(f"written  {out}: {plural(len(rows), 'image')}")
+    log(f"written  {out}: {plural(len(rows), 'image')}")
 
 
 def prepare_inputs(model: Task, source: Source, bad: BadImages, max_pixels: int) -> Iterator[tuple[int, PreparedImage]]:

@@ -24,7 +24,7 @@ from vitrail.exports.sidecar import write_sums
 from vitrail.files import disk_errors, free_bytes, move_files, stage_folder, sync_folder
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import versions
-from vitrail.runtime.progress import Say, say_nothing
+from vitrail.runtime.progress import LogFunction, log_nothing
 from vitrail.tasks.task import Task
 from vitrail.verbs.export.parity import Forward, ParityCheck, Tolerances, open_source, round_figures
 from vitrail.weights.adapt import fit_to_crop
@@ -94,7 +94,7 @@ def write_export(
     images: int | None,
     force: bool,
     inference: InferenceOptions,
-    log: Say,
+    log: LogFunction,
 ) -> Exported:
     """Writes the graph of ``model`` to ``path``, compares the two on images, and leaves nothing where they differ."""
     _check_destination(path, options, force=force)
@@ -145,7 +145,7 @@ def _write_graph(model: Task, made: Path, options: ExportOptions) -> tuple[bool,
         dynamic = to_onnx(model, made, metadata=metadata, **whole)
     if options.pictures:
         return dynamic, _make_forward(open_session(made))
-    return dynamic, _make_forward(read_model(resolve_model(made), say_nothing).model.backbone.session)
+    return dynamic, _make_forward(read_model(resolve_model(made), log_nothing).model.backbone.session)
 
 
 def _make_forward(session: Any) -> Forward:

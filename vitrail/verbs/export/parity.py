@@ -26,7 +26,7 @@ from vitrail.inference.inputs import find_inputs, open_split
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.models import Config
-from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.runtime.timing import time_in_turns
 from vitrail.tasks.metric import Targets
 from vitrail.tasks.task import Task
@@ -230,17 +230,17 @@ class ParityCheck:
         return {**times, "threads": torch.get_num_threads()}
 
 
-def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
+def open_source(task: Task, data: Any, most: int, log: LogFunction) -> Source:
     """Returns at most ``most`` evaluation images, spread evenly; without labels where the labels are not the model's.
 
     Raises `DataError`.
     """
     try:
-        _, source = open_split(task, data, None, say, labelled=False)
+        _, source = open_split(task, data, None, log, labelled=False)
     except DataError as error:
         if not (isinstance(data, str | Path) and Path(data).is_dir()):
             raise
-        say(f"warning  compared without labels: {error.what}")
+        log(f"warning  compared without labels: {error.what}")
         source = find_inputs([str(data)]).source
     if task.classes and source.labelled and source.multi_label != task.multi_label:
         kinds = ("one label an image", "several")

@@ -73,7 +73,7 @@ def inspect(
 
     folder = Path(out)
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
-    how: dict[str, Any] = {"options": reading, "command": command, "say": log}
+    how: dict[str, Any] = {"options": reading, "command": command, "log": log}
     if most < 1:
         raise ConfigError(f"most is {most}", "use at least one image, such as --most 128")
     if against is not None:

@@ -21,7 +21,7 @@ from vitrail.models.config import changed
 from vitrail.reports.inspection.comparison import MAX_MODELS, ComparedCost, Comparison, spell_size, write_comparison
 from vitrail.runtime.device import find_device, in_precision
 from vitrail.runtime.machine import available_memory, describe, versions
-from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.runtime.progress import LogFunction, ProgressBar, to_stderr
 from vitrail.tables import open_table
 from vitrail.tasks import Task
 from vitrail.weights.onnx import ExportedBackbone
@@ -40,13 +40,13 @@ def compare_costs(
     batch: int | None = None,
     options: InferenceOptions = InferenceOptions(),
     command: str = "",
-    say: Say = to_stderr,
+    log: LogFunction = to_stderr,
 ) -> tuple[Path, dict[str, Any]]:
     """Measures all models at all sizes, and writes ``report.html``, ``numbers.json``, ``cost.csv`` and charts."""
     _check(models, sizes, batch)
     device = find_device(options.device)
     loaded = {
-        f"{model.config.about} ({number})" if isinstance(model, Task) else str(model): _load(model, options, say)
+        f"{model.config.about} ({number})" if isinstance(model, Task) else str(model): _load(model, options, log)
         for number, model in enumerate(models, 1)
     }
     counted, notes = _count(loaded, sizes)
@@ -84,10 +84,10 @@ def _check(models: Sequence[Any], sizes: Sequence[Pair], batch: int | None) -> N
         raise ConfigError(f"batch is {batch}", "give 1 or more")
 
 
-def _load(model: str | Path | Task, options: InferenceOptions, say: Say) -> Model:
+def _load(model: str | Path | Task, options: InferenceOptions, log: LogFunction) -> Model:
     if isinstance(model, str) and model in MODELS and not Path(model).exists():
         return create_backbone(model).eval()  # random weights take the same time and memory
-    task = options.load(model, say)
+    task = options.load(model, log)
     if isinstance(task.backbone, ExportedBackbone):
         what = f"{model} is an exported graph, whose operations and memory are those of its runtime"
         raise ConfigError(what, "give the model that it was exported from")

@@ -50,7 +50,7 @@ from vitrail.reports.inspection.pair import pair_numbers, write_pair
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.machine import describe, versions
 from vitrail.runtime.process import use_threads
-from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.runtime.progress import LogFunction, ProgressBar, to_stderr
 from vitrail.tasks import Task
 from vitrail.text import sentence
 
@@ -69,16 +69,16 @@ def inspect_model(
     cost: bool = False,
     options: InferenceOptions = InferenceOptions(),
     command: str = "",
-    say: Say = to_stderr,
+    log: LogFunction = to_stderr,
 ) -> tuple[Path, dict[str, Any]]:
     """Measures, and writes ``report.html``, ``numbers.json`` and the pictures into ``out``."""
-    task = options.load(model, say)
+    task = options.load(model, log)
     make_folder(out)
     results = measure_weights(task)
     if data is not None:
         results |= _measure_images(task, data, most, out, options)
     if cost:
-        say("measuring time and memory on one thread")
+        log("measuring time and memory on one thread")
         with use_threads(1):  # CPU time of one thread depends little on other processes
             results["cost"] = measure_cost(task, choose_sizes(task.config))
             results["cost_by_patch"] = _measure_patch_costs(task.config, device_of(task))
@@ -254,12 +254,12 @@ def inspect_pair(
     most: int = MAX_IMAGES,
     options: InferenceOptions = InferenceOptions(),
     command: str = "",
-    say: Say = to_stderr,
+    log: LogFunction = to_stderr,
 ) -> tuple[Path, dict[str, Any]]:
     """Measures heads, positions and filters of two models, and writes ``report.html``, ``numbers.json`` and the pictures into
     ``out``.
     """
-    tasks = [options.load(model, say) for model in models]
+    tasks = [options.load(model, log) for model in models]
     make_folder(out)
     titles = [name_of(model) for model in models]
     if titles[0] == titles[1]:  # the whole of a path where both end alike, and a number where that is not enough

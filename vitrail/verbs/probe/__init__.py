@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.config.units import whole_numbers
-from vitrail.runtime.progress import say_nothing, to_stderr
+from vitrail.runtime.progress import log_nothing, to_stderr
 from vitrail.verbs import options
 from vitrail.verbs.devices import Devices, join_ranks, launch_again
 from vitrail.verbs.verb import verb
@@ -56,7 +56,7 @@ def probe(
     )
 
     ranks = ranks or SINGLE
-    log = log if ranks.first else say_nothing
+    log = log if ranks.first else log_nothing
     with ranks.share_errors():
         settings = ProbeProtocol(protocol=protocol, k=k, shots=whole_numbers(shots), seeds=seeds)
         models = [reading.load(model, log)]
@@ -70,10 +70,10 @@ def probe(
             warn_of_training_images(loaded, data, splits, log)
     log(f"split    learns from train: {len(train):,} images; evaluated on {split}: {len(evaluated):,}")
     both = {"train": train, split: evaluated}
-    how = {"options": reading, "cache": options.choose_cache(cache), "say": log, "ranks": ranks}
+    how = {"options": reading, "cache": options.choose_cache(cache), "log": log, "ranks": ranks}
     features = zip(*(compute_features(loaded, both, **how) for loaded in models))
     shared = [keep_shared(of_source) for of_source in features]
-    return ranks.run_on_rank0(lambda: evaluate_features(settings, split, *shared, say=log))
+    return ranks.run_on_rank0(lambda: evaluate_features(settings, split, *shared, log=log))
 
 
 def run(model: str, data: str, /, *, devices: Devices = None, json: options.AsJson = False, **given: Any) -> int:

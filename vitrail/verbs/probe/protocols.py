@@ -24,7 +24,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.rows import Scores
 from vitrail.runtime.distributed import Ranks
-from vitrail.runtime.progress import Say, to_stderr
+from vitrail.runtime.progress import LogFunction, to_stderr
 from vitrail.tasks import Classifier, Task
 from vitrail.tasks.task import read_arguments
 
@@ -113,13 +113,13 @@ def was_held_out(model: Task, splits: Splits) -> bool:
     return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == splits.val.keys.digest()
 
 
-def warn_of_training_images(model: Task, data: Any, splits: Splits, say: Say) -> None:
+def warn_of_training_images(model: Task, data: Any, splits: Splits, log: LogFunction) -> None:
     """Says where a part that was held out only now is of the data that the model was trained on."""
     before = model.provenance.get("data")
     if not splits.held_out or not before or not isinstance(data, str | Path) or was_held_out(model, splits):
         return
     if Path(before).resolve() == Path(data).resolve():
-        say("warning  the model was trained on some of the images that it is evaluated on; the figures may be too high")
+        log("warning  the model was trained on some of the images that it is evaluated on; the figures may be too high")
 
 
 def choose_images(splits: Splits) -> tuple[Source, str, Source]:
@@ -138,7 +138,13 @@ def choose_images(splits: Splits) -> tuple[Source, str, Source]:
 
 
 def compute_features(
-    model: Task, sources: Mapping[str, Source], *, options: InferenceOptions, cache: Path | None, say: Say, ranks: Ranks
+    model: Task,
+    sources: Mapping[str, Source],
+    *,
+    options: InferenceOptions,
+    cache: Path | None,
+    log: LogFunction,
+    ranks: Ranks,
 ) -> list[Features]:
     """Returns the features of each source, by a model that is fitted to their channels."""
     with ranks.share_errors():
@@ -146,9 +152,9 @@ def compute_features(
         # of images in memory, as fine-tuning adapts the model; files are decoded to the channels that it has
         channels = train.images.shape[3] if train.kind == "arrays" else own
         if channels != own:
-            say(f"channels {channels} in the data, {own} in the weights: the first layer is adapted")
+            log(f"channels {channels} in the data, {own} in the weights: the first layer is adapted")
             model = weights.adapt(model, in_channels=channels).to(device_of(model)).eval()
-    settings = {"options": options, "cache": cache, "say": say, "ranks": ranks}
+    settings = {"options": options, "cache": cache, "log": log, "ranks": ranks}
     return [features_of(model, source, title=f"features of {name}", **settings) for name, source in sources.items()]
 
 
@@ -164,11 +170,11 @@ def evaluate_features(
     train: Sequence[Features],
     evaluated: Sequence[Features],
     *,
-    say: Say = to_stderr,
+    log: LogFunction = to_stderr,
 ) -> Probe:
     """Returns the probe of one model, or of two on the same images, the first against the second."""
     protocol.check(train[0].targets)
-    answers = [compute_answers(protocol, *features, say=say) for features in zip(train, evaluated)]
+    answers = [compute_answers(protocol, *features, log=log) for features in zip(train, evaluated)]
     figures: dict[str, float] = {}
     for end, right in answers[0].items():
         figures |= compute_figures(right, end)
@@ -197,29 +203,29 @@ def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str,
     return {f"against_accuracy{end}": float(other.mean()), name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
-def compute_answers(protocol: ProbeProtocol, train: Features, evaluated: Features, *, say: Say) -> Answers:
+def compute_answers(protocol: ProbeProtocol, train: Features, evaluated: Features, *, log: LogFunction) -> Answers:
     """Which evaluated images are right, by number of shots where there are such; the last comes without a name too."""
     classes = len(train.source.classes)
     if protocol.protocol == "fewshot":
-        return _few_shot(protocol, train, evaluated, classes, say)
+        return _few_shot(protocol, train, evaluated, classes, log)
     if protocol.protocol == "knn":
         scores = knn(train.values, train.targets, evaluated.values, classes=classes, k=protocol.k)
     else:
         fitted = linear(train.values, train.targets, classes=classes)
-        say(f"linear   L2 penalty {fitted.strength:g}, chosen on a fifth of the training images")
+        log(f"linear   L2 penalty {fitted.strength:g}, chosen on a fifth of the training images")
         if fitted.at_edge:
-            say(f"warning  {fitted.strength:g} is the edge of the penalties that are tried: another may be better")
+            log(f"warning  {fitted.strength:g} is the edge of the penalties that are tried: another may be better")
         if not fitted.converged:
-            say("warning  the solver stopped before the minimum: the accuracy may be a little lower than it could be")
+            log("warning  the solver stopped before the minimum: the accuracy may be a little lower than it could be")
         scores = fitted(evaluated.values)
     return {"": (scores.argmax(1) == evaluated.targets)[None]}
 
 
-def _few_shot(protocol: ProbeProtocol, train: Features, evaluated: Features, classes: int, say: Say) -> Answers:
+def _few_shot(protocol: ProbeProtocol, train: Features, evaluated: Features, classes: int, log: LogFunction) -> Answers:
     usable = find_usable_shots(protocol.shots, train.targets)
     if missing := [shots for shots in protocol.shots if shots not in usable]:
         fewest = int(np.unique(train.targets, return_counts=True)[1].min())
-        say(f"shots    {', '.join(map(str, missing))} left out: a class has only {fewest} to learn from")
+        log(f"shots    {', '.join(map(str, missing))} left out: a class has only {fewest} to learn from")
     answers: Answers = {}
     for shots in usable:
         draws = (draw_shots(train.targets, shots, seed) for seed in range(protocol.seeds))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 from vitrail.config.schema import Precision, Run, TaskAlias
 from vitrail.errors import ConfigError
 from vitrail.runtime.launch import is_launched, launch
-from vitrail.runtime.progress import Say, say_nothing, to_stderr
+from vitrail.runtime.progress import LogFunction, log_nothing, to_stderr
 from vitrail.verbs import options
 from vitrail.verbs.verb import Python, Sets, options_of, verb
 
@@ -55,7 +55,9 @@ class Training(TypedDict, total=False):
             '``set=["model.preprocessing={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}"]``.'
         ),
     ]
-    say: Annotated[Say | None, Python("With ``dry_run``, called with each line of the plan as soon as it is known.")]
+    log: Annotated[
+        LogFunction | None, Python("With ``dry_run``, called with each line of the plan as soon as it is known.")
+    ]
     settings: Annotated[Sequence[str] | None, Python("Another name of ``set``.")]
 
 
@@ -116,13 +118,13 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
 
         def note(line: str) -> None:
             plan.append(line)
-            if given["say"] is not None:
-                given["say"](line)
+            if given["log"] is not None:
+                given["log"](line)
 
         if given.get("tune_lr"):
             length = "what follows is the training after it"
             note(f"note     --tune-lr first trains 3 to 5 times for half the length; {length}")
-        dry_run(run, data=held, say=note)
+        dry_run(run, data=held, log=note)
         return "\n".join(plan)
     how: dict[str, Any] = {"data": held, "transform": given["transform"]}
     finish = {"quiet": given["quiet"], "command": given["command"]}
@@ -132,8 +134,8 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
 
     with join(run.compute.device, run.compute.timeout) as ranks:
         out = folder or ranks.run_on_rank0(lambda: default_folder(run))
-        log = say_nothing if given["quiet"] or not ranks.first else to_stderr
-        tuned = tune_rate(run, out, say=log, ranks=ranks, **how)
+        log = log_nothing if given["quiet"] or not ranks.first else to_stderr
+        tuned = tune_rate(run, out, log=log, ranks=ranks, **how)
         return train(tuned, out=out, ranks=ranks, **finish, **how)
 
 
@@ -219,7 +221,7 @@ def make_run(verb: Callable[..., Any], *, labels: bool) -> Callable[..., int]:
         if devices is not None and not is_launched():
             compose(verb, {**given, "data": data}, labels=labels)  # mistakes are reported here, once
             return launch(devices, sys.argv[1:], restarts=restarts)
-        result = verb(data, command=command_line(), say=print_line, **given)
+        result = verb(data, command=command_line(), log=print_line, **given)
         if isinstance(result, str) or os.environ.get("RANK", "0") != "0":  # of several ranks the first one prints
             return 0
         print(f"report: {result.report}")

@@ -14,7 +14,7 @@ from vitrail.errors import DataError, DivergedError, Interrupted, Preempted
 from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import Ranks
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.training.lr_search import choose_rate, grid_around
 from vitrail.training.prepare import Prepared
 from vitrail.training.train import train
@@ -24,7 +24,7 @@ LENGTH = 0.5  # of a training, relative to the run
 
 
 def tune_rate(
-    run: Run, folder: Path, *, data: Any, transform: Callable[[Any], Any] | None, say: Say, ranks: Ranks
+    run: Run, folder: Path, *, data: Any, transform: Callable[[Any], Any] | None, log: LogFunction, ranks: Ranks
 ) -> Run:
     """Returns ``run`` with the best learning rate, and the validation losses of all that were tried in ``optim.rates``.
 
@@ -57,7 +57,7 @@ def tune_rate(
             losses[rate] = math.inf
         except (Preempted, Interrupted) as error:
             raise ranks.collective_error(type(error)(error.what, f"run the same command with --out {folder}")) from None
-        say(f"rate     {rate:g}: {losses[rate]:.4f} on val after {LENGTH:g} of the length")
+        log(f"rate     {rate:g}: {losses[rate]:.4f} on val after {LENGTH:g} of the length")
 
     while (choice := choose_rate(losses, grid)).untried:
         for rate in choice.untried:
@@ -66,7 +66,7 @@ def tune_rate(
         what = f"the training diverges at every learning rate from {max(losses):g} to {min(losses):g}"
         raise ranks.collective_error(DivergedError(what, "lower --lr much further, or set optim.clip=1"))
     edge = ", at the edge of those tried: another --lr may be better" if choice.is_at_edge else ""
-    say(f"rate     {choice.best:g} is taken{edge}")
+    log(f"rate     {choice.best:g} is taken{edge}")
     ranks.run_on_rank0(lambda: shutil.rmtree(folder / TRIALS))
     rates = {f"{rate:g}": losses[rate] if math.isfinite(losses[rate]) else None for rate in sorted(losses)}
     return replace(run, optim=replace(run.optim, lr=choice.best, rates=rates))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vitrail.config.units import split_commas, whole_numbers
-from vitrail.runtime.progress import say_nothing, to_stderr
+from vitrail.runtime.progress import log_nothing, to_stderr
 from vitrail.verbs import options
 from vitrail.verbs.devices import Devices, join_ranks, launch_again
 from vitrail.verbs.verb import verb
@@ -86,7 +86,7 @@ def transfer(
     from vitrail.weights.resolve import resolve_model
 
     ranks, folder = ranks or SINGLE, Path(out)
-    log = log if ranks.first else say_nothing
+    log = log if ranks.first else log_nothing
     tuning = Tuning(epochs=epochs, steps=steps, settings=tuple(set or ()), seeds=seeds)
     asked, counts = tuple(split_commas(protocols)), whole_numbers(shots)
     with ranks.share_errors():

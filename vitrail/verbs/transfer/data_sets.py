@@ -28,7 +28,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.reports.transfer import RUN, Cell
 from vitrail.runs.cells import Cells
 from vitrail.runtime.distributed import Ranks
-from vitrail.runtime.progress import Say
+from vitrail.runtime.progress import LogFunction
 from vitrail.tasks import Task
 from vitrail.text import plural
 from vitrail.training.train import train
@@ -131,7 +131,7 @@ class DataSet:
     options: InferenceOptions
     cache: Path | None
     command: str
-    say: Say
+    log: LogFunction
     ranks: Ranks
     task: VtabTask | None
 
@@ -169,7 +169,7 @@ class DataSet:
         """The features of the training images and of the evaluated split."""
         learnt, split, evaluated = self.images
         both = {"train": learnt, split: evaluated}
-        how = {"options": self.options, "cache": self.cache, "say": self.say, "ranks": self.ranks}
+        how = {"options": self.options, "cache": self.cache, "log": self.log, "ranks": self.ranks}
         return compute_features(self.model, both, **how)
 
     def compute(self, probes: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
@@ -181,20 +181,20 @@ class DataSet:
         try:
             learnt, split, evaluated = self.images
         except OF_ONE_DATA_SET as error:
-            failure = report_failure(error, self.say)
+            failure = report_failure(error, self.log)
             return {name: kept.get(name, failure) for name in probes}
-        self.say(f"split    learns from train: {len(learnt):,} images; evaluated on {split}: {len(evaluated):,}")
+        self.log(f"split    learns from train: {len(learnt):,} images; evaluated on {split}: {len(evaluated):,}")
         for words in self.departures:
-            self.say(f"warning  {words}")
-        warn_of_training_images(self.model, self.data, self.splits, self.say)
+            self.log(f"warning  {words}")
+        warn_of_training_images(self.model, self.data, self.splits, self.log)
         return {name: kept.get(name) or self.compute_cell(name, probe, tuning) for name, probe in probes.items()}
 
     def compute_cell(self, name: str, probe: ProbeProtocol | None, tuning: Tuning) -> Cell:
         try:
             figures = self.fine_tune(tuning) if probe is None else self.probe(probe)
         except OF_ONE_DATA_SET as error:
-            return report_failure(error, self.say, name)
-        self.say(f"done     {name} {figures['accuracy']:.4f}")
+            return report_failure(error, self.log, name)
+        self.log(f"done     {name} {figures['accuracy']:.4f}")
         content = {"data": self.data, "protocol": name, "figures": figures, "notes": self.departures}
         self.ranks.run_on_rank0(lambda: self.kept.write(f"{self.slug}.{name}", content))
         return Cell(figures, notes=tuple(self.departures))
@@ -204,7 +204,7 @@ class DataSet:
         with self.ranks.share_errors():
             protocol.check(self.images[0].labels)
         learnt, evaluated = self.features
-        evaluate = partial(evaluate_features, protocol, self.images[1], [learnt], [evaluated], say=self.say)
+        evaluate = partial(evaluate_features, protocol, self.images[1], [learnt], [evaluated], log=self.log)
         return self.ranks.run_on_rank0(evaluate).figures
 
     def fine_tune(self, tuning: Tuning) -> dict[str, float]:
@@ -218,7 +218,7 @@ class DataSet:
             how = {"quiet": self.options.quiet, "command": self.command, "ranks": self.ranks}
             result = train(run, out=folder, data=self.splits, **how)
             with self.ranks.share_errors():
-                tuned = InferenceOptions(device=self.options.device).load(result.folder, self.say)
+                tuned = InferenceOptions(device=self.options.device).load(result.folder, self.log)
             options, bad = self.options.of_rank(self.ranks), self.options.record_bad(evaluated)
             samples = evaluate_model(tuned, evaluated, options, split=split, bad=bad, ranks=self.ranks).metric.samples()
             assert samples is not None, "a classifier is evaluated by each image"
@@ -229,9 +229,9 @@ class DataSet:
         return {**figures, "images": len(right[0]), "train_images": len(learnt)}
 
 
-def report_failure(error: VitrailError, say: Say, protocol: str = "") -> Cell:
+def report_failure(error: VitrailError, log: LogFunction, protocol: str = "") -> Cell:
     """Returns the cell of what went wrong, which is printed."""
-    say(f"failed   {protocol + ': ' if protocol else ''}{error}")
+    log(f"failed   {protocol + ': ' if protocol else ''}{error}")
     return Cell(error=str(error), code=error.code)
 
 
