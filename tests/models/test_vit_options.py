@@ -57,7 +57,7 @@ def test_without_a_position_the_class_token_is_as_with_one_of_zeros(make, pictur
     if positions == "relative":  # no offset to a patch, nor from one
         rows = 2 * 16 - 1
         assert bare.pos_embed_relative.shape[1] == rows
-        index = bare._layers(bare.patchify(pictures()))[0][2].relative.index
+        index = bare._layers(bare.patchify(pictures()), None)[0][2].relative.index
         assert (index[0] == rows).all() and (index[:, 0] == rows).all()
         assert index[1:, 1:].max() < rows
         return

@@ -239,5 +239,5 @@ def test_more_than_five_channels_have_too_many_colours():
 
 def test_preprocessing_is_of_the_encoders_channels():
     encoder = create_backbone(TINY["vit"], in_channels=1)
-    with pytest.raises(ConfigError, match=r"of 3 channels for an encoder of 1\n.*mean and std"):
+    with pytest.raises(ConfigError, match=r"has 3 channels, the encoder 1\n.*mean and std"):
         MaskedPatch(encoder, preprocessing(3))

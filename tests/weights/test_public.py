@@ -128,14 +128,16 @@ def test_weights_come_from_a_mirror_once_and_are_verified_afterwards(mirror, tmp
         assert "is not in the local cache of the hub and cannot be downloaded" in missing
 
 
-def test_a_damaged_file_of_the_cache_is_named(tmp_path):
+def test_a_damaged_file_of_the_cache_is_named(tmp_path, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
     blobs, folder = tmp_path / "blobs", tmp_path / "snapshots"
     blobs.mkdir()
     folder.mkdir()
     (blobs / ("0" * 64)).write_bytes(b"something else")
     (folder / "model.safetensors").symlink_to(blobs / ("0" * 64))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **given: str(folder))
     with pytest.raises(CheckpointError, match=r"does not match the SHA-256 of the hub, 0{64}") as error:
-        hub._verify(folder)
+        hub.fetch("hf:owner/name")
     assert str(blobs / ("0" * 64)) in str(error.value)
 
 

@@ -156,7 +156,8 @@ def _explain_unknown(content: bytes) -> str:
     if not content:
         return "the file is empty"
     if content[4:8] == b"ftyp" and (name := ISO_BRANDS.get(content[8:12])):
-        return f"{name} images are not supported; convert it to JPEG or PNG with `magick mogrify -format jpg FILE`"
+        remedy = "convert it to JPEG or PNG, e.g. with `magick mogrify -format jpg FILE`"
+        return f"{name} images are not supported; {remedy}"
     if content[128:132] == b"DICM":
         return "DICOM files are not read; export the slices as 16-bit PNG or TIFF, e.g. with `dcmj2pnm +on2`"
     if content.startswith(TIFF):
