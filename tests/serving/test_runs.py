@@ -294,10 +294,21 @@ def test_long_metrics_are_read_in_parts_and_thinned(tmp_path, monkeypatch):
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
 
 
-def test_the_rows_of_so_many_files_are_kept():
-    known = [serving.rows_of(str(number), 0) for number in range(serving.FILES + 1)]
-    again = [serving.rows_of(str(number), 0) for number in (serving.FILES, 0)]
-    assert again[0] is known[-1] and again[1] is not known[0]
+def test_rows_are_kept_up_to_a_size_of_all_files(tmp_path, monkeypatch):
+    read, starts = serving.read, []
+    monkeypatch.setattr(serving, "MAX_KEPT", 40)
+    monkeypatch.setattr(serving, "KEPT", {})
+    monkeypatch.setattr(
+        serving, "read", lambda path, start=0: starts.append((path.parent.name, start)) or read(path, start)
+    )
+    for number in range(3):  # of 20 values each
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(5)))
+        assert serving.size_of_rows(serving.read_rows(tmp_path / str(number))[0]) == 20
+    starts.clear()
+    for number in (1, 2, 0):  # the first was forgotten for the last
+        assert len(serving.read_rows(tmp_path / str(number))[0]) == 5
+    assert starts == [("0", 0)]
 
 
 def test_a_study_is_listed_with_its_trials_and_the_time_left(place):

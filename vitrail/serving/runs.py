@@ -37,8 +37,7 @@ from vitrail.untrusted.yaml_documents import parse_yaml
 PROGRESS = "progress.json"  # of a study
 MARKS = ("status.json", "config.yaml", ".lock", PROGRESS)  # a folder with one of these files is a run, or a study
 MAX_BYTES = 1 << 20  # read at a time; of a status, configuration or progress, in all
-MAX_VALUES = 1 << 15  # of the rows of a file that are kept, see `size_of_rows`
-FILES = 64  # whose rows are kept
+MAX_VALUES, MAX_KEPT = 1 << 16, 1 << 20  # of the rows of a file, and of all files, that are kept; see `size_of_rows`
 GOING_ON = ("starting", "running")
 EVERY, QUIET = 1.0, 15.0  # seconds between two polls of a run, and between two keep-alive comments
 SILENCE = 60.0  # seconds after which a study that writes no progress has stopped; it writes every ten
@@ -116,42 +115,47 @@ def parse_document(file: Stamp) -> Mapping[str, Any]:
 
 @dataclass
 class Rows:
-    """The rows of a file up to byte ``at``. Of a file that has grown only the new bytes are read."""
+    """The rows of a file up to byte ``at``, and their `size_of_rows`. Of a file that has grown only the new bytes are read."""
 
+    file: Stamp
     rows: list[Row] = field(default_factory=list)
+    size: int = 0
     at: int = 0
-    changed: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def read_on(self, file: Stamp) -> tuple[list[Row], int]:
-        """Returns the rows, which must not be modified, and the number of bytes parsed.
-
-        Of rows larger than `MAX_VALUES` every second one is left out until the rest fits.
-        """
-        with self.lock:
-            if file.size < self.at or (file.size == self.at and file.changed != self.changed):
-                self.rows, self.at = [], 0  # it was written anew
-            self.changed = file.changed
-            while self.at < file.size:
-                content = read(Path(file.path), self.at)
-                self.rows, self.at = [*self.rows, *parse_rows(content)], self.at + complete_bytes(content)
-                while size_of_rows(self.rows) > MAX_VALUES and len(self.rows) > 2:
-                    self.rows = halve_rows(self.rows)
-                if len(content) < MAX_BYTES:
-                    break
-            return self.rows, self.at
+    def read_on(self, file: Stamp) -> None:
+        """Reads what is new. Of rows larger than `MAX_VALUES` every second one is left out until the rest fits."""
+        rewritten = file.size < self.at or (file.size == self.at and file.changed != self.file.changed)
+        if rewritten or file.inode != self.file.inode:
+            self.rows, self.at = [], 0
+        self.file = file
+        while self.at < file.size:
+            content = read(Path(file.path), self.at)
+            self.rows, self.at = [*self.rows, *parse_rows(content)], self.at + complete_bytes(content)
+            while (size := size_of_rows(self.rows)) > MAX_VALUES and len(self.rows) > 2:
+                self.rows = halve_rows(self.rows)
+            self.size = size
+            if len(content) < MAX_BYTES:
+                break
 
 
-@lru_cache(maxsize=FILES)
-def rows_of(path: str, inode: int) -> Rows:
-    """Returns what is known of the rows of a file; nothing for another file of the same name."""
-    return Rows()
+READING = threading.Lock()
+KEPT: dict[str, Rows] = {}  # by path, the one that was requested last at the end
 
 
 def read_rows(run: Path) -> tuple[list[Row], int]:
-    """Returns the rows of a run and the byte offset of the next row."""
+    """Returns the rows of a run, which must not be modified, and the byte offset of the next row.
+
+    If the rows of all files are larger than `MAX_KEPT`, those that were requested longest ago are forgotten.
+    """
     file = stamp(run / "metrics.jsonl")
-    return rows_of(file.path, file.inode).read_on(file) if file else ([], 0)
+    if file is None:
+        return [], 0
+    with READING:
+        known = KEPT[file.path] = KEPT.pop(file.path, None) or Rows(file)
+        known.read_on(file)
+        while len(KEPT) > 1 and sum(each.size for each in KEPT.values()) > MAX_KEPT:
+            KEPT.pop(next(iter(KEPT)))
+        return known.rows, known.at
 
 
 def size_of_rows(rows: list[Row]) -> int:
