@@ -41,8 +41,8 @@ def look_everywhere_alike(model: ViT) -> ViT:
     return model
 
 
-def figures_of(model: Backbone, images: torch.Tensor):
-    statistics = HeadStatistics(model)
+def figures_of(model: Backbone, images: torch.Tensor, *, renormalise: bool = True):
+    statistics = HeadStatistics(model, renormalise=renormalise)
     statistics.add(images)
     return statistics.figures()
 
@@ -56,6 +56,8 @@ def test_attention_that_is_alike_everywhere_has_the_mean_distance_of_two_patches
         np.testing.assert_allclose(figures.distance, figures.uniform, rtol=1e-5)
         np.testing.assert_allclose(figures.entropy, 1, atol=1e-5)
         np.testing.assert_allclose(figures.prefix, 1 / (patches + 1), rtol=1e-5)
+    for figures in figures_of(model, random_images(model, (size, size), 1), renormalise=False):
+        np.testing.assert_allclose(figures.distance, figures.uniform * patches / (patches + 1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["vit", "registers", "no token", "axial"])
@@ -85,15 +87,16 @@ def test_figures_of_a_row_by_hand(monkeypatch):
         lambda look, rows=slice(None): torch.tensor([0.5, 0.25, 0.25]).expand(*look.shape[:2], 3, 3)[:, :, rows],
     )
     images = random_images(model, (6, 20), 3)
-    [figures] = figures_of(model, images)
-    np.testing.assert_allclose(figures.distance, [5.0, 5.0])
-    np.testing.assert_allclose(figures.prefix, [0.5, 0.5])
-    np.testing.assert_allclose(figures.entropy, 1.5 * math.log(2) / math.log(3), rtol=1e-6)
-    assert figures.uniform == 5
+    for renormalise, far in ((True, 5.0), (False, 2.5)):
+        [figures] = figures_of(model, images, renormalise=renormalise)
+        np.testing.assert_allclose(figures.distance, [far, far])
+        np.testing.assert_allclose(figures.prefix, [0.5, 0.5])
+        np.testing.assert_allclose(figures.entropy, 1.5 * math.log(2) / math.log(3), rtol=1e-6)
+        assert figures.uniform == 5
 
 
 def by_hand(grid: AttentionGrid, matrix: np.ndarray) -> np.ndarray:
-    """Of the heads of a layer (B, H, Q, K), by plain loops: distance, entropy, prefix (3, H)."""
+    """Of the heads of a layer (B, H, Q, K), by plain loops: distance, the same not renormalised, entropy, prefix (4, H)."""
     prefix, (_, heads, queries, keys) = grid.prefix, matrix.shape
     distances, inside = dense_distances(grid, queries, keys), is_inside(grid, (queries, keys))
     found: list[list[list[float]]] = [[] for _ in range(heads)]
@@ -104,7 +107,7 @@ def by_hand(grid: AttentionGrid, matrix: np.ndarray) -> np.ndarray:
         on_map = [key for key in range(prefix, keys) if inside[query, key]]
         far = sum(row[key] * distances[query, key] for key in on_map)
         entropy = -sum(weight * math.log(weight) for weight in row if weight > 0) / math.log(max(keys, 2))
-        found[head].append([far / sum(row[key] for key in on_map), entropy, sum(row[:prefix])])
+        found[head].append([far / sum(row[key] for key in on_map), far, entropy, sum(row[:prefix])])
     return np.array(found).mean(1).T
 
 
@@ -116,17 +119,20 @@ def test_figures_of_every_layer_are_those_by_hand(name):
     logits, matrices = model.forward_with_attention(images)
     statistics = HeadStatistics(model)
     assert torch.equal(statistics.add(images), logits)
-    for figures, grid, matrix in zip(statistics.figures(), grids, matrices, strict=True):
+    plain = figures_of(model, images, renormalise=False)
+    for figures, same, grid, matrix in zip(statistics.figures(), plain, grids, matrices, strict=True):
         if grid.queries == (0, 0):
-            for each in (figures.distance, figures.entropy, figures.prefix):
+            for each in (figures.distance, same.distance, figures.entropy, figures.prefix):
                 assert each.shape == matrix.shape[1:2]
                 assert each.isnan().all()
             assert math.isnan(figures.uniform)
             continue
-        distance, entropy, prefix = by_hand(grid, matrix.double().numpy())
+        distance, not_renormalised, entropy, prefix = by_hand(grid, matrix.double().numpy())
         np.testing.assert_allclose(figures.distance, distance, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(figures.entropy, entropy, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(figures.prefix, prefix, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(same.distance, not_renormalised, rtol=1e-5, atol=1e-5)
+        for each in (figures, same):
+            np.testing.assert_allclose(each.entropy, entropy, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(each.prefix, prefix, rtol=1e-5, atol=1e-6)
         alike = np.ones((1, 1, *matrix.shape[2:]))
         np.testing.assert_allclose(figures.uniform, by_hand(grid, alike)[0, 0], rtol=1e-5, atol=1e-6)
 

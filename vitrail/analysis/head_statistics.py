@@ -35,11 +35,15 @@ class HeadFigures:
 class HeadStatistics:
     """Accumulates the `HeadFigures` of each layer over any number of images of one size, in the memory of one batch.
 
-    Distances are of the attention to the map, renormalised without that to prefix tokens, which the paper does not specify.
+    Args:
+        model: a task model or a backbone with attention.
+        renormalise: exclude attention to prefix tokens and renormalise the rest. Otherwise it counts as distance 0. The paper
+            does not specify this.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, renormalise: bool = True) -> None:
         self.model = model
+        self.renormalise = renormalise
         self.images = 0
         self.size: tuple[int, int] | None = None
         self.sums: list[Tensor] = []  # (3, H) per layer: distance, entropy, prefix
@@ -72,7 +76,8 @@ class HeadStatistics:
             queries += int(is_place.sum())
             on_map = lift.mask_outside(weights, rows)[..., lift.prefix :]
             far = (on_map * lift.distances(rows)).sum(-1)  # (B, H, R)
-            far = far / on_map.sum(-1).clamp(min=torch.finfo(far.dtype).tiny)
+            if self.renormalise:
+                far = far / on_map.sum(-1).clamp(min=torch.finfo(far.dtype).tiny)
             entropy = torch.special.entr(weights).sum(-1) / math.log(max(keys, 2))
             prefix = weights[..., : lift.prefix].sum(-1)
             sums += (torch.stack([far, entropy, prefix]) * is_place).sum((1, 3))
