@@ -165,6 +165,7 @@ def test_a_destination_is_replaced_only_by_a_model_in_the_same_layout(tmp_path, 
         ("timm", "n/model.safetensors", "a part of the model folder"),
         ("google", "lone.npz", r"lone\.json exists without lone\.npz"),
         ("google", "name", "ends in .npz"),
+        ("hugingface", "name", "no layout 'hugingface'"),
     ]:
         with pytest.raises(ConfigError, match=words):
             convert(source, tmp_path / name, layout)

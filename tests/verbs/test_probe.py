@@ -57,6 +57,11 @@ def test_separable_classes_are_classified(protocol: str, channels: int) -> None:
     assert found.right.shape == (5 if protocol == "fewshot" else 1, 45)
 
 
+def test_an_unknown_protocol_by_position_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no protocol 'k-nn'"):
+        probe(shaken(), tints(60), "k-nn")
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_shuffled_labels_are_chance(protocol: str) -> None:
     (images, targets), generator = tints(240), np.random.default_rng(0)

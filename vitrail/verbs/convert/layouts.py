@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError, ConfigError, nearest
 from vitrail.files import disk_errors, move_files, replace_folder, stage_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
 from vitrail.runtime.progress import LogFunction, log_nothing
@@ -74,6 +74,8 @@ def write_layout(
 
     Of a detector or segmenter other layouts than vitrail's get the backbone.
     """
+    if to not in ENCODERS:
+        raise ConfigError(f"there is no layout {to!r}", nearest(to, ENCODERS))
     resolved, path = resolve_model(source), Path(destination).expanduser()
     if resolved.layout == "onnx file":
         what = f"{resolved.path} is an exported graph, whose weights are folded into it"

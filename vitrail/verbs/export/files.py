@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, nearest
 from vitrail.exports.graph import to_onnx, to_program
 from vitrail.exports.quantise import to_int8
 from vitrail.exports.sidecar import write_sums
@@ -52,6 +52,8 @@ class ExportOptions:
     pictures: bool = False
 
     def __post_init__(self) -> None:
+        if self.to not in (*SUFFIXES, *LAYOUTS):
+            raise ConfigError(f"there is no export to {self.to!r}", nearest(self.to, (*SUFFIXES, *LAYOUTS)))
         for flag in ("int8", "pictures"):
             if getattr(self, flag) and self.to != "onnx":
                 what = f"--{flag} is for ONNX, and not for {self.to}"

@@ -16,7 +16,7 @@ import numpy as np
 from vitrail import weights
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, choose_split
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.evaluation.intervals import paired_difference, two_way_interval
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
 from vitrail.inference.features import Features, features_of
@@ -32,6 +32,9 @@ HELD_OUT = 0.15  # of data without a test or validation split
 Answers = dict[str, np.ndarray]  # name -> (S, N) bool: which of the evaluated images are right
 
 
+PROTOCOLS = ("linear", "knn", "fewshot")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProbeProtocol:
     """The protocol: ``k`` neighbours; the numbers of ``shots`` of each class, and ``seeds``, how often they are drawn."""
@@ -42,6 +45,8 @@ class ProbeProtocol:
     seeds: int = 5
 
     def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(f"there is no protocol {self.protocol!r}", nearest(self.protocol, PROTOCOLS))
         if self.k < 1:
             raise ConfigError(f"k is {self.k}", "give 1 neighbour or more")
         if not self.shots or min(self.shots) < 1:
