@@ -27,6 +27,7 @@ from vitrail.studies.plan import (
     write_plan,
     write_result,
 )
+from vitrail.studies.report import Tuning
 
 
 def price(trial: Trial) -> float:
@@ -160,7 +161,7 @@ def search(losses: dict[float, float], rates: Rates = GRID) -> tuple[list[float]
         for rate, loss in losses.items()
     }
     choice = given.choose(results)
-    return [trial.run.optim.lr or 0 for trial in given.missing(results)], choice.best, choice.is_at_edge
+    return [trial.run.optim.lr or 0 for trial in given.missing(results)], choice.best, Tuning({}, choice).is_at_edge
 
 
 def test_every_rate_of_the_grid_is_tried_and_the_best_is_taken() -> None:
@@ -181,8 +182,8 @@ def test_rates_that_diverged_are_not_taken() -> None:
     infinite, short = float("inf"), Rates(grid=(1e-3, 2e-3))
     assert search({1e-3: 1.0, 2e-3: infinite}, short)[1] == 1e-3
     lost = {1e-3: infinite, 2e-3: infinite}
-    assert search(lost, short)[:2] == ([5e-4], None)
-    assert search({**lost, 5e-4: infinite, 2.5e-4: infinite}, short)[:2] == ([], None)
+    assert search(lost, short) == ([5e-4], None, False)
+    assert search({**lost, 5e-4: infinite, 2.5e-4: infinite}, short) == ([], None, False)
 
 
 def test_a_study_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -134,3 +134,11 @@ def test_more_seeds_narrow_the_part_of_the_seeds_alone():
     found = Student(value=0.01, seeds=(VariancePart(4e-5, 8),), images=VariancePart(1e-6, 999))
     more = found.with_seeds(2, 4)
     assert more.seeds == (VariancePart(2e-5, 24),) and more.images == found.images and more.value == found.value
+
+
+def test_equal_variances_of_two_pools_are_two_estimates() -> None:
+    groups = [np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[0.0, 0.0], [1.0, 0.0]])]
+    shared, other = pool_variance(groups), pool_variance(groups)
+    assert shared == other and shared is not other
+    assert len(contrast(groups, [1, -1], [shared, shared]).seeds) == 1
+    assert len(contrast(groups, [1, -1], [shared, other]).seeds) == 2

@@ -231,11 +231,12 @@ class Plan:
 
     def list_ready(self, results: Results) -> list[Trial] | None:
         """Returns the trials without a result that can be computed now, in their order; None if every trial has one."""
-        tuning = self._list_untried(results)
+        missing = {key: search.missing(results) for key, search in self.searches.items()}
+        tuning = [trial for trials in missing.values() for trial in trials]
         final = [trial for trial in self.trials.values() if trial.key not in results]
         if not tuning and not final:
             return None
-        return [*tuning, *(trial for trial in final if trial.search is None or not trial.search.missing(results))]
+        return [*tuning, *(trial for trial in final if trial.search is None or not missing[trial.search.key])]
 
     def _list_untried(self, results: Results) -> list[Trial]:
         return [trial for search in self.searches.values() for trial in search.missing(results)]
@@ -249,10 +250,10 @@ class Plan:
     def read_results(self, folder: Path, known: Results | None = None) -> dict[str, TrialResult]:
         """Reads the results of all trials that there are by key; those that are ``known`` are not read again."""
         found = dict(known or {})
-        keys = [trial.key for trial in (*self.foreseen(), *self._list_untried(found))]
+        keys = {trial.key for trial in (*self.foreseen(), *self._list_untried(found))}
         while new := {key: each for key in keys if key not in found and (each := read_result(folder, key)) is not None}:
             found |= new
-            keys = [trial.key for trial in self._list_untried(found)]
+            keys = {trial.key for trial in self._list_untried(found)}
         return found
 
     @cached_property

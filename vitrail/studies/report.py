@@ -40,6 +40,11 @@ class Tuning(NamedTuple):
     tried: Mapping[float, TrialResult]
     choice: RateChoice
 
+    @property
+    def is_at_edge(self) -> bool:
+        """Whether a better rate may lie beyond those tried; of an arm that always diverged none is known."""
+        return self.choice.best is not None and self.choice.is_at_edge
+
 
 Tunings = Mapping[str, Mapping[str, Tuning]]  # by experiment and arm
 
@@ -116,7 +121,8 @@ def list_trials(trials: Placed, tunings: Tunings) -> list[dict[str, Any]]:
     for name, place, each in (*tuned, *final):
         levels = " ".join(f"{path}={level}" for path, level in place.levels)
         figures = {f"{split}_{key}": getattr(each, split).get(key) for split in SPLITS for key in ("accuracy", "nll")}
-        spent = {"seconds": each.seconds, "attempts": each.attempts, "machine": f"{each.device} on {each.host}"}
+        machine = " on ".join(filter(None, (each.device, each.host)))  # neither is known of a trial that was given up
+        spent = {"seconds": each.seconds, "attempts": each.attempts, "machine": machine}
         own = {key: value for key, value in vars(each).items() if key not in UNLISTED}
         rows.setdefault(each.key, {"experiment": name, "arm": place.arm, "levels": levels, **own, **figures, **spent})
     return list(rows.values())
@@ -194,7 +200,7 @@ def _measure(claim: Claim, aggregate: Aggregate, tunings: Mapping[str, Tuning]) 
         if doubt := aggregate.find_undertrained(group):
             return replace(case, doubt=doubt, remedy=LONGER)
     for arm in dict.fromkeys(group.arm for group in groups):
-        if arm in tunings and tunings[arm].choice.is_at_edge:
+        if arm in tunings and tunings[arm].is_at_edge:
             doubt = f"the best learning rate of {arm} is at the edge of those that were tried"
             return replace(case, doubt=doubt, remedy=WIDER)
     for group in groups if claim.regime else ():
@@ -294,13 +300,13 @@ def list_rates(tunings: Tunings) -> list[dict[str, Any]]:
         {
             "experiment": experiment,
             "arm": arm,
-            "points": [{"lr": rate, "nll": finite(loss)} for rate, loss in losses_of(tried).items()],
-            "best": choice.best,
-            "edge": choice.is_at_edge,
+            "points": [{"lr": rate, "nll": finite(loss)} for rate, loss in losses_of(tuning.tried).items()],
+            "best": tuning.choice.best,
+            "edge": tuning.is_at_edge,
         }
         for experiment, arms in tunings.items()
-        for arm, (tried, choice) in arms.items()
-        if tried
+        for arm, tuning in arms.items()
+        if tuning.tried
     ]
 
 

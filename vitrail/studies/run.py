@@ -192,8 +192,8 @@ def run_workers(plan: Plan, out: Path, *, jobs: int | None, ends: float = math.i
         if ended or time.monotonic() - noted > NOTED_EVERY:
             noted = time.monotonic()
             state = "running" if not ended else "stopped" if plan.list_ready(results) else "finished"
-            progress = {"state": state, "done": done, "trials": len(seconds), "seconds_left": left}
-            write_checksummed(out / "progress.json", progress)
+            progress = {"state": state, "done": done, "trials": len(seconds)}
+            write_checksummed(out / "progress.json", {**progress, "seconds_left": 0.0 if ended else left})
 
     with ProgressBar("studying", len(seconds), quiet=quiet) as bar, end_at_once(CONTINUE):
         try:

@@ -2,7 +2,7 @@
 
 C groups (settings, each repeated), S seeds of a group, N images, which all trials are evaluated on. The variance
 between seeds is estimated from all groups of an experiment together: with three seeds the intervals are about a third narrower
-than those of `vitrail.evaluation.intervals.crossed_bootstrap`, which also counts the noise of seeds within images twice.
+than those of `vitrail.evaluation.intervals.two_way_interval`, which also counts the noise of seeds within images twice.
 """
 
 from __future__ import annotations
@@ -123,9 +123,10 @@ def contrast(
         values, slopes = np.log(shares / (1 - shares)), 1 / (shares * (1 - shares))
     steep = np.asarray(weights, dtype=np.float64) * slopes  # weights of accuracies: the derivatives of the sum
     counts = np.array([len(group) for group in groups])
-    parts: dict[VariancePart, float] = {}
+    shared = {id(spread): spread for spread in spreads}  # groups with one object have one estimate in common
+    parts = dict.fromkeys(shared, 0.0)
     for spread, variance in zip(spreads, steep**2 / counts):
-        parts[spread] = parts.get(spread, 0.0) + float(variance) * spread.variance
+        parts[id(spread)] += float(variance) * spread.variance
     over_images = sum(weight * group.mean(0) for weight, group in zip(steep, groups))  # (N,)
     repeated = [(weight, group) for weight, group in zip(steep, groups) if len(group) > 1]
     noise = sum(weight**2 * float(group.var(0, ddof=1).mean()) / len(group) for weight, group in repeated)
@@ -134,7 +135,7 @@ def contrast(
         part = float(np.abs(steep).max() / images) ** 2
     return Student(
         value=float(np.asarray(weights) @ values),
-        seeds=tuple(VariancePart(variance, spread.freedom) for spread, variance in parts.items()),
+        seeds=tuple(VariancePart(variance, shared[key].freedom) for key, variance in parts.items()),
         images=VariancePart(part, images - 1),
     )
 

@@ -121,9 +121,12 @@ def measure_findings(measures: Sequence[str], model: Any, source: Source, seed: 
     found: dict[str, Any] = {}
     if not measures:
         return found
-    watched = source.subset(choose_evenly(len(source), WATCHED))
-    batches = [images for _, images in read_inputs(model, watched, InferenceOptions(batch=32))]
-    if "heads" in measures and model.attention_grids(model.preprocessing.size):
+    has_heads = "heads" in measures and bool(model.attention_grids(model.preprocessing.size))
+    batches = []
+    if has_heads or "shifts" in measures:
+        watched = source.subset(choose_evenly(len(source), WATCHED))
+        batches = [images for _, images in read_inputs(model, watched, InferenceOptions(batch=32))]
+    if has_heads:
         statistics = HeadStatistics(model)
         for images in batches:
             statistics.add(images)
