@@ -829,7 +829,11 @@ def test_annotations_without_objects_are_refused(tmp_path):
 def test_annotation_files_of_other_kinds_are_named(tmp_path):
     save_pictures(tmp_path, ABC)
     write(tmp_path / "a.xml", "<scene><cat/></scene>")
-    assert "1 .xml (a.xml: VOC's begin with <annotation>" in refusal(tmp_path)
+    (tmp_path / "exported").mkdir()
+    write(tmp_path / "exported" / "data.yml", "path: elsewhere")
+    message = refusal(tmp_path)
+    assert "1 .xml (a.xml begins with '<scene><cat/></scene>': VOC's begin with <annotation>" in message
+    assert "1 .yml (exported/data.yml begins with 'path: elsewhere': YOLO's have names" in message
 
 
 def test_rectangles_alone_are_no_outlines_and_are_painted_among_others(tmp_path):

@@ -613,7 +613,9 @@ def test_masks_are_taken_before_outlines_for_segmentation_and_this_is_said(tmp_p
 def test_what_was_found_is_opened_without_a_second_search(task, tmp_path, monkeypatch):
     write_layout(tmp_path, LAYOUTS["masks of all splits in one folder"][0])
     found = find_data(tmp_path)
-    monkeypatch.setattr(open_module, "find_masks", lambda path: pytest.fail(f"{path} is searched again"))
+    search = lambda path: pytest.fail(f"{path} is searched again")  # noqa: E731
+    monkeypatch.setattr(open_module, "find_masks", search)
+    monkeypatch.setattr(open_module, "FORMATS_OF_FOLDERS", (search,))
     assert found.task == "segmentation" and open_data(found, task=task, validation=0).classes == ("0", "1")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -18,7 +19,7 @@ from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.arrays import BUILT_IN, read_arrays, read_dataset, read_digits, read_npy, read_npz
 from vitrail.data.sources.bad_images import MAX_BAD
 from vitrail.data.sources.coco import find_coco
-from vitrail.data.sources.contents import Files, Strings
+from vitrail.data.sources.contents import Files, Strings, read_head
 from vitrail.data.sources.cvat import find_cvat
 from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder, read_tables_beside
 from vitrail.data.sources.label_studio import find_label_studio
@@ -49,7 +50,7 @@ FORMS = {
     ".xml": "VOC's begin with <annotation> and lie in the folder itself, in Annotations/ or beside the images, also in train/, "
     "val/ and test/; CVAT's is annotations.xml",
     ".json": "COCO's have images, annotations and categories, labelme's have shapes and imagePath and lie beside the images",
-    ".yaml": "YOLO's have names, and train or val",
+    **dict.fromkeys((".yaml", ".yml"), "YOLO's have names, and train or val"),
     ".txt": "YOLO's have a class and four numbers a line, and lie in labels/ beside images/ or beside the images",
 }
 
@@ -309,16 +310,23 @@ def _look_for_labels(root: Path, layout: str, splits: dict[str, RawSplit]) -> Ra
     """Takes the labels from tables where the folders give none, or a single class; names files of annotations."""
     labels = [part.labels for part in splits.values() if part.labels is not None]
     doubtful = any(np.count_nonzero(each.counts()) < len(each.names) for each in labels) or not labels
-    if ".xml" in layout or (doubtful and any(kind in layout for kind in FORMS)):
+    if doubtful or ".xml" in layout:
         found: dict[str, list[Path]] = {}
-        for path in list_files_below(root, *FORMS):
-            found.setdefault(path.suffix.lower(), []).append(path)
-        kinds = sorted(found.items())
-        parts = (f"{len(paths):,} {kind} ({paths[0].relative_to(root)}: {FORMS[kind]})" for kind, paths in kinds)
+        with suppress(DataError):  # a folder that cannot be read
+            for path in list_files_below(root, *FORMS):
+                found.setdefault(path.suffix.lower(), []).append(path)
+        parts = [
+            f"{len(paths):,} {kind} ({paths[0].relative_to(root)} begins with {_show_head(paths[0])}: {FORMS[kind]})"
+            for kind, paths in sorted(found.items())
+        ]
         layout += f"; annotation files seen and not used: {'; '.join(parts)}" if found else ""
     if any(len(each.names) > 1 for each in labels):
         return layout, splits
     return read_tables_beside(root, layout, splits)
+
+
+def _show_head(path: Path) -> str:
+    return repr(read_head(path, 40).decode("utf-8", "replace").strip())
 
 
 def _missing_data(path: Path, given: str) -> DataError:
