@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.models.tiny import TINY
 from vitrail.checksums import add_checksum
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.verbs.convert import convert
@@ -43,6 +44,16 @@ def test_googles_arrays_show_their_heads_whatever_is_described(tmp_path, saved):
     told["config"]["heads"] = 3
     (tmp_path / "a.json").write_text(json.dumps(add_checksum(told)))
     with pytest.raises(CheckpointError, match="its heads is 2, but 3 in the description"):
+        load(place)
+
+
+def test_a_description_of_another_network_beside_googles_arrays_is_refused(tmp_path, saved):
+    place = convert(saved(), tmp_path / "a.npz", "google").path
+    path = tmp_path / "a.json"
+    told = json.loads(path.read_text())
+    other = {**told, "architecture": "bit", "config": TINY["bit"].to_dict() | {"classes": 3}}
+    path.write_text(json.dumps(add_checksum(other)))
+    with pytest.raises(CheckpointError, match="its description is of a BiT ResNet"):
         load(place)
 
 

@@ -159,7 +159,6 @@ def from_google(
     Raises:
         CheckpointError: the file is not a ViT, hybrid or ResNet, or has unsupported parts.
     """
-    sizes = {"grid": grid if known is None else known.grid, "image_size": image_size}
     with refusing_values(f"the model of {where} cannot be built", OTHER):
         inner, names = _find_network(arrays, where)
         renamed = rename(inner, names)
@@ -168,16 +167,19 @@ def from_google(
         strange = sorted(renamed.keys() & inner.keys())
         split = {name: _to_tensor(name, array) for name, array in renamed.items() if name not in inner}
         state = join_parts(split, PARTS)
-        if names is BIT_NAMES:
-            config: Any = ResNetConfig(**resnet_fields(state))
+        heads: Any = None if names is BIT_NAMES else renamed["blocks.0.attn.q.weight"].shape[1]  # (D, H, E)
+        config: Any = known
+        if known is not None:
+            if isinstance(known, ResNetConfig) != (names is BIT_NAMES):
+                raise ValueError(f"its description is of {known.about}")
+            if heads != getattr(known, "heads", None):
+                raise ValueError(f"its heads is {heads}, but {config.heads} in the description")
+        elif names is BIT_NAMES:
+            config = ResNetConfig(**resnet_fields(state))
         else:
-            fields = vit_fields(state, where, sizes)
-            fields["heads"] = renamed["blocks.0.attn.q.weight"].shape[1]  # (D, H, E)
+            fields = vit_fields(state, where, {"grid": grid, "image_size": image_size})
             pool = "map" if "attn_pool.latent" in state else "cls" if fields["prefix"] else "gap"
-            config = ViTConfig(**fields, pool=pool)
-        heads, described = (getattr(each, "heads", None) for each in (config, known or config))
-        if heads != described:
-            raise ValueError(f"its heads is {heads}, but {described} in the description")
+            config = ViTConfig(**fields, heads=heads, pool=pool)
     if strange:
         shown = printable(", ".join(strange[:5]), 200)
         what = f"{where} contains {len(strange)} arrays that {config.about} does not use: {shown}"
