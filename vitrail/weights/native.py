@@ -53,13 +53,13 @@ def save_model(
             settle(path)
             replace_file(path, encode_file(model, description))
         return path
-    return write_folder(path, encode_folder(collect_tensors(model), description))
+    return write_folder(path, collect_tensors(model), description)
 
 
-def write_folder(path: Path, files: Mapping[str, bytes]) -> Path:
-    """Writes a folder of `encode_folder` atomically, and returns its path. Raises as `save_model`."""
+def write_folder(path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Path:
+    """Writes a model folder atomically, and returns its path. Raises as `save_model`."""
     check_replaceable(path)
-    with stage_folder(path, files) as aside:
+    with stage_folder(path, encode_folder(tensors, description)) as aside:
         replace_folder(path, aside)
     return path
 

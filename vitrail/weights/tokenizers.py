@@ -14,7 +14,7 @@ from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runtime.progress import LogFunction
 from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, reading_description
 from vitrail.weights.folders import CONFIG, WHOLE
-from vitrail.weights.native import encode_folder, write_folder
+from vitrail.weights.native import write_folder
 from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import AGAIN, build_network, read_json, read_tensors, warn_of_broken
 
@@ -52,7 +52,7 @@ def save_tokenizer(
         "preprocessing": preprocessing.to_dict(),
         "provenance": dict(provenance or {}),
     }
-    return write_folder(Path(path), encode_folder(tensors, description))
+    return write_folder(Path(path), tensors, description)
 
 
 def load_tokenizer(path: str | Path, log: LogFunction) -> SavedTokenizer:
