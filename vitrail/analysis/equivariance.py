@@ -18,6 +18,7 @@ from torch import Tensor
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches, Tokens
 from vitrail.models.backbone import device_of, eval_mode, takes_subsets
+from vitrail.models.layers import cut_patches, join_patches
 from vitrail.tasks import Task
 
 Model = Task | Backbone
@@ -228,8 +229,7 @@ def _permute_squares(images: Tensor, square: Pair) -> Tensor:
         has, of = ("x".join(map(str, lengths)) for lengths in (images.shape[2:], square))
         raise ConfigError(f"images of {has} pixels have fewer than two patches of {of}", "use larger images")
     inside = (..., slice(rows * height), slice(columns * width))
-    squares = images[inside].unflatten(3, (columns, width)).unflatten(2, (rows, height)).transpose(3, 4)
-    squares = squares.flatten(2, 3)[:, :, _draw_order(rows * columns)]  # (B, C, N, P, Q)
+    squares = cut_patches(images[inside], square)[:, _draw_order(rows * columns)]  # (B, N, C, P, Q)
     cut = images.clone()
-    cut[inside] = squares.unflatten(2, (rows, columns)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+    cut[inside] = join_patches(squares, (rows * height, columns * width))
     return cut

@@ -19,6 +19,7 @@ from torch import Tensor, from_numpy
 
 from vitrail.data.rng import normals, uniforms
 from vitrail.errors import ConfigError, nearest
+from vitrail.markup import encode_image
 
 LEVELS = (1, 2, 3, 4, 5)
 At = tuple[int, str, int, int, int]  # (seed, stream, epoch, sample, view): the keys of `rng`
@@ -81,11 +82,10 @@ def contrast(picture: np.ndarray, kept: float, at: At) -> np.ndarray:
 def jpeg(picture: np.ndarray, quality: float, at: At) -> np.ndarray:
     """Compress with Pillow's JPEG encoder; if there are not three channels, each is compressed alone."""
     planes = [picture.transpose(1, 2, 0)] if len(picture) == 3 else list(picture)  # each (H, W, 3) or (H, W)
-    again = []
-    for plane in planes:
-        file = BytesIO()
-        Image.fromarray(np.ascontiguousarray(plane)).save(file, "JPEG", quality=int(quality))
-        again.append(np.asarray(Image.open(file)))
+    files = [
+        encode_image(Image.fromarray(np.ascontiguousarray(plane)), "JPEG", quality=int(quality)) for plane in planes
+    ]
+    again = [np.asarray(Image.open(BytesIO(file))) for file in files]
     return again[0].transpose(2, 0, 1) if len(picture) == 3 else np.stack(again)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.models.config import Config
 from vitrail.models.initialise import fill_truncated
-from vitrail.models.layers import Conv, GroupNorm, LayerNorm, by_hand
+from vitrail.models.layers import Conv, GroupNorm, LayerNorm, as_tokens, by_hand
 
 Stride = tuple[Fraction, Fraction]  # (height, width) in pixels
 
@@ -295,7 +295,7 @@ class BoxHead(nn.Module):
     def _answer(self, x: Tensor, stride: tuple[float, float], scale: Tensor) -> Tensor:
         batch, _, rows, columns = x.shape  # not len(x), which would fix the batch of an exported graph
         x = self.tower(x)
-        logits, reach = (layer(x).flatten(2).mT for layer in (self.classifier, self.distances))  # (B, h w, K or 4)
+        logits, reach = (as_tokens(layer(x)) for layer in (self.classifier, self.distances))  # (B, h w, K or 4)
         dtype = torch.promote_types(logits.dtype, torch.float32)
         down = (torch.arange(rows, device=x.device, dtype=dtype) + 0.5) * stride[0]
         right = (torch.arange(columns, device=x.device, dtype=dtype) + 0.5) * stride[1]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.models import positions
 from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import Backbone, last
 from vitrail.models.config import GELUS, Config, Pair, Positive, Share, StagedConfig, Stages, check_divides, grid_of
 from vitrail.models.initialise import fill_truncated
 from vitrail.models.layers import (
@@ -276,7 +276,7 @@ class PVT(Backbone):
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies all stages and the last norm: (B, N, D) of stage 1 to (B, 1 + N, D) of the last."""
-        *_, (x, grid) = self._outputs(patches, on_attention)
+        x, grid = last(self._outputs(patches, on_attention))
         return Tokens(self.norm(x), grid)
 
     def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Grid]]:
@@ -306,10 +306,8 @@ class PVT(Backbone):
         ]
 
     def _layer(self, name: str) -> int:
-        last = len(self.stages) - 1
-        return super()._layer(
-            {"stages.0.pos_embed": "pos_embed", "cls_token": f"stages.{last}.cls_token"}.get(name, name)
-        )
+        of_last = f"stages.{len(self.stages) - 1}.cls_token"
+        return super()._layer({"stages.0.pos_embed": "pos_embed", "cls_token": of_last}.get(name, name))
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig) -> dict[str, Tensor]:

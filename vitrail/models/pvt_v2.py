@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.attention import AttentionGrid, OnAttention
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import Backbone, last
 from vitrail.models.config import Config
 from vitrail.models.initialise import fill_parameter, fills
 from vitrail.models.layers import (
@@ -186,8 +186,7 @@ class PVTv2(Backbone):
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies all stages, each with its norm: (B, N, D) of stage 1 to (B, N, D) of the last."""
-        *_, last = self._outputs(patches, on_attention)
-        return Tokens(*last)
+        return Tokens(*last(self._outputs(patches, on_attention)))
 
     def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Grid]]:
         self._check_subset(patches)

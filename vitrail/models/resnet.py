@@ -32,7 +32,7 @@ from vitrail.models.attention import (
     concatenate_groups,
 )
 from vitrail.models.axial import line_grids
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import Backbone, last
 from vitrail.models.config import GROUPS, STANDARDISATIONS, Config, Pair, Positive, StagedConfig, Stages, grid_of
 from vitrail.models.hybrid import Shape, Stage, shapes
 from vitrail.models.initialise import fill_lecun_normal, fills
@@ -365,7 +365,7 @@ class BottleneckNet(Backbone):
         if on_attention is not None and self.config.attention == "none":
             remedy = "use feature_maps(images), or choose an architecture with attention, such as vit-b16"
             raise ConfigError(f"{self.config.about} has no attention", remedy)
-        *_, (x, grid) = self._outputs(patches, on_attention)
+        x, grid = last(self._outputs(patches, on_attention))
         return Tokens(as_tokens(self.norm(as_map(x, grid))), grid)
 
     def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Pair]]:

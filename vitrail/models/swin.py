@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.attention import AttentionGrid, GroupedAttentionRecord, OnAttention, attend, opaque
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import Backbone, last
 from vitrail.models.config import GELUS, Pair, Positive, Share, StagedConfig, Stages, grid_of
 from vitrail.models.initialise import fill_truncated
 from vitrail.models.layers import (
@@ -338,7 +338,7 @@ class Swin(Backbone):
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies all stages and the norm: (B, N, D) to (B, N', D'), the cells of the last map."""
-        *_, (x, grid) = self._outputs(patches, on_attention)
+        x, grid = last(self._outputs(patches, on_attention))
         return Tokens(self.norm(x), grid)
 
     def _outputs(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[tuple[Tensor, Pair]]:

@@ -29,7 +29,7 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone, Config, Tokens
 from vitrail.models.config import is_whole
 from vitrail.models.initialise import fill_parameter, fills
-from vitrail.models.layers import Dense, LayerNorm, cut_patches, gather_rows, join_patches
+from vitrail.models.layers import Dense, LayerNorm, as_map, as_tokens, cut_patches, gather_rows, join_patches
 from vitrail.objectives.objective import Objective
 
 Grid = tuple[int, int]  # rows, columns
@@ -272,7 +272,7 @@ class MaskedPatch(Masked):
             loss = F.mse_loss(predicted, patches.flatten(1))
             return loss, {"rmse": loss.detach().sqrt()}
         averaged = F.adaptive_avg_pool2d(patches, SIDES[self.target])  # (n, C, side, side)
-        labels = quantise_colours(averaged.flatten(2).mT)  # (n, S)
+        labels = quantise_colours(as_tokens(averaged))  # (n, S)
         logits = predicted.unflatten(1, (labels.shape[1], -1))  # (n, S, 8^C)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         return loss, {"accuracy": (logits.detach().argmax(2) == labels).float().mean()}
@@ -297,7 +297,7 @@ class MaskedPatch(Masked):
             return predicted.unflatten(1, (config.in_channels, *config.patch_size)).clamp(0, 1)
         side = SIDES[self.target]
         best = predicted.unflatten(1, (side**2, -1)).argmax(2)  # (n, S)
-        colours = dequantise_colours(best, config.in_channels).mT.unflatten(2, (side, side))  # (n, C, side, side)
+        colours = as_map(dequantise_colours(best, config.in_channels), (side, side))  # (n, C, side, side)
         return F.interpolate(colours, config.patch_size)
 
 

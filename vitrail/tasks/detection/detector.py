@@ -21,6 +21,7 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone
 from vitrail.models.dense import TOWER_GROUPS, BoxHead, create_pyramid
+from vitrail.models.layers import gather_rows
 from vitrail.tasks.answer import AnswerFiles
 from vitrail.tasks.dense.answer import Subject
 from vitrail.tasks.dense.drawing import class_colours
@@ -137,11 +138,11 @@ class Detector(DenseTask):
         scores = F.pad(logits.sigmoid().flatten(1), (0, candidates))  # (B, N K + P)
         scores, places = scores.topk(candidates, dim=1)
         cells = (places // classes).clamp(max=logits.shape[1] - 1)
-        boxes = boxes.gather(1, cells[..., None].expand(-1, -1, 4))  # (B, P, 4)
+        boxes = gather_rows(boxes, cells)  # (B, P, 4)
         labels = places % classes
         scores = scores * suppress_duplicates(boxes, labels, SAME_OBJECT)
         scores, order = scores.topk(self.most, dim=1)
-        boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))  # (B, most, 4)
+        boxes = gather_rows(boxes, order)  # (B, most, 4)
         found = torch.cat([boxes, scores[..., None], labels.gather(1, order)[..., None].to(boxes.dtype)], -1)
         return found * (scores > 0)[..., None], cells.gather(1, order)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitrail.data.augment.placement import Placement
 from vitrail.data.sources.annotations import Objects
+from vitrail.models.layers import gather_rows
 from vitrail.tasks.dense.task import PlacedTargets, check_placed
 from vitrail.tasks.detection.boxes import box_gious, box_ious
 
@@ -141,5 +142,5 @@ def sum_losses(outputs: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
     wanted = torch.zeros_like(logits).scatter_(2, own[..., None], assigned.scores[..., None])
     is_counted = is_taken | ~find_ignored(centres, boxes, (labels >= 0) & crowd)
     classes = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(2) * is_counted
-    apart = 1 - box_gious(found, boxes.gather(1, objects_of[..., None].expand(-1, -1, 4)))
+    apart = 1 - box_gious(found, gather_rows(boxes, objects_of))
     return classes.sum(1), (apart * assigned.scores).sum(1)
