@@ -278,8 +278,8 @@ def features_of(
         options = tune_options(options, model, log, images=len(missing), ranks=ranks)
         computed = {missing[row]: value for row, value in _compute(model, uncached, options, bad, title, ranks).items()}
         with ranks.share_errors():
-            _, values = stack_features(computed)
-            if broken := int((~np.isfinite(values).all(1)).sum()):
+            good = [value for value in computed.values() if not isinstance(value, str)]
+            if broken := sum(not np.isfinite(value).all() for value in good):
                 what = f"the model's features of {broken:,} of {len(source):,} images are not finite"
                 remedy = "look for NaN in the weights with `vitrail inspect`, or leave out --precision"
                 raise CheckpointError(what, remedy)

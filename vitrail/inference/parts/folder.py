@@ -191,7 +191,7 @@ class PartFolder:
 
     def finish(self) -> dict[str, Any] | None:
         """Writes ``_done.json`` and returns it, if all parts are done."""
-        if self.list_missing(range(self.plan.count)):
+        if not all(map(self.is_done, range(self.plan.count))):
             (self.path / DONE).unlink(missing_ok=True)  # of a part that was deleted since
             return None
         done = self.summarize()

@@ -173,7 +173,7 @@ def check(data: Any, *, task: str | None = None, model: Task | None = None, max_
 
     groups = _find_duplicates(digests)
     across = [group for group in groups if len({images[number][0] for number in group}) > 1]
-    within = [group for group in groups if group not in across]
+    within = [group for group in groups if len({images[number][0] for number in group}) == 1]
     unlike = [group for group in groups if len({label(number) for number in group} - {None}) > 1]
     counts = {
         split: dict(zip(source.classes, source.counts().tolist())) if source.labelled else {"": len(source)}

@@ -173,16 +173,17 @@ def merge_description(
         tensors: all tensors of the file, by transformers' names.
         processed: whether there is a preprocessor_config.json, which takes precedence.
     """
-    known = written = None
+    known = None
     with suppress(VitrailError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         known = _apply_description(description, weights, family, path)
     if known is None or description.get("digest") != digest(tensors):
         return replace(weights, assumed=(*weights.assumed, OTHERWISE))
+    if not processed:
+        return known
+    written = None
     with suppress(CheckpointError):  # of a preprocessing that transformers cannot express
         written, _ = from_processor(to_processor(known.preprocessing)[0], "ViT", known.config, path)
-    return (
-        replace(known, preprocessing=weights.preprocessing) if processed and written != weights.preprocessing else known
-    )
+    return known if written == weights.preprocessing else replace(known, preprocessing=weights.preprocessing)
 
 
 def _apply_description(description: Any, weights: Weights, family: Family, path: Path) -> Weights | None:

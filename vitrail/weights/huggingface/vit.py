@@ -241,7 +241,6 @@ def write_beit(config: BEiTConfig) -> tuple[dict[str, Any], list[str]]:
         "use_relative_position_bias": config.relative_bias == "every",
         "use_shared_relative_position_bias": config.relative_bias == "shared",
         "use_mean_pooling": config.pool == "gap",
-        "layer_scale_init_value": config.layer_scale or 0.0,
     }
     rules = {"relative positions": (config.bias_resize, "bilinear")} if config.relative_bias != "none" else {}
     rules |= {"positions": (config.position_resize, "bicubic")} if config.positions else {}
@@ -268,7 +267,13 @@ BEIT = Family(
         GELU,
         *MLP,
         Field("positions", "use_absolute_position_embeddings", False),
-        Field("layer_scale", "layer_scale_init_value", 0.1, lambda scale: scale if scale > 0 else None),
+        Field(
+            "layer_scale",
+            "layer_scale_init_value",
+            0.1,
+            read=lambda scale: scale if scale > 0 else None,
+            write=lambda scale: scale or 0.0,
+        ),
         Field("drop_path", "drop_path_rate", 0.1),
     ),
     others={"use_relative_position_bias": False, "use_shared_relative_position_bias": False},
