@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
-from vitrail.images.decode import BadImage, check_pixels, open_header
+from vitrail.images.decode import BadImage, open_header
 from vitrail.untrusted.limits import PIXELS
 
 IGNORED = 255  # the value of pixels without a class; so there are at most 255 classes
@@ -38,7 +38,8 @@ def open_mask(content: bytes) -> Image.Image:
         with open_header(content) as image:
             if image.format in ("JPEG", "WEBP"):
                 raise BadImage(f"stored in {image.format}, which does not keep values exactly; save it as PNG")
-            check_pixels(image.size, PIXELS)
+            if image.width * image.height > PIXELS:
+                raise BadImage(f"{image.width} x {image.height} pixels, over {PIXELS:,}")
             image.load()
     except BadImage as error:
         raise BadImage(f"the mask: {error.reason}") from error

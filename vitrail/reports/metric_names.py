@@ -137,7 +137,7 @@ OF_OBJECTIVES = {
     "codes_in_use": Metric("codes in use", "effective number of codes on held-out images"),
 }
 METRICS: dict[str, Metric] = OF_CLASSIFIERS | OF_DETECTORS | OF_SEGMENTERS | OF_FEATURES | OF_OBJECTIVES
-# what is evaluated in an evaluation, by the beginning of a column
+# the images of an evaluation, by the beginning of a column
 PARTS = {"val_": "validation", "train_": "unaugmented training"}
 # the metrics by which runs are compared: for each run, the first that it has
 SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_miou", "knn", "psnr_held_out")

@@ -24,7 +24,7 @@ _passed: dict[str, int] = {}
 def hit(point: str) -> None:
     """Performs the action that the environment variable sets for ``point`` and the number of times that it was passed."""
     assert point in POINTS, point
-    name, action, count = (*os.environ.get(VARIABLE, ":").split(":"), "1")[:3]
+    name, action, count = (*(os.environ.get(VARIABLE) or ":").split(":"), "1")[:3]
     if name != point:
         return
     _passed[point] = _passed.get(point, 0) + 1

@@ -70,7 +70,7 @@ class LayerMaps(NamedTuple):
     layer: int | None
     heads: list[int] | None  # indices; None for the mean or a method without heads
     values: np.ndarray
-    reach: tuple[float, float]  # of `analysis.pictures.overlay`
+    reach: tuple[float, float]  # of `analysis.render.overlay`
     note: str | None = None  # what is special about them
 
 

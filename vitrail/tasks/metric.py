@@ -43,7 +43,7 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self) -> Figures:
-        """Every figure of a evaluation, the most important one first."""
+        """Every figure of an evaluation, the most important one first."""
 
     def samples(self) -> NDArray[np.float64] | None:
         """One value an image, of which the first figure is the mean, for its interval; None where it is no such mean."""

@@ -175,8 +175,11 @@ def _write_stamps(folder: RunFolder, opened: Splits) -> str:
 
 def _read_stamps(folder: RunFolder, begun: Mapping[str, Any]) -> dict[tuple[str, str], Stamps] | None:
     """Returns the recorded state of each image and target, by split and kind; None if it is missing or damaged."""
-    path = folder.path / STAMPS
-    if not path.is_file() or sha256_of(content := path.read_bytes()) != begun.get("stamps"):
+    try:
+        content = (folder.path / STAMPS).read_bytes()
+    except OSError:
+        return None
+    if sha256_of(content) != begun.get("stamps"):
         return None
     arrays = np.load(io.BytesIO(content), allow_pickle=False)
     named = {tuple(key.split(" ")) for key in arrays}

@@ -118,10 +118,8 @@ def split_batch(training: Training, inputs: tuple[Tensor, ...], micro: int) -> l
     ranks, images = training.ranks, len(inputs[0])
     if ranks.is_single:
         return [(chunk, len(chunk[0])) for chunk in zip(*(tensor.split(micro) for tensor in inputs))]
-    smaller, larger = (
-        training.run.data.batch // ranks.world,
-        -(-training.run.data.batch // ranks.world),
-    )  # parts of a batch
+    batch = training.run.data.batch
+    smaller, larger = batch // ranks.world, -(-batch // ranks.world)  # parts of a batch
     steps = min(-(-larger // micro), smaller)
     micro_batches = list(zip(*(tensor.tensor_split(steps) for tensor in inputs)))
     blank = tuple(tensor[:1] for tensor in inputs)

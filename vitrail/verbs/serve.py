@@ -50,7 +50,7 @@ def serve(
     Raises:
         ConfigError: nothing to serve, a folder of runs that does not exist, or a package that is not installed.
     """
-    reading = options.parse({**given, "tune": tune})
+    reading = options.parse(given, tune=tune)
     if model is None and runs is None:
         raise ConfigError("there is nothing to serve", "name a model, as `vitrail serve latest`, or give --runs DIR")
     if runs is not None and not Path(runs).is_dir():
