@@ -121,6 +121,8 @@ def document(verb: Callable[..., Any]) -> None:
     # types that are only named, to import no torch, are shown by their names
     kinds = [getattr(option.type, "__forward_arg__", option.type) for option in options.values()]
     shown = [option.parameter.replace(annotation=kind) for option, kind in zip(options.values(), kinds)]
+    returns = verb.__annotations__.get("return")
+    verb.__annotations__ = {**{each.name: each.annotation for each in shown}, "return": returns}  # Sphinx reads these
     verb.__signature__ = inspect.signature(inspect.unwrap(verb)).replace(parameters=shown)  # type: ignore[attr-defined]
 
 
