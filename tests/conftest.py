@@ -16,6 +16,7 @@ pytest_plugins = ["tests.durations", "tests.left_out"]
 # one thread for every test and every process that one starts: on shared cores tiny networks spend their time waiting
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks for weights of the hub, but those that start a mirror
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from vitrail.verbs.study import study as study
     from vitrail.verbs.train import train as train
     from vitrail.verbs.transfer import transfer as transfer
+    from vitrail.verbs.weights import get_weights as get_weights
     from vitrail.weights import create_model as create_model
     from vitrail.weights import load as load
+    from vitrail.weights.native import save as save
 
 _VERBS = (
     "convert", "doctor", "embed", "evaluate", "explain", "export", "inspect", "predict", "pretrain", "probe", "serve", "study",
@@ -52,11 +54,13 @@ _HOMES = {name: f"vitrail.verbs.{name}" for name in _VERBS} | {
     "check_export": "vitrail.verbs.check",
     "check_parts": "vitrail.verbs.check",
     "create_model": "vitrail.weights",
+    "get_weights": "vitrail.verbs.weights",
     "index_data": "vitrail.verbs.data",
     "list_models": "vitrail.verbs.models",
     "list_settings": "vitrail.verbs.settings",
     "load": "vitrail.weights",
     "report_study": "vitrail.studies.report",
+    "save": "vitrail.weights.native",
     "shard_data": "vitrail.verbs.data",
     "visualize_attention": "vitrail.analysis.visualize",
     "work_study": "vitrail.studies.worker",

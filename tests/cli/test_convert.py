@@ -99,7 +99,7 @@ def test_a_model_in_memory_is_refused_with_what_saves_it(place):
         lambda: vitrail.export(model, "b", to="timm"),
     ]
     for call in calls:
-        with pytest.raises(ConfigError, match=r"a Classifier in memory\n  hint: .*save_model"):
+        with pytest.raises(ConfigError, match=r"a Classifier in memory\n  hint: .*vitrail\.save"):
             call()
 
 

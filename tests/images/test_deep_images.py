@@ -18,6 +18,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError
 from vitrail.images.decode import BadImage, decode
 from vitrail.images.deep_images import decode_deep, decode_file, describe_pixels
+from vitrail.tasks.user_images import to_pixels
 
 RAMP = np.arange(40 * 48, dtype=np.uint16).reshape(40, 48)  # 0 to 1919, as of a 12-bit camera
 
@@ -147,7 +148,7 @@ def test_a_run_measures_its_range_and_its_model_predicts_with_it(tmp_path, make,
     model = vitrail.load(tmp_path / "run")
     assert model.preprocessing.pixel_range == levels and model.preprocessing.channels == channels
     path = data / "val" / "ramp" / f"0.{'png' if kind == 'PNG' else 'tif'}"
-    seen = model.picture(path)
+    seen = model.preprocessing.picture(to_pixels(path, model.preprocessing))
     expected = model.preprocessing.picture(decode_deep(path.read_bytes(), channels=channels, levels=levels))
     np.testing.assert_array_equal(seen, expected)
     figures = vitrail.evaluate(tmp_path / "run", data, split="val", quiet=True).figures

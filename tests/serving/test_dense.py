@@ -17,6 +17,7 @@ from tests.weights.graphs import OPSET
 from vitrail.inference.options import InferenceOptions
 from vitrail.serving.loaded_model import LoadedModel, load_model
 from vitrail.tasks.dense.drawing import class_colours, to_hex
+from vitrail.tasks.user_images import to_pixels
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.onnx import PARITY
 
@@ -145,7 +146,8 @@ def test_tensors_have_their_types_and_boxes_of_files_are_in_their_pixels(clients
     (expected,) = models["detection"].predict([content], threshold=0)
     np.testing.assert_allclose(outputs["boxes"][0], expected.boxes, atol=1e-3)
     assert [CLASSES[label] for label in outputs["labels"][0]] == list(expected.labels)
-    pixels = models["detection"].picture(content).transpose(1, 2, 0)
+    preprocessing = models["detection"].preprocessing
+    pixels = preprocessing.picture(to_pixels(content, preprocessing)).transpose(1, 2, 0)
     tensor = {"name": "pixels", "shape": [1, *pixels.shape], "datatype": "UINT8", "data": pixels.ravel().tolist()}
     boxes = infer(clients["detection"], tensor)[0]["data"]
     scale = np.tile([len(pixels) / 52, len(pixels) / 40], 2)

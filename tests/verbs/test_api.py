@@ -26,6 +26,7 @@ OTHER_NAMES = {
     "check": "check_export",
     **{f"data {verb}": f"{verb}_data" for verb in ("check", "shard", "index")},
     "check-parts": "check_parts",
+    "weights get": "get_weights",
     **{f"study {verb}": f"{verb}_study" for verb in ("work", "report", "pack", "add", "write")},
 }
 OF_THE_TERMINAL = {
@@ -44,8 +45,7 @@ def silent(line: str) -> None: ...
 def commands() -> dict[str, Callable[..., Any]]:
     app = build_app()
     verbs = {name: app[name] for name in app if not name.startswith("-")}
-    group = verbs.pop("data")
-    groups = {"data": group, "study": verbs["study"]}
+    groups = {"data": verbs.pop("data"), "weights": verbs.pop("weights"), "study": verbs["study"]}
     verbs |= {f"{of} {name}": each[name] for of, each in groups.items() for name in each if not name.startswith("-")}
     return {name: verb.default_command for name, verb in verbs.items()}
 
@@ -165,7 +165,7 @@ def test_a_switch_that_is_off_leaves_the_file_of_settings_as_it_is(tmp_path: Pat
     save_model(tmp_path / "model", shaken())
     options: dict[str, Any] = {"init": tmp_path / "model", "steps": 1, "batch": 8, "dry_run": True}
     assert "head_only: true" in vitrail.train("digits", config=tmp_path / "settings.yaml", **options)
-    assert "head_only: false" in vitrail.train("digits", **options)
+    assert "head_only" not in vitrail.train("digits", **options)  # off by default
 
 
 def test_the_old_name_of_export_is_still_there() -> None:

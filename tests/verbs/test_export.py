@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import vitrail
 from tests.looked_at import picture, shaken
 from tests.weights.graphs import DYNAMIC, a_graph
+from tests.weights.hub_cache import fill_cache, use_cache
 from tests.weights.kinds import a_model
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
@@ -282,6 +283,8 @@ def test_without_a_path_the_file_has_the_models_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_model(tmp_path / "bees" / "model", a_model(depth=1))
     save_model(tmp_path / "one.safetensors", a_model(depth=1))
+    use_cache(tmp_path / "hub", monkeypatch)
+    fill_cache(tmp_path / "hub", "google/vit-base")
     for given, how, name in (
         ("bees", {}, "bees.onnx"),
         ("bees/model", {"int8": True}, "bees-int8.onnx"),

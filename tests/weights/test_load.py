@@ -81,7 +81,7 @@ def test_without_a_finished_run_latest_is_an_error(tmp_path, monkeypatch):
         ("runs/20260101-digit", "did you mean 'runs/20260101-digits'"),
         ("rns/20260101-digits", "did you mean 'runs'"),
         ("latets", "did you mean 'latest'"),
-        ("vit-s16", "the name of a model, not of weights"),
+        ("pvt-tiny", "no public weights of pvt-tiny are known"),
         ("nothing/like/it", "give a run directory"),
         ("runs/20260101-digits/modle", "did you mean 'runs/20260101-digits/model'"),
     ],

@@ -99,7 +99,8 @@ def test_weights_come_from_a_mirror_once_and_are_verified_afterwards(mirror, tmp
         return json.loads(process.stdout.readline())
 
     with serve_mirror(mirror) as (address, asked), open(tmp_path / "said", "w+") as said:
-        environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+        environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        environment |= {"HF_ENDPOINT": address, "HF_HOME": str(home)}
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM],
             env=environment,

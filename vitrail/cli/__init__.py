@@ -31,6 +31,7 @@ from vitrail.verbs import (
     study,
     train,
     transfer,
+    weights,
 )
 from vitrail.verbs.verb import summary_of
 
@@ -71,6 +72,9 @@ def build_app(only: str | None = None) -> App:
         group.command(to_command(data.check_data, data.run_check), name="check")
         group.command(to_command(data.shard_data, data.run_shard), name="shard")
         group.command(to_command(data.index_data, data.run_index), name="index")
+    app.command(public := App(name="weights", help="Download public weights."))
+    if only in (None, "weights"):
+        public.command(to_command(weights.get_weights, weights.run), name="get")
     app.command(studies := App(name="study", help=summary_of(study.study)))
     if only in (None, "study"):
         studies.default(to_command(study.study, study.run))

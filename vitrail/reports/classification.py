@@ -33,6 +33,7 @@ from vitrail.reports.supervised import (
     write_supervised,
 )
 from vitrail.tasks.task import Task
+from vitrail.tasks.user_images import to_pixels
 from vitrail.text import number, percent, plural
 
 MISCALIBRATED = 0.15  # expected calibration error
@@ -100,7 +101,8 @@ def find_mistakes(model: Task, source: Source, result: EvaluationResult, most: i
     mistakes = []
     for index in result.metric.worst(most):  # type: ignore[missing-attribute]
         key = result.keys[index]
-        picture = model.picture(source.read(rows[key]).content)  # (C, h, w)
+        pixels = to_pixels(source.read(rows[key]).content, model.preprocessing)
+        picture = model.preprocessing.picture(pixels)  # (C, h, w)
         attention, reach = last_attention(model, picture)
         true, predicted, confidence = result.metric.describe(index)  # type: ignore[missing-attribute]
         mistakes.append(

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -315,15 +314,12 @@ def load_model(model: str, *, name: str | None, options: InferenceOptions, log: 
     if isinstance(task.backbone, ExportedBackbone):
         about["parity"] = task.backbone.parity
     options = tune_options(options, task, log)
-    return LoadedModel(task, name or _choose_name(resolved.path), options=options, about=about)
+    return LoadedModel(task, name or _choose_name(resolved.name), options=options, about=about)
 
 
-def _choose_name(path: Path) -> str:
-    """Returns the name of the run folder, or of the file or folder of weights, with only URL-safe characters."""
-    path = path.resolve()
-    path = path.parent if path.name == "model" else path
-    name = re.sub(r"[^\w.-]+", "-", path.stem if path.is_file() else path.name, flags=re.ASCII)
-    return name or "model"  # the path is /model, as in the container
+def _choose_name(name: str) -> str:
+    """Returns the name with only URL-safe characters."""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII) or "model"  # the path is /model, as in the container
 
 
 def _read_about(resolved: ResolvedModel) -> dict[str, Any]:

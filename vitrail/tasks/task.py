@@ -12,7 +12,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from importlib import import_module
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -31,7 +33,7 @@ from vitrail.rows import show_facts
 from vitrail.tasks.answer import Answer, AnswerFiles, Answers
 from vitrail.tasks.metric import Metric
 from vitrail.tasks.targets import TargetKind
-from vitrail.tasks.user_images import Picture, Transform, list_pictures, to_pixels
+from vitrail.tasks.user_images import Picture, Transform, list_pictures
 from vitrail.text import plural
 
 BATCH = 32  # pictures that `Task.predict` shows the network at one time
@@ -223,11 +225,9 @@ class Task(nn.Module, ABC):
         """
         return read_pictures(self, list_pictures(pictures))[0]
 
-    def picture(self, picture: Picture) -> np.ndarray:
-        """Returns one picture resized and cropped but not normalised, as a person would look at what the network sees: uint8
-        (C, H, W), or float32 in [0, 1] where floats were given. Raises `BadImage` if it cannot be used.
-        """
-        return self.preprocessing.picture(to_pixels(picture, self.preprocessing))
+    def save(self, path: str | Path) -> Path:
+        """Writes the model to a folder or a ``.safetensors`` file that `vitrail.load` reads; see `vitrail.save`."""
+        return import_module("vitrail.weights.native").save(self, path)  # by its name, as it stands above
 
     def predict(
         self, pictures: Picture | Iterable[Picture], top: int = 5, *, threshold: float | None = None, zoom: float = 1

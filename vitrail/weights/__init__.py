@@ -14,9 +14,10 @@ from vitrail.tasks import Classifier, Task, create_task, find_task
 from vitrail.tasks.task import list_names
 from vitrail.weights.adapt import adapt as adapt
 from vitrail.weights.adapt import apply_changes
+from vitrail.weights.hub import list_hashes
 from vitrail.weights.public import find_public, find_repository
 from vitrail.weights.read import read_model
-from vitrail.weights.resolve import list_hashes, resolve_model
+from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import warn_of_broken
 
 

@@ -81,13 +81,16 @@ class Weights:
     unused: tuple[str, ...] = ()
     description: Mapping[str, Any] | None = None
 
-    def build_model(self, path: Path, log: LogFunction, *, has_names: bool, stated: Collection[str]) -> Task:
+    def build_model(
+        self, path: Path, log: LogFunction, *, has_names: bool, stated: Collection[str], name: str = ""
+    ) -> Task:
         """Builds the model and logs what was assumed and left out.
 
         Args:
-            path: the file or folder, for messages.
+            path: the file or folder, for errors.
             has_names: whether class names are given elsewhere, so that missing ones are not reported.
             stated: the values of preprocessing that are given elsewhere, so that they are not reported either.
+            name: of the weights, for the log and the model's provenance; by default that of the file or folder.
 
         Raises:
             CheckpointError: lists the tensors that do not fit.
@@ -95,7 +98,7 @@ class Weights:
         if self.description is not None:
             return build_model(self.description, self.tensors, path)
         backbone, outputs = build_backbone(self.config, self.tensors, path), self.config.classes
-        names, note = self.classes, {}
+        names, note, name = self.classes, {}, name or path.name
         if names is None:
             imagenet = find_imagenet(outputs)
             names = imagenet.names if imagenet else tuple(map(str, range(outputs)))
@@ -104,7 +107,7 @@ class Weights:
                 given = "its outputs are numbered from 0 (--classes FILE names them)"
                 if imagenet:
                     given = f"its {outputs:,} outputs get those of {imagenet.name} (--classes FILE gives others)"
-                log(f"assumed  {path.name} carries no class names: {given}")
+                log(f"assumed  {name} carries no class names: {given}")
         replaced = {each for name in stated for each in REPLACED[name]}
         if assumed := [each for each in self.assumed if each.split()[0] not in replaced]:
             log(f"assumed  {self.layout}'s layout: {', '.join(assumed)}")
@@ -118,7 +121,7 @@ class Weights:
             self.preprocessing,
             multi_label=self.multi_label,
             temperature=self.temperature,
-            provenance={"weights": path.name, "layout": self.layout, **note},
+            provenance={"weights": name, "layout": self.layout, **note},
         )
 
 

@@ -15,12 +15,54 @@ from torch import Tensor
 from vitrail.checksums import add_checksum, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, settle, stage_folder
+from vitrail.models import sketch
 from vitrail.tasks import Task
-from vitrail.weights.description import KEY, OWN, build_model, check_version, describe
+from vitrail.weights.description import KEY, OWN, build_model, build_model_around, check_version, describe
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import encode_tensors, parse_json, read_json, read_tensors
+
+EXPORTED = "an exported graph has no weights to save"
+
+
+def save(model: Task, path: str | Path, *, metrics: Mapping[str, float] | None = None) -> Path:
+    """Writes a model so that `vitrail.load` gives the same one: a folder, or one file if ``path`` ends in ``.safetensors``.
+
+    Args:
+        model: of `vitrail.load`, `vitrail.create_model` or a run, trained in any way since.
+        path: an existing model is replaced, at once and as a whole; a folder of other files is refused.
+        metrics: evaluation metrics to keep with the model.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: no model of vitrail, modules that its config does not describe, so that no file could be read again, or a
+            folder that holds other files.
+        DiskError: the disk is full or refuses the write; an earlier model is intact.
+    """
+    check_as_described(model)
+    return save_model(path, model, metrics=metrics)
+
+
+def check_as_described(model: object) -> None:
+    """Raises `ConfigError` unless ``model`` has the modules and the shapes of tensors that its config describes."""
+    if not isinstance(model, Task):
+        what = f"a {type(model).__name__} is not a model of vitrail"
+        raise ConfigError(what, "save the model itself, not a part of it or what torch.compile returned")
+    if isinstance(model.backbone, ExportedBackbone):
+        raise ConfigError(EXPORTED, "save the model that it was exported from")
+    described = build_model_around(sketch, describe(model), "this model")
+    modules = [{name: type(module) for name, module in each.named_modules()} for each in (described, model)]
+    shapes = [{name: tuple(tensor.shape) for name, tensor in each.state_dict().items()} for each in (described, model)]
+    for theirs, ours, kind in ((*modules, "__name__"), (*shapes, "")):
+        for name in sorted(theirs.keys() | ours.keys()):
+            if theirs.get(name) != ours.get(name):
+                was, now = (getattr(each.get(name), kind, each.get(name)) or "nothing" for each in (theirs, ours))
+                what = f"{name or 'the model'} is {now}, and the config of the model describes {was}"
+                remedy = "change the config instead (create_model(..., mlp_width=...)), or keep the state_dict with torch.save"
+                raise ConfigError(what, f"a file could not say how to build it: {remedy}")
 
 
 def save_model(
@@ -79,7 +121,7 @@ def encode_file(model: Task, description: Mapping[str, Any]) -> bytes:
 def collect_tensors(model: Task) -> dict[str, Tensor]:
     """Returns the tensors of a model and of its task. Raises `ConfigError` for an exported graph."""
     if isinstance(model.backbone, ExportedBackbone):
-        raise ConfigError("an exported graph has no weights to save", "save the model that it was exported from")
+        raise ConfigError(EXPORTED, "save the model that it was exported from")
     own = {f"{OWN}{name}": tensor for name, tensor in model.own.state_dict().items()}
     tensors = {**model.backbone.state_dict(), **own}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

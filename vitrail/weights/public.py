@@ -140,6 +140,17 @@ def find_repository(name: str) -> PublicWeights | None:
     return None
 
 
+def find_weights(name: str) -> PublicWeights | None:
+    """The public weights that ``name`` refers to: a model (its default ones), MODEL:TAG, or a repository's name.
+
+    None for any other name, and for a model without known weights. Raises `ConfigError` for an unknown tag, with the nearest.
+    """
+    model, separator, tag = name.partition(":")
+    if model in PUBLIC:
+        return find_public(model, tag if separator else None)
+    return find_repository(name)
+
+
 def find_public(model: str, tag: str | None = None) -> PublicWeights:
     """The public weights of a model with this tag, or its default ones. Raises `ConfigError`, which lists the tags."""
     known = list_public(model)

@@ -16,12 +16,14 @@ from vitrail.runtime.progress import LogFunction
 from vitrail.weights.description import KEY, read_sidecar
 from vitrail.weights.folders import CONFIG, read_folder
 from vitrail.weights.google import read_google, read_npz
+from vitrail.weights.hub import REMOTE
 from vitrail.weights.huggingface import FIRST_LAYERS as FIRST_LAYERS_OF_HUGGINGFACE
 from vitrail.weights.huggingface import PROCESSOR, read_huggingface
 from vitrail.weights.layout import ReadModel, Weights
 from vitrail.weights.native import load_model, parse_model_file
 from vitrail.weights.onnx import read_onnx
 from vitrail.weights.pickled import read_pickle
+from vitrail.weights.public import find_repository
 from vitrail.weights.resolve import ResolvedModel
 from vitrail.weights.shapes import check_grid_allowed
 from vitrail.weights.tensors import AGAIN, printable, read_json, read_tensors
@@ -68,7 +70,10 @@ def read_model(
         return ReadModel(parse_model_file(tensors, metadata, path), "native")
     sizes = {"grid": grid, "image_size": image_size}
     weights = _read_foreign(resolved, tensors, log, use_sidecar=use_sidecar, **sizes)
-    model = weights.build_model(path, log, has_names=has_names, stated=stated)
+    name = resolved.origin if resolved.origin.startswith(REMOTE) else path.name
+    if find_repository(name.removeprefix(REMOTE).partition("@")[0]):  # what it does not state is known
+        weights, has_names = replace(weights, assumed=()), True
+    model = weights.build_model(path, log, has_names=has_names, stated=stated, name=name)
     return ReadModel(model, weights.layout, weights.unused)
 
 

@@ -1,23 +1,24 @@
-"""Finding the path and the layout of the weights that a name refers to, and fetching those of the Hugging Face hub."""
+"""Finding the path and the layout of the weights that a name refers to."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.checksums import sha256_of
-from vitrail.errors import CheckpointError, ConfigError, VitrailError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import read_checksummed, settle
 from vitrail.models import MODELS
+from vitrail.models.family import translate_model
 from vitrail.weights.description import hash_file
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER
+from vitrail.weights.hub import REMOTE, fetch
 from vitrail.weights.onnx import read_contents
-from vitrail.weights.public import list_public
+from vitrail.weights.public import PUBLIC, find_weights
 from vitrail.weights.tensors import check_intact, printable, read_json
 
 READABLE = (
@@ -42,14 +43,26 @@ SUFFIXES: dict[str, Layout] = {
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A folder or file of weights and its layout. The layout of a ``.safetensors`` file is determined when it is read."""
+    """A folder or file of weights and its layout. The layout of a ``.safetensors`` file is determined when it is read.
+
+    ``origin`` is the name under which another machine finds the same weights, ``hf:owner/name@commit``; for others the path.
+    """
 
     path: Path
     layout: Layout
+    origin: str
+
+    @property
+    def name(self) -> str:
+        """The name of the repository, of the run's folder, or of the file or folder of weights without its suffix."""
+        if self.origin.startswith(REMOTE):
+            return self.origin.rpartition("/")[2].partition("@")[0]
+        path = self.path.resolve()
+        return path.parent.name if path.name == "model" else path.stem if path.is_file() else path.name
 
 
 def resolve_model(model: object) -> ResolvedModel:
-    """Finds the weights of ``model``: a path, ``latest`` or ``hf:owner/name``.
+    """Finds the weights of ``model``: a path, ``latest``, ``hf:owner/name``, or the name of public weights.
 
     Raises:
         ConfigError: the model does not exist, and similar names are suggested; or it is no path but a model in memory.
@@ -57,9 +70,9 @@ def resolve_model(model: object) -> ResolvedModel:
     """
     if not isinstance(model, str | os.PathLike):
         what = f"weights are needed, and not a {type(model).__name__} in memory"
-        raise ConfigError(what, "save it first: vitrail.weights.native.save_model(FOLDER, model)")
+        raise ConfigError(what, "save it first, vitrail.save(model, PATH), and give the path")
     if str(model).startswith(REMOTE):
-        return _resolve_folder(fetch(str(model)))
+        return _resolve_remote(str(model))
     path = newest_finished(Path("runs")) if str(model) == "latest" else Path(model).expanduser()
     for folder in (path, path / "model"):
         settle(folder)
@@ -68,6 +81,8 @@ def resolve_model(model: object) -> ResolvedModel:
             return _resolve_folder(path)
         if path.is_file():
             return _resolve_file(path)
+        if public := find_weights(str(model)):
+            return _resolve_remote(public.source)
         raise _explain_missing(path, str(model))
     except OSError as error:
         what = f"{printable(model, 200)} cannot be read: {error.strerror or error}"
@@ -112,6 +127,11 @@ def _state(status: Path) -> str:
     return (read_checksummed(status) or {}).get("state", "unknown")
 
 
+def _resolve_remote(name: str) -> ResolvedModel:
+    folder = fetch(name)
+    return replace(_resolve_folder(folder), origin=f"{name.partition('@')[0]}@{folder.name}")
+
+
 def _resolve_folder(folder: Path) -> ResolvedModel:
     if (folder / "model" / CONFIG).is_file():
         folder = folder / "model"
@@ -132,7 +152,7 @@ def _resolve_folder(folder: Path) -> ResolvedModel:
         check_intact(config_fields, config)
     if layout is None:
         raise CheckpointError(f"{config} does not describe a known model", f"give {READABLE}")
-    return ResolvedModel(folder, layout)
+    return ResolvedModel(folder, layout, str(folder.resolve()))
 
 
 def _find_layout(config_fields: Mapping[str, Any]) -> Layout | None:
@@ -154,7 +174,7 @@ def _resolve_file(path: Path) -> ResolvedModel:
             if file.read(262)[257:] == b"ustar":
                 raise CheckpointError(f"{path} is an archive of files, not of weights", f"give {READABLE}")
     if suffix in SUFFIXES:
-        return ResolvedModel(path, SUFFIXES[suffix])
+        return ResolvedModel(path, SUFFIXES[suffix], str(path.resolve()))
     if suffix in LATER:
         raise CheckpointError(f"{path} is {LATER[suffix]}, which is not supported", f"give {READABLE}")
     raise CheckpointError(f"{path} is not a known format of weights", f"give {READABLE}")
@@ -162,10 +182,8 @@ def _resolve_file(path: Path) -> ResolvedModel:
 
 def _explain_missing(path: Path, name: str) -> ConfigError:
     if name in MODELS:
-        public = next(iter(list_public(name).values()), None)
-        weights = f", or start from public weights such as {public.source}" if public is not None else ""
-        what = f"{name!r} is the name of a model, not of weights"
-        return ConfigError(what, f"train it from scratch: --model {name}{weights}")
+        what = f"no public weights of {name} are known"
+        return ConfigError(what, f"train it from scratch: --model {name}; or give a file or hf:owner/name")
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
     try:
@@ -173,64 +191,15 @@ def _explain_missing(path: Path, name: str) -> ConfigError:
     except OSError:
         names = []
     close = [str(parent / name) for name in get_close_matches(missing, names, n=3, cutoff=0.5)]
-    close += get_close_matches(name, ["latest"])
-    remedy = "did you mean " + " or ".join(map(repr, close)) + "?" if close else f"give {READABLE}"
+    close += get_close_matches(name, ["latest", *PUBLIC], cutoff=0.7)
+    public = translate_model(path.name.removesuffix(path.suffix))
+    public = public if public in PUBLIC else "vit-ti16"
+    known = (
+        "did you mean " + " or ".join(map(repr, close)) + "?"
+        if close
+        else "give a run directory, a model folder or a file"
+    )
+    named = f"public weights are downloaded by their name, such as {public} (`vitrail models` lists all)"
+    as_file = f"`vitrail weights get {public} --out {public}.safetensors` gives a file"
     nearest = f"nearest existing folder: {parent.absolute()}"
-    return ConfigError(f"there are no weights at {name!r}", remedy, value=nearest)
-
-
-REMOTE = "hf:"
-NAME = re.compile(r"hf:(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w-][\w./-]*))?", re.ASCII)
-DESCRIPTIONS, SAFETENSORS, PICKLED = "*.json", "model*.safetensors", "pytorch_model*.bin"
-SHA256 = re.compile(r"[0-9a-f]{64}")
-ELSEWHERE = "*/*"  # subfolders: training checkpoints, and conversions to other tools
-
-
-def fetch(model: str) -> Path:
-    """Downloads descriptions and weights of a model, but no code, and returns the cached folder.
-
-    Raises:
-        ConfigError: the name is invalid, the model or revision does not exist, or huggingface_hub is not installed.
-        CheckpointError: the model is not in the cache and the hub cannot be reached, or a file is damaged.
-    """
-    matched = NAME.fullmatch(model)
-    if matched is None or ".." in model:
-        remedy = "give hf:owner/name, or hf:owner/name@revision"
-        raise ConfigError(f"{printable(model, 200)!r} is not the name of a model on the hub", remedy)
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ConfigError(f"{model} needs the package huggingface_hub", "pip install 'vitrail[hub]'") from error
-
-    def download(*patterns: str) -> Path:
-        what = {"revision": matched["revision"], "allow_patterns": list(patterns), "ignore_patterns": [ELSEWHERE]}
-        return Path(snapshot_download(matched["name"], **what))
-
-    try:
-        folder = download(DESCRIPTIONS, SAFETENSORS)
-        folder = folder if any(folder.glob(SAFETENSORS)) else download(DESCRIPTIONS, PICKLED)
-    except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
-        raise _not_fetched(model, error) from error
-    for name, expected in list_hashes(folder).items():
-        if hash_file(folder / name) != expected:
-            what = f"{folder / name} does not match the SHA-256 of the hub, {expected}"
-            raise CheckpointError(what, f"delete {(folder / name).resolve()} and run the command again")
-    return folder
-
-
-def list_hashes(folder: Path) -> dict[str, str]:
-    """The SHA-256 that the hub states for each large file in a folder of its cache, where they lie under this name."""
-    files = {path.name: path.resolve().name for path in sorted(folder.iterdir())}
-    return {name: blob for name, blob in files.items() if SHA256.fullmatch(blob)}
-
-
-def _not_fetched(model: str, error: Exception) -> VitrailError:
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-    line = printable(str(error).strip().partition("\n")[0], 200) or type(error).__name__
-    # gated models raise the first
-    if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):
-        remedy = "check owner, name and revision; for private or gated models run: hf auth login"
-        return ConfigError(f"{model} cannot be downloaded from the hub: {line}", remedy)
-    remedy = "connect and try again with HF_HUB_OFFLINE unset, or give a folder that `hf download` made elsewhere"
-    return CheckpointError(f"{model} is not in the local cache of the hub and cannot be downloaded: {line}", remedy)
+    return ConfigError(f"there are no weights at {name!r}", f"{known}\n  or: {named}; {as_file}", value=nearest)

@@ -41,7 +41,7 @@ def open_actors(job: Job, images: ImageInputs, folder: PartFolder) -> Iterator[C
     """
     if isinstance(job.model, Task):
         what = "the actors of Ray read the model themselves, and this one is in memory"
-        raise ConfigError(what, "save it first: vitrail.weights.native.save_model(FOLDER, model)")
+        raise ConfigError(what, "save it first, vitrail.save(model, PATH), and give the path")
     ray = _import_ray()
     # Ray puts a handler of its own in the place of ours
     with _connect(ray), end_at_once(CONTINUE):

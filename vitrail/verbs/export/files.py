@@ -31,7 +31,7 @@ from vitrail.weights.adapt import fit_to_crop
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.onnx import PARITY, ExportedBackbone, add_checksum_to_onnx, open_session
 from vitrail.weights.read import read_model
-from vitrail.weights.resolve import REMOTE, resolve_model
+from vitrail.weights.resolve import resolve_model
 
 SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights
 LAYOUTS = {"huggingface": "-huggingface", "timm": "-timm", "google": ".npz"}  # and how a name ends that is made up here
@@ -63,13 +63,8 @@ class ExportOptions:
         """Returns a path in the working folder, by the name of the model."""
         if isinstance(model, Task):
             raise ConfigError("a model in memory has no name", "give out, a path")
-        if str(model).startswith(REMOTE):
-            name = str(model).rpartition("/")[2].partition("@")[0]
-        else:
-            path = resolve_model(model).path.resolve()
-            name = path.parent.name if path.name == "model" else path.stem if path.is_file() else path.name
         marks = "-pictures" * self.pictures + "-int8" * self.int8
-        return Path(name + marks + (SUFFIXES | LAYOUTS)[self.to])
+        return Path(resolve_model(model).name + marks + (SUFFIXES | LAYOUTS)[self.to])
 
 
 @dataclass(frozen=True)

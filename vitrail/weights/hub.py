@@ -1,0 +1,118 @@
+"""Weights from the Hugging Face hub: downloaded once, verified by their SHA-256, and read from the cache afterwards."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import CheckpointError, ConfigError, VitrailError
+from vitrail.runtime.progress import LogFunction, to_stderr
+from vitrail.text import large
+from vitrail.weights.description import hash_file
+from vitrail.weights.public import find_repository
+from vitrail.weights.tensors import printable, read_json
+
+REMOTE = "hf:"
+NAME = re.compile(r"hf:(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w-][\w./-]*))?", re.ASCII)
+DESCRIPTIONS, SAFETENSORS, PICKLED = "*.json", "model*.safetensors", "pytorch_model*.bin"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+ELSEWHERE = "*/*"  # subfolders: training checkpoints, and conversions to other tools
+
+
+def fetch(model: str, *, update: bool = False, log: LogFunction = to_stderr) -> Path:
+    """Returns the cached folder of a model with its descriptions and weights, but no code; downloads it if it is not there.
+
+    A model in the cache is taken as it is, without a request: the same name gives the same weights, also without a network.
+
+    Args:
+        model: ``hf:owner/name`` or ``hf:owner/name@revision``.
+        update: ask the hub for a newer revision even if there is one in the cache.
+
+    Raises:
+        ConfigError: the name is invalid, or the model or revision does not exist.
+        CheckpointError: the model is not in the cache and the hub cannot be reached, or a file is damaged.
+    """
+    matched = NAME.fullmatch(model)
+    if matched is None or ".." in model:
+        remedy = "give hf:owner/name, or hf:owner/name@revision"
+        raise ConfigError(f"{printable(model, 200)!r} is not the name of a model on the hub", remedy)
+    from huggingface_hub import snapshot_download  # takes a while
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.errors import DryRunError
+    from huggingface_hub.utils import tqdm
+
+    class NoBar(tqdm):
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(*args, **{**given, "disable": True})
+
+    public = find_repository(matched["name"])
+    terms = f", licence {public.licence}" if public else ""
+
+    def download(weights: str) -> Path:
+        files_of: dict[str, Any] = {"revision": matched["revision"], **files_with(weights)}
+        with suppress(DryRunError):  # without a network; the download itself says why it fails
+            files = snapshot_download(matched["name"], dry_run=True, tqdm_class=NoBar, **files_of)
+            if size := sum(file.file_size for file in files if file.will_download):
+                log(f"download {model}, {large(size, 'B')}{terms}, once, into {HF_HUB_CACHE}")
+        return Path(snapshot_download(matched["name"], **files_of))
+
+    try:
+        folder = None if update else find_cached(matched["name"], matched["revision"])
+        if folder is None:
+            folder = download(SAFETENSORS)
+            folder = folder if any(folder.glob(SAFETENSORS)) else download(PICKLED)
+    except VitrailError:
+        raise
+    except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
+        raise _not_fetched(model, error) from error
+    for name, expected in list_hashes(folder).items():
+        if hash_file(folder / name) != expected:
+            what = f"{folder / name} does not match the SHA-256 of the hub, {expected}"
+            raise CheckpointError(what, f"delete {(folder / name).resolve()} and run the command again")
+    return folder
+
+
+def find_cached(name: str, revision: str | None = None) -> Path | None:
+    """Returns the folder of the repository ``name`` in the cache; None if it is not there with all of its weights."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    for weights in (SAFETENSORS, PICKLED):
+        with suppress(LocalEntryNotFoundError):
+            folder = Path(snapshot_download(name, revision=revision, local_files_only=True, **files_with(weights)))
+            indices = [read_json(index, log=lambda line: None) for index in folder.glob("*.index.json")]
+            shards = {file for index in indices for file in index.get("weight_map", {}).values()}
+            if any(folder.glob(weights)) and all((folder / file).exists() for file in shards):
+                return folder
+    return None
+
+
+def files_with(weights: str) -> dict[str, Any]:
+    """Returns the arguments of `snapshot_download` for descriptions, and weights of the pattern ``weights``, without code."""
+    return {"allow_patterns": [DESCRIPTIONS, weights], "ignore_patterns": [ELSEWHERE]}
+
+
+def list_hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 that the hub states for each large file in a folder of its cache, where they lie under this name."""
+    files = {path.name: path.resolve().name for path in sorted(folder.iterdir())}
+    return {name: blob for name, blob in files.items() if SHA256.fullmatch(blob)}
+
+
+def _not_fetched(model: str, error: Exception) -> VitrailError:
+    from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    line = printable(str(error).strip().partition("\n")[0], 200) or type(error).__name__
+    # gated models raise the first
+    if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):
+        remedy = "check owner, name and revision; for private or gated models run: hf auth login"
+        return ConfigError(f"{model} cannot be downloaded from the hub: {line}", remedy)
+    offline = is_offline_mode()
+    line = "HF_HUB_OFFLINE is set" if offline else line
+    remedy = (
+        f"connect and run this again{' with HF_HUB_OFFLINE unset' if offline else ''}; or run `vitrail weights get "
+        f"{model} --out FILE.safetensors` on a machine with a network, and give that file"
+    )
+    return CheckpointError(f"{model} is not in the local cache of the hub and cannot be downloaded: {line}", remedy)
