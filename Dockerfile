@@ -1,13 +1,12 @@
 # `vitrail serve` as a container: docs/serve.md says how to run it. The model is mounted or copied to /model.
 FROM python:3.12-slim AS build
-# torch comes from the index that pip is configured with; its CPU wheels are a tenth of those with CUDA
-ARG TORCH=torch
-RUN python -m venv /opt/vitrail
-ENV PATH=/opt/vitrail/bin:$PATH
-RUN --mount=type=cache,target=/root/.cache/pip pip install "$TORCH"
+# the build of torch: cpu, or a version of CUDA such as cu130, which is ten times as large
+ARG TORCH_BACKEND=cpu
+RUN python -m venv /opt/vitrail && pip install "uv>=0.8"
+ENV VIRTUAL_ENV=/opt/vitrail UV_LINK_MODE=copy
 COPY pyproject.toml README.md LICENSE /src/
 COPY vitrail /src/vitrail
-RUN --mount=type=cache,target=/root/.cache/pip pip install "/src[serve,onnx]"
+RUN --mount=type=cache,target=/root/.cache/uv uv pip install --torch-backend="$TORCH_BACKEND" "/src[serve,onnx]"
 
 FROM python:3.12-slim
 RUN useradd --system --uid 10001 --no-create-home vitrail

@@ -19,9 +19,21 @@ try:
 except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
 
+REQUIRED = re.compile(r"(?P<package>[\w.-]+).*extra == ['\"](?P<extra>\w+)['\"]")
 PACKAGES = (
     "vitrail", "torch", "numpy", "pillow", "safetensors", "scikit-learn", "matplotlib", "pyarrow", "tensorboardX"
 )  # fmt: skip
+
+EXTRAS = {  # optional packages of vitrail, and what needs them
+    "data": "Parquet: data sets, and tables of results",
+    "figure": "pictures of attention as matplotlib draws them",
+    "onnx": "export to ONNX and int8, and models exported so",
+    "ray": "bulk inference on a Ray cluster",
+    "remote": "data and results at s3://",
+    "serve": "the HTTP server and its page",
+    "tiff": "TIFF of 16 bits, floats or many bands",
+    "track": "TensorBoard",
+}
 
 
 def peak_memory() -> int:
@@ -58,6 +70,27 @@ def versions() -> dict[str, str]:
     return by_package
 
 
+def list_extras() -> dict[str, str]:
+    """Returns for each extra of vitrail whether its packages are installed, or how to install them, and what needs them."""
+    packages: dict[str, list[str]] = {}
+    for requirement in importlib.metadata.requires("vitrail") or ():
+        if match := REQUIRED.match(requirement):
+            packages.setdefault(match["extra"], []).append(match["package"])
+    rows = {}
+    for extra, purpose in EXTRAS.items():
+        missing = [name for name in packages.get(extra, ()) if not _is_installed(name)]
+        rows[extra] = f"pip install 'vitrail[{extra}]': {purpose}" if missing else f"installed: {purpose}"
+    return rows
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def processor() -> str:
     """Returns the name of the processor."""
     table = Path("/proc/cpuinfo")
@@ -82,10 +115,16 @@ def examine() -> dict[str, object]:
     """Returns all of these facts, and the result of `self_check`."""
     return {
         **versions(),
+        "torch build": f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else "ROCm"
+        if torch.version.hip
+        else "CPU only",
         "processor": processor(),
         "cores": cores(),
         "bf16": "native" if torch.cpu.get_capabilities().get("avx512_bf16") else "emulated",
         "gpu": accelerator() or "none",
+        **{f"extra {name}": state for name, state in list_extras().items()},
         "free disk": f"{shutil.disk_usage('.').free / 2**30:.1f} GiB",
         "self-check": self_check(),
     }
