@@ -72,7 +72,10 @@ def test_a_terminal_of_ipython_and_a_log_get_lines_on_stderr_every_few_seconds(m
             bar.update(done, loss=2.0)
     said = capsys.readouterr()
     assert (notebook.outputs, said.out) == ([], "")
-    assert said.err == "predicting 320/1000  loss 2\npredicting 640/1000  loss 2\npredicting 960/1000  loss 2\n"
+    assert said.err == (
+        "predicting 320/1,000  loss 2  21 s left\npredicting 640/1,000  loss 2  11 s left\n"
+        "predicting 960/1,000  loss 2  1.2 s left\n"
+    )
 
 
 def test_force_color_does_not_enable_the_bar_in_a_log(monkeypatch, capsys):

@@ -150,7 +150,7 @@ def test_a_run_says_its_operations_before_the_first_step_and_everywhere_after(tm
     total = SUPERVISED * STEPS * BATCH
     words = large(total, "FLOP")
     lines = (run.folder / "log.txt").read_text().splitlines()
-    said = [row for row, line in enumerate(lines) if f"flops    {words} in all steps" in line]
+    said = [row for row, line in enumerate(lines) if f"cost     {words} in all, " in line]
     assert said and said[0] < next(row for row, line in enumerate(lines) if f"training {STEPS} steps" in line)
     status = RunFolder(run.folder).status()
     assert status["operations"] == total
@@ -168,7 +168,7 @@ def test_a_plan_says_them_too():
     lines = []
     given = (*NETWORK, *QUICK, f"schedule.steps={STEPS}", f"data.batch={BATCH}")
     dry_run(compose_run(flags={"data": {"source": "digits"}}, settings=given)[0], log=lines.append)
-    assert f"flops    {large(SUPERVISED * STEPS * BATCH, 'FLOP')} in all steps" in lines
+    assert f"cost     {large(SUPERVISED * STEPS * BATCH, 'FLOP')} in all steps" in lines
 
 
 def test_large_numbers_of_operations_have_a_prefix():

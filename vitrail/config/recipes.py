@@ -135,7 +135,7 @@ def _pretrain_small(
 _RECIPES = (
     Recipe(
         source="ours: Muon, mimetic initialisation, most patches dropped; tuned on two CPU cores (docs/decisions.md)",
-        expect="a ViT from scratch on thousands of images: model, patch and width follow the images' size",
+        expect="a small ViT from scratch on thousands of images; patch and width follow the size of the images",
         run=Run(
             recipe="small-data",
             model=ModelSettings(changes={"pool": "gap", "prefix": [], "gelu": "exact", "initial": "mimetic"}),
@@ -147,7 +147,7 @@ _RECIPES = (
     ),
     Recipe(
         source="ours: AdamW with layer-wise decay (BEiT; MAE, appendix A.2) on the light augmentation of AugReg",
-        expect="what a practitioner should use by default with --init",
+        expect="fine-tuning of pre-trained weights on hundreds of images or more",
         run=Run(
             recipe="finetune",
             data=DataSettings(batch=32),
@@ -226,7 +226,7 @@ _RECIPES = (
     ),
     Recipe(
         source="ours: layer-wise decay (BEiT; MAE, appendix A.2), SegFormer's head, large-scale jitter (Ghiasi et al. 2021)",
-        expect="a class for every pixel, from --init of any backbone",
+        expect="a class for every pixel, from pre-trained weights of any backbone",
         run=Run(
             recipe="segment",
             task="segmentation",
@@ -239,7 +239,7 @@ _RECIPES = (
     ),
     Recipe(
         source="ours: layer-wise decay, task-aligned assignment (Feng et al. 2021), large-scale jitter (Ghiasi et al. 2021)",
-        expect="boxes, from --init of any backbone",
+        expect="boxes, from pre-trained weights of any backbone",
         run=Run(
             recipe="detect",
             task="detection",

@@ -66,16 +66,33 @@ class ProgressBar:
             self._bar.log(line)
 
 
+class _TimeLeft:
+    """How long ``total`` units still take, by those done since the first call: a run may be resumed."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._began: tuple[int, float] | None = None
+
+    def estimate(self, done: int) -> str:
+        """Returns the time left, such as "1 min 15 s left"; nothing before the second unit and after the last."""
+        first, began = self._began = self._began or (done, time.monotonic())
+        if not first < done < self.total:
+            return ""
+        return f"{duration((time.monotonic() - began) / (done - first) * (self.total - done))} left"
+
+
 class _PlainLines:
     """A line every few seconds, for a log."""
 
     def __init__(self, title: str, total: int) -> None:
         self.title, self.total, self._printed = title, total, time.monotonic()
+        self._left = _TimeLeft(total)
 
     def update(self, done: int, text: str) -> None:
+        left = self._left.estimate(done)
         if time.monotonic() - self._printed >= LINE_EVERY:
             self._printed = time.monotonic()
-            self.log(f"{self.title} {done}/{self.total}  {text}")
+            self.log(f"{self.title} {done:,}/{self.total:,}  {text}  {left}".rstrip())
 
     def log(self, line: str) -> None:
         to_stderr(line)
@@ -114,16 +131,14 @@ class _NotebookBar:
     def __init__(self, title: str, total: int) -> None:
         self.title, self.total = title, total
         self._state, self._drawn = (0, ""), time.monotonic()
-        # units done and the time at the first update: a run may be resumed
-        self._began: tuple[int, float] | None = None
+        self._left = _TimeLeft(total)
         display = import_module("IPython.display").display  # a kernel has it
         self._output = display(self._render(), raw=True, display_id=True)
 
     def update(self, done: int, text: str) -> None:
-        self._state, now = (done, text), time.monotonic()
-        self._began = self._began or (done, now)
-        if now - self._drawn >= REDRAWN_EVERY:
-            self._drawn = now
+        self._state = (done, f"{text}  {self._left.estimate(done)}".rstrip())
+        if time.monotonic() - self._drawn >= REDRAWN_EVERY:
+            self._drawn = time.monotonic()
             self.stop()
 
     def log(self, line: str) -> None:
@@ -135,9 +150,6 @@ class _NotebookBar:
     def _render(self) -> dict[str, str]:
         done, text = self._state
         text = f"{done:,}/{self.total:,}  {text}"
-        if self._began is not None and self._began[0] < done < self.total:
-            seconds = (time.monotonic() - self._began[1]) / (done - self._began[0]) * (self.total - done)
-            text += f"  {duration(seconds)} left"
         bar = tag("progress", value=done, max=max(self.total, 1), style="vertical-align:middle")
         return {
             "text/plain": f"{self.title} {text}".rstrip(),

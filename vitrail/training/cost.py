@@ -24,6 +24,7 @@ from vitrail.runtime.distributed import SINGLE
 from vitrail.runtime.process import keep_generators
 from vitrail.runtime.progress import LogFunction, duration
 from vitrail.runtime.timing import time_call
+from vitrail.text import plural
 from vitrail.training.optimizer import find_head_names
 from vitrail.training.state import Training, restore, snapshot
 from vitrail.training.step import backward, take_step
@@ -91,8 +92,8 @@ def buy_steps(trial: Training, log: LogFunction) -> tuple[Run, int]:
     evaluations = max(1, min(run.save.evaluations, int(share / max(cost.evaluation, 1e-3))))
     budget = run.schedule.time * (1 - RESERVE) - evaluations * cost.evaluation
     steps = max(int(budget / cost.step), 1)
-    bought = f"{steps:,} steps of {cost.step * 1000:.0f} ms, {evaluations} evaluations"
-    log(f"time     {duration(run.schedule.time)} buy {bought}")
+    fits = f"{plural(steps, 'step')} of {cost.step * 1000:.0f} ms and {plural(evaluations, 'evaluation')}"
+    log(f"length   {fits} fit into {duration(run.schedule.time)}")
     schedule, save = replace(run.schedule, steps=steps), replace(run.save, evaluations=evaluations)
     return replace(run, schedule=schedule, save=save), steps
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,13 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe, peak_memory
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import LogFunction, duration
-from vitrail.text import large
+from vitrail.text import large, plural
 from vitrail.training.cost import measure_cost, run_operations
 from vitrail.training.network import BuiltModel
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
 
+GROUPS = ("model", "data", "objective", "optim", "augment", "save")  # what is compared with the defaults of its class
 SAMPLE = 512  # small images that are decoded, in place of all of them
 MAX_BATCH = 1 << 16  # where the search for the largest micro-batch ends
 READING_IMAGES, READING_SECONDS = 64, 1.0  # of the measurement of reading
@@ -46,9 +48,30 @@ def _describe(training: Training, built: BuiltModel, log: LogFunction) -> None:
     log(f"machine  {describe()}")
     log(f"model    {built.parameters:,} parameters{sums}")
     if (operations := run_operations(training)) is not None:
-        log(f"flops    {large(operations, 'FLOP')} in all steps")
-    log(f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs\n")
-    log(yaml.safe_dump(plain(training.run), sort_keys=False))
+        log(f"cost     {large(operations, 'FLOP')} in all steps")
+    epochs = f"{training.steps / training.steps_an_epoch:.3g} epochs"
+    log(f"length   {plural(training.steps, 'step')} of {training.run.data.batch} images = {epochs}")
+    recipe = training.run.recipe
+    log(f"settings that are not the defaults (all of them: vitrail settings --recipe {recipe}):")
+    defaults = plain(replace(training.run, **{group: type(getattr(training.run, group))() for group in GROUPS}))
+    for line in yaml.safe_dump(
+        _drop_equal(plain(training.run), defaults), sort_keys=False, default_flow_style=None
+    ).splitlines():
+        log(f"  {line}")
+
+
+def _drop_equal(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that are not as in ``defaults``, without groups that have none."""
+    kept: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and isinstance(defaults.get(name), Mapping):
+            value = _drop_equal(value, defaults[name])
+            if not value:
+                continue
+        elif value == defaults.get(name, value) and name in defaults:
+            continue
+        kept[name] = value
+    return kept
 
 
 def _measure(training: Training, log: LogFunction) -> None:

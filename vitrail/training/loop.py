@@ -82,7 +82,7 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
     training.progress.evaluated = training.progress.step
     epoch = _write(training, figures, {"evaluation_seconds": round(time.perf_counter() - started, 3)})
     shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-    show.log(f"epoch {epoch:g}  step {training.progress.step}  {shown}")
+    show.log(f"epoch {epoch:.3g}  step {training.progress.step:,}  {shown}")
     return 0
 
 
@@ -138,12 +138,12 @@ class _Clock:
     def count(self, images: int) -> None:
         self.images += images
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float | str]:
         """Returns the figures of the last few seconds, for the bar."""
         seconds, images, waited = self._since(self._recent)
         if seconds > 5:
             self._recent = self.images, self.waited, time.perf_counter()
-        return {"images/s": images / seconds, "waiting": waited / seconds}
+        return {"images/s": images / seconds, "waiting for data": f"{waited / seconds:.0%}"}
 
     def lap(self) -> dict[str, float]:
         """Returns the figures for ``timing.jsonl`` since the last lap, which ends here."""

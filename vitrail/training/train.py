@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import StopRequests, keep_generators, use_threads
 from vitrail.runtime.progress import LogFunction, ProgressBar, duration, to_stderr
-from vitrail.text import large
+from vitrail.text import large, plural
 from vitrail.training.cost import run_operations
 from vitrail.training.data import Transform
 from vitrail.training.fingerprint import check_finished, record_or_check
@@ -62,6 +62,7 @@ def train(
     transform: Transform | None = None,
     quiet: bool = False,
     command: str = "",
+    notes: Sequence[str] = (),
     ranks: Ranks | None = None,
     end: End | None = None,
 ) -> Result:
@@ -74,6 +75,7 @@ def train(
         transform: a callable or module from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         quiet: no progress on stderr.
         command: the command that started this, for the report.
+        notes: first lines of the log, such as those on the choice of the weights.
         ranks: the processes that train together, each of which calls this; by default those that torch's launcher started.
         end: called after the last step, on every rank, in place of evaluating the model and writing it; it returns the figures of
             the result. ``built.model`` then has its final, averaged weights, and `Prepared.evaluate` evaluates it.
@@ -87,9 +89,9 @@ def train(
     given = nullcontext(ranks) if ranks is not None else join(run.compute.device, run.compute.timeout)
     with given as ranks:
         quiet = quiet or not ranks.first
-        run, path, notes, result = ranks.run_on_rank0(lambda: _begin(run, out, data, transform))
+        run, path, warnings, result = ranks.run_on_rank0(lambda: _begin(run, out, data, transform))
         if result is not None:
-            for note in () if quiet else notes:
+            for note in () if quiet else warnings:
                 to_stderr(f"warning  {note}")
             return result
         folder = RunFolder(path) if ranks.first else FollowerFolder(path, ranks.rank)
@@ -97,8 +99,8 @@ def train(
         if not ranks.first:
             folder.open()
         log = partial(_log_and_print, folder, quiet)
-        for note in notes:
-            log(f"warning  {note}")
+        for note in (*notes, *(f"warning  {warning}" for warning in warnings)):
+            log(note)
         if not folder.status() and (folder.path / "status.json").exists():
             log("warning  status.json is damaged; resuming from the newest checkpoint")
         if out is None and (data is None or isinstance(data, FoundData)) and (unfinished := find_unfinished(run)):
@@ -108,7 +110,7 @@ def train(
         try:
             with keep_generators(), StopRequests() as stop, lost_ranks():
                 if recipe := recipe_of(run):
-                    log(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
+                    log(f"recipe   {run.recipe}: {recipe.expect}; {recipe.source.removeprefix('ours: ')}")
                 if rates := run.optim.rates:
                     losses = {rate: "diverged" if loss is None else f"{loss:.4f}" for rate, loss in rates.items()}
                     tried = ", ".join(f"{rate}: {loss}" for rate, loss in losses.items())
@@ -140,7 +142,7 @@ def _begin(
     """
     given = {"teacher": run.objective.teacher, "tokenizer": run.objective.tokenizer}
     # full paths, because `latest` may be another one when the run is resumed
-    paths: dict[str, Any] = {name: str(resolve_model(path).path.resolve()) for name, path in given.items() if path}
+    paths: dict[str, Any] = {name: resolve_model(path).origin for name, path in given.items() if path}
     run, extended, notes = replace(run, objective=replace(run.objective, **paths)), False, []
     folder = RunFolder(out or default_folder(run))
     finished = folder.status().get("state") == "finished"
@@ -185,8 +187,9 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, log: LogFunc
     training.operations = training.ranks.run_on_rank0(lambda: run_operations(training))
     if training.operations is not None:
         each = training.operations / training.steps / training.run.data.batch
-        log(f"flops    {large(training.operations, 'FLOP')} in all steps, {large(each, 'FLOP')} an image")
-    log(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
+        log(f"cost     {large(training.operations, 'FLOP')} in all, {large(each, 'FLOP')} an image")
+    epochs = f"{training.steps / training.steps_an_epoch:.3g} epochs"
+    log(f"training {plural(training.steps, 'step')} of {training.run.data.batch} images = {epochs}, in {folder.path}")
     with ProgressBar("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
 
