@@ -27,7 +27,7 @@ MISTAKES = {
     "train photos --set optim.rate=1": (2, "unknown setting 'optim.rate'"),
     "train photos --recipe deit4": (2, "unknown recipe 'deit4'"),
     "train photos --model vit-b17": (2, "there is no model 'vit-b17'"),
-    "predict vit-ti16 cat.png": (2, "'vit-ti16' is the name of a model, not of weights"),
+    "predict pvt-tiny cat.png": (2, "no public weights of pvt-tiny are known"),
     "train photos --init weights.safetensors --model vit-b16": (2, "both --init weights.safetensors and --model vit-b16"),
     "train photos --precision fp16 --device cpu": (2, "fp16 training needs a GPU"),
     "train flat": (3, "the data have no labels (an unlabelled folder of images)"),

@@ -144,5 +144,5 @@ def test_a_tutorial_starts_with_its_files_and_nothing_else(tmp_path):
     )
     assert said == "['file']\n"
     found = [str(path.relative_to(tmp_path / "desk")) for path in (tmp_path / "desk").rglob("*") if path.is_file()]
-    assert len(found) == 2 * 60 + 2 * 50 + 8 + 1
+    assert len(found) == 2 * 60 + 2 * 50 + 8 + 3
     assert (tmp_path / "desk/new/bee-1.jpg").read_text() == "val 50"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import OF_TASK, find_recipe
@@ -12,6 +12,7 @@ from vitrail.config.schema import TASK_ALIASES, Run, Unlabelled
 from vitrail.config.units import numbers, parse_fraction, seconds, size_in_pixels
 from vitrail.errors import ConfigError, nearest
 
+AUTO, NONE = "auto", "none"  # values of model.init: weights that suit the data, and training from scratch
 LENGTHS = ("epochs", "steps", "time")
 WARMUPS = ("warmup", "warmup_steps")
 # changes to every recipe for built-in data: digits must not be flipped, and 1,500 images overfit without mixup
@@ -28,6 +29,7 @@ def compose_run(
     out: Path | None = None,
     resume: Path | None = None,
     annotated: str | None = None,
+    init: str | None = None,
 ) -> tuple[Run, Path | None]:
     """Composes the requested run; returns it and its folder, if one was given.
 
@@ -41,6 +43,7 @@ def compose_run(
         settings: ``group.key=value`` strings.
         resume: a run directory to resume, with its own settings.
         annotated: the task that the data are annotated for, unless the settings name one.
+        init: the weights that were chosen where ``model.init`` is "auto" or not given.
 
     Raises `ConfigError` for invalid settings.
     """
@@ -50,6 +53,9 @@ def compose_run(
     asked: dict[str, Any] = {}
     for layer in layers:
         asked = overlay(asked, layer)
+    if init is not None or _group(asked, "model").get("init") in (AUTO, NONE):
+        layers.append({"model": {"init": init}})
+        asked = overlay(asked, layers[-1])
     if resume is not None:
         base = _read_stored(resume)
     else:
@@ -73,6 +79,27 @@ def compose_run(
         remedy = "name a folder, a manifest or arrays; the built-in `digits` needs no files"
         raise ConfigError("no data were named", remedy)
     return run, resume or out
+
+
+def find_start(
+    recipe: str | None, config: Path | None, flags: Mapping[str, Any], settings: Sequence[str]
+) -> Literal["auto", "open", "given"]:
+    """Returns how the arguments of `compose_run` say what a training starts from: by "auto"; not at all, so that it may be
+    chosen ("open"); or by weights, "none", a network, a recipe, an objective or a teacher ("given").
+    """
+    asked: dict[str, Any] = {}
+    for layer in (read_yaml(config) if config else {}, _drop_none(flags), *map(assignment, settings)):
+        asked = overlay(asked, layer)
+    model, objective = _group(asked, "model"), _group(asked, "objective")
+    if model.get("init") == AUTO:
+        return "auto"
+    decided = (
+        recipe
+        or asked.get("recipe")
+        or {"name", "changes", "init"} & model.keys()
+        or {"name", "teacher"} & objective.keys()
+    )
+    return "given" if decided else "open"
 
 
 def check_objective(run: Run, *, labels: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,7 @@ def plan_network(run: Run, data: RunData, start: Task | None, log: LogFunction) 
         assert run.model.init is not None
         channels = run.data.channels or own_channels or start.config.in_channels
         size, base = run.model.size or (own_size if kind.pixels else None) or start.preprocessing.size, start.config
-        init = str(resolve_model(run.model.init).path.resolve())  # `latest` may be another one when the run is resumed
+        init = resolve_model(run.model.init).origin  # `latest` may be another one when the run is resumed
     changes = {**defaults, **changes_for(run, base, log, from_weights=start is not None)}
     classes = count_head_outputs(kind, data.arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
@@ -121,7 +120,7 @@ def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None
     return BuiltModel(
         model=model,
         preprocessing=model.preprocessing,
-        about=run.model.name or (Path(run.model.init).stem if run.model.init else "vit"),
+        about=run.model.name or (resolve_model(run.model.init).name if run.model.init else "vit"),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         multiply_adds=count_cost(drawn).multiply_adds,
     )
@@ -129,16 +128,22 @@ def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None
 
 def choose_size(train: Source, cell: tuple[int, int], pixels: int) -> tuple[int, int]:
     """Returns the median size (height, width) of the images, scaled down to about ``pixels``, in whole cells of the last map."""
-    sizes = []
-    for row in np.unique(np.linspace(0, len(train) - 1, min(SIZES_READ, len(train))).astype(int)).tolist():
-        with suppress(BadImage):
-            content = train.contents[row]
-            size = content.shape[:2] if isinstance(content, np.ndarray) else upright_size(content)
-            sizes.append(size or cell)
+    sizes = sample_sizes(train)
     height, width = np.median(sizes, axis=0).tolist() if sizes else (224, 224)
     scale = min((pixels / (height * width)) ** 0.5, 1)
     across, down = max(round(width * scale / cell[1]), 1), max(round(height * scale / cell[0]), 1)
     return down * cell[0], across * cell[1]
+
+
+def sample_sizes(train: Source) -> list[tuple[int, int]]:
+    """Returns the sizes (height, width) of up to 65 images, evenly spread, without those that cannot be read."""
+    sizes = []
+    for row in np.unique(np.linspace(0, len(train) - 1, min(SIZES_READ, len(train))).astype(int)).tolist():
+        with suppress(BadImage):
+            content = train.contents[row]
+            if size := content.shape[:2] if isinstance(content, np.ndarray) else upright_size(content):
+                sizes.append(size)
+    return sizes
 
 
 def size_and_channels(train: Source) -> tuple[tuple[int, int] | None, int | None]:

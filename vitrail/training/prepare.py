@@ -37,7 +37,6 @@ from vitrail.training.network import BuiltModel, NetworkPlan
 from vitrail.training.optimizer import Average, Optimiser, select_trainable
 from vitrail.training.schedule import check_warmup
 from vitrail.training.state import Training
-from vitrail.weights.resolve import resolve_model
 
 STATIC_BYTES = 24  # of a parameter: weight, gradient, two moments, average, and the copy that is evaluated
 NARROW = 64  # width below which a network gains nothing from bf16
@@ -200,7 +199,7 @@ def prepare(
     with ranks.share_errors():
         goal.check(run)
         device, init = find_device(run.compute.device, ranks), run.model.init
-        start = None if init is None else weights.load(resolve_model(init).path.resolve(), log=log)
+        start = None if init is None else weights.load(init, log=log)
         run_data = goal.open(run, data, folder, transform, start.config.in_channels if start else None)
         log(describe_data(run_data.splits))
         for warning in find_layout_warnings(run_data.splits, run.data.source):

@@ -69,6 +69,7 @@ class FoundData:
     data: Any
     root: Path | None = None  # the folder, or file, that has objects, masks or both
     objects: Read | None = None  # reads the objects; None where there are none
+    opened: Splits | None = None  # for a second caller of `open_data`
 
     @cached_property
     def masks(self) -> list[MaskFolder]:
@@ -156,9 +157,11 @@ def open_data(
     """
     if not 0 <= validation < 1:
         raise ConfigError(f"the validation fraction is {validation}", "give a fraction in [0, 1), e.g. 0.15")
-    if isinstance(data, Splits):
-        return data
     found = find_data(data)
+    if isinstance(found.data, Splits):
+        return found.data
+    if found.opened is not None:
+        return found.opened
     outlined = False
     if found.root is not None and task == "segmentation":
         outlined = not found.masks

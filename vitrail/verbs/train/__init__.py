@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, Unpack
 
 from vitrail.config.schema import Precision, Run, TaskAlias
 from vitrail.errors import ConfigError
@@ -24,7 +24,11 @@ class Training(TypedDict, total=False):
     model: Annotated[str | None, Sets("model.name")]
     init: Annotated[
         str | Path | None,
-        Sets("model.init", "a run, a model folder, a .safetensors, .pth or .npz file, or hf:owner/name"),
+        Sets(
+            "model.init",
+            "a name of public weights such as vit-ti16 or hf:owner/name, a run, a model folder, or a .safetensors, .pth or .npz "
+            "file; `auto` takes public weights, as photographs do by default; `none` trains from scratch",
+        ),
     ]
     size: Annotated[options.Pixels | None, Sets("model.size", "such as 384 or 384x256")]
     epochs: Annotated[float | None, Sets("schedule.epochs")]
@@ -85,7 +89,7 @@ def train(
     command: options.Command = "vitrail.train",
     **shared: Unpack[Training],
 ) -> Result | Any:
-    """Trains a ViT on your images, from scratch or from given weights (--init).
+    """Trains a ViT on your images: photographs from public weights, which are downloaded once, others from scratch (--init).
 
     Running the same command with the same --out resumes the run.
 
@@ -112,7 +116,7 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         if given["set"] is not None:
             raise ConfigError("the option 'set' is given twice, once as 'settings'", "give it once")
         given = {**given, "set": given["settings"]}
-    run, folder, held = compose(verb, given, labels=labels)
+    run, folder, held, notes = compose(verb, given, labels=labels)
     if given["dry_run"]:
         plan: list[str] = []
 
@@ -121,13 +125,15 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
             if given["log"] is not None:
                 given["log"](line)
 
+        for line in notes:
+            note(line)
         if given.get("tune_lr"):
             length = "what follows is the training after it"
             note(f"note     --tune-lr first trains 3 to 5 times for half the length; {length}")
         dry_run(run, data=held, log=note)
         return "\n".join(plan)
     how: dict[str, Any] = {"data": held, "transform": given["transform"]}
-    finish = {"quiet": given["quiet"], "command": given["command"]}
+    finish = {"quiet": given["quiet"], "command": given["command"], "notes": notes}
     if not given.get("tune_lr"):
         return train(run, out=folder, **finish, **how)
     from vitrail.verbs.train.tune_rate import tune_rate
@@ -139,12 +145,24 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         return train(tuned, out=out, ranks=ranks, **finish, **how)
 
 
-def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -> tuple[Run, Path | None, Any]:
-    """Returns the run that the arguments ask for, its folder, if one was given, and the data, if not those that it names.
+class Composed(NamedTuple):
+    """The run that arguments ask for, its folder, if one was given, and the data, if not those that the run names.
 
-    Raises `ConfigError` or `DataError`.
+    ``notes`` are lines for its log.
     """
-    from vitrail.config.compose import check_objective, compose_run
+
+    run: Run
+    folder: Path | None
+    data: Any
+    notes: tuple[str, ...]
+
+
+def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -> Composed:
+    """Composes the run that the arguments ask for, with weights to start from where they leave that open.
+
+    Raises `ConfigError`, `DataError` or `CheckpointError`.
+    """
+    from vitrail.config.compose import check_objective, compose_run, find_start
     from vitrail.data.sources.open import find_data
 
     data = given["data"]
@@ -153,15 +171,24 @@ def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool)
     paths = {name: Path(given[name]) if given.get(name) else None for name in ("out", "resume", "config")}
     searched = labels and data is not None and paths["resume"] is None
     found = find_data(source if is_named else data) if searched else None
-    run, folder = compose_run(
-        recipe=given.get("recipe"),
-        flags=to_settings(verb, given, source),
-        settings=given.get("set") or (),
-        annotated=found.task if found else None,
+    asked: dict[str, Any] = {
+        "recipe": given.get("recipe"),
+        "flags": to_settings(verb, given, source),
+        "settings": given.get("set") or (),
+        "annotated": found.task if found else None,
         **paths,
-    )
+    }
+    run, folder = compose_run(**asked)
     check_objective(run, labels=labels)
-    return run, folder, found if is_named else data
+    notes: list[str] = []
+    start = find_start(given.get("recipe"), paths["config"], asked["flags"], asked["settings"]) if found else "given"
+    if found is not None and start != "given":
+        from vitrail.verbs.train.starting_weights import choose_weights, open_found
+
+        found = open_found(found, run)
+        if init := choose_weights(run, found, folder, required=start == "auto", log=notes.append):
+            run, folder = compose_run(**asked, init=init)
+    return Composed(run, folder, found if is_named else data, tuple(notes))
 
 
 def to_settings(verb: Callable[..., Any], given: Mapping[str, Any], source: str | None) -> dict[str, Any]:
