@@ -32,6 +32,16 @@ class Rows:
         return _import("polars").DataFrame(self.to_rows(), infer_schema_length=None)
 
 
+class Table(list[dict[str, Any]], Rows):
+    """A list of rows that is also a table."""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return list(self)
+
+    def _repr_html_(self) -> str:
+        return show_rows(self)
+
+
 class Record(Protocol):
     """A record that gives a row."""
 

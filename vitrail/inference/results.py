@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.errors import ConfigError, DataError
@@ -47,11 +47,21 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         self._bad = bad
         self._rows: list[dict[str, Any]] | None = None
         self._pairs = self._pair(results)
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        """Returns itself, once: results are computed while they are read, and are not kept. Raises `ConfigError` at the end."""
+        if self._ended:
+            raise ConfigError(
+                "these results were read to the end, and are not kept", "keep them: results = list(predict(...))"
+            )
+        return self
 
     def __next__(self) -> Result:
         for _, result in self._pairs:
             if result is not None:
                 return result
+        self._ended = True
         self._check_any()
         raise StopIteration
 

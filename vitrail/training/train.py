@@ -8,16 +8,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.config.recipes import recipe_of
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
 from vitrail.data.sources.open import FoundData
-from vitrail.errors import DataError, VitrailError
-from vitrail.rows import Scores
+from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.rows import Scores, Table
 from vitrail.runs import checkpoint
-from vitrail.runs.folder import FollowerFolder, RunFolder, default_folder, find_unfinished, why_stopped
+from vitrail.runs.folder import FollowerFolder, RunFolder, default_folder, find_unfinished, join_records, why_stopped
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import StopRequests, keep_generators, use_threads
@@ -33,6 +33,9 @@ from vitrail.training.provenance import Ending, Outcome, device_hours
 from vitrail.training.state import resume, use_average
 from vitrail.weights.resolve import resolve_model
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 End = Callable[[Prepared], Mapping[str, float]]
 
 
@@ -46,6 +49,26 @@ class Result(Scores):
 
     def to_dict(self) -> dict[str, Any]:
         return {"folder": str(self.folder), "report": str(self.report), **self.figures}
+
+    @property
+    def history(self) -> Table:
+        """The logged steps and the evaluations between them, a row each: step, epoch, loss, lr, ..., val_top1, ...
+
+        ``history.to_pandas()`` is a data frame. It is read from ``metrics.jsonl`` and ``timing.jsonl`` each time.
+        """
+        return Table(join_records(RunFolder(self.folder)))
+
+    def plot(self) -> Figure:
+        """Returns the history as a figure of matplotlib, which a notebook displays; ``figure.savefig(path)`` writes it.
+
+        Raises:
+            ConfigError: matplotlib is not installed.
+        """
+        try:
+            from vitrail.reports.history_figure import plot_history
+        except ImportError as missing:
+            raise ConfigError("a figure needs matplotlib", "pip install 'vitrail[figure]'") from missing
+        return plot_history(self.history, self.folder.name)
 
     def load(self) -> Any:
         """Returns the trained `Classifier`; without a head where it learned without labels."""

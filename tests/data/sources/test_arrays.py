@@ -63,7 +63,7 @@ def test_a_matrix_of_labels_is_several_an_image():
 @pytest.mark.parametrize(
     ("images", "labels", "words"),
     [
-        (IMAGES.astype(np.int64), LABELS, "type int64"),
+        (IMAGES.astype(np.complex64), LABELS, "type complex64"),
         (IMAGES[0, :, :, 0], LABELS, "shape"),
         (IMAGES[:0], LABELS[:0], "shape"),
         (IMAGES.astype(np.float32), LABELS, r"values from \S+ to \d+"),

@@ -11,6 +11,7 @@ import numpy as np
 
 from vitrail.data.sources.contents import Arrays, Strings, UserDataset
 from vitrail.data.sources.labels import Labels, RawData, RawSplit, format_label, from_numbers, from_texts
+from vitrail.data.sources.manifests import choose_columns
 from vitrail.errors import DataError
 from vitrail.untrusted.archives import check_expansion, read_array, read_array_member
 from vitrail.untrusted.limits import DATA_EXPANSION, DATA_SPARED_BYTES
@@ -43,9 +44,11 @@ def _check_images(images: Any, where: str) -> np.ndarray:
     if tensor and array.ndim == 4:
         array = array.transpose(0, 2, 3, 1)
     array = array[..., None] if array.ndim == 3 else array
-    if array.ndim != 4 or 0 in array.shape or not (array.dtype == np.uint8 or array.dtype.kind == "f"):
+    if array.ndim != 4 or 0 in array.shape or array.dtype.kind not in "uif":
         fact = f"the images of {where} have shape {array.shape} and type {array.dtype}"
-        raise DataError(fact, "give arrays of shape (n, H, W, C) or (n, H, W), uint8 or floats in [0, 1]")
+        raise DataError(
+            fact, "give arrays of shape (n, H, W, C) or (n, H, W), whole numbers to 255 or floats in [0, 1]"
+        )
     _, rows, columns, channels = array.shape
     # few rows, and many channels or as many as columns, can only be meant as (n, C, H, W)
     if 2 * rows <= min(columns, channels) and (columns == channels or (rows <= 4 and channels > 16)):
@@ -54,8 +57,10 @@ def _check_images(images: Any, where: str) -> np.ndarray:
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
     low, high = float(array.min()), float(array.max())
+    if array.dtype.kind in "ui" and 1 < high <= 255 and low >= 0:  # 8 bits in a wider type
+        return array.astype(np.uint8)
     if not (low >= 0 and high <= 1 + 1e-6):  # false for NaN as well
-        raise DataError(f"the images of {where} have values from {low:g} to {high:g}", "scale them to [0, 1]")
+        raise DataError(f"the images of {where} have values from {low:g} to {high:g}", "scale them to floats in [0, 1]")
     return np.ascontiguousarray(array, np.float32)
 
 
@@ -122,18 +127,26 @@ def read_dataset(dataset: Any, *, channels: int, where: str) -> RawSplit:
     """Reads a user-defined Dataset, whose items are (image, label) or images; Pillow images get so many ``channels``.
 
     Labels come from its attribute `targets` if it has one, as torchvision's datasets do; otherwise every item is read once.
+    A Dataset of Hugging Face has columns instead: images, labels and their names come from those that are called so.
     Raises `DataError` if it is empty, or its labels are not numbers, names, or rows of zeros and ones.
     """
     if not len(dataset):
         raise DataError("the dataset is empty", "give a dataset with at least one item")
-    whole, rows = dataset, slice(None)
-    while hasattr(whole, "dataset") and hasattr(whole, "indices"):  # a torch Subset, e.g. from random_split
-        whole, rows = whole.dataset, np.asarray(whole.indices, np.int64)[rows]
-    labels, classes = getattr(whole, "targets", None), getattr(whole, "classes", None)
-    labels = _read_item_labels(dataset) if labels is None else np.asarray(labels)[rows]
+    image = None
+    if hasattr(dataset, "column_names"):
+        chosen = choose_columns(dataset.column_names, source=where, labelled=False)
+        image, label = chosen["path"], chosen["label"]
+        labels = None if label is None else np.asarray(dataset[label])
+        classes = getattr(dataset.features[label], "names", None) if label is not None else None
+    else:
+        whole, rows = dataset, slice(None)
+        while hasattr(whole, "dataset") and hasattr(whole, "indices"):  # a torch Subset, e.g. from random_split
+            whole, rows = whole.dataset, np.asarray(whole.indices, np.int64)[rows]
+        labels, classes = getattr(whole, "targets", None), getattr(whole, "classes", None)
+        labels = _read_item_labels(dataset) if labels is None else np.asarray(labels)[rows]
     names = None if classes is None else list(map(str, classes))
     keys = Strings(f"{where}#{row}" for row in range(len(dataset)))
-    contents = UserDataset(dataset, np.arange(len(dataset)), keys, channels)
+    contents = UserDataset(dataset, np.arange(len(dataset)), keys, channels, image)
     return RawSplit(contents, None if labels is None else _convert_labels(labels, len(dataset), names, where))
 
 

@@ -282,24 +282,26 @@ class Arrays(Contents):
 
 @dataclass(frozen=True, eq=False)
 class UserDataset(Contents):
-    """A user-defined Dataset, which is never modified. Its items are (image, label) pairs or images."""
+    """A user-defined Dataset, which is never modified. Its items are (image, label) pairs, images, or dicts with an ``image``."""
 
     dataset: Any
     rows: np.ndarray  # (n,) int64
     keys: Strings
     channels: int
+    image: str | None = None  # the column of a Dataset of Hugging Face
 
     def __getitem__(self, row: int) -> np.ndarray:
         try:
             item = self.dataset[int(self.rows[row])]
-            return to_array(item[0] if isinstance(item, tuple | list) else item, self.channels)
+            image = item[self.image] if self.image else item[0] if isinstance(item, tuple | list) else item
+            return to_array(image, self.channels)
         except BadImage:
             raise
         except Exception as error:  # user code may raise anything for a broken file
             raise BadImage(f"{type(error).__name__}: {error}") from error
 
     def take(self, rows: np.ndarray) -> UserDataset:
-        return UserDataset(self.dataset, self.rows[rows], self.keys.take(rows), self.channels)
+        return UserDataset(self.dataset, self.rows[rows], self.keys.take(rows), self.channels, self.image)
 
 
 def to_array(image: Any, channels: int) -> np.ndarray:

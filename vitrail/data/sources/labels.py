@@ -155,6 +155,19 @@ def from_numbers(values: np.ndarray, names: Sequence[str] | None, *, where: str)
     return Labels(names, values.astype(np.int64 if values.ndim == 1 else np.float32), declared=True)
 
 
+def is_numbered(labels: Labels) -> bool:
+    """Whether the labels are numbers without names, as arrays and a torch ``Dataset`` have them."""
+    return labels.declared and labels.names == tuple(map(str, range(len(labels.names))))
+
+
+def name_numbers(labels: Labels, classes: Sequence[str]) -> Labels:
+    """The same labels, where number k is the class k of ``classes``. Raises `DataError` for more numbers than classes."""
+    if len(labels.names) > len(classes):
+        what = f"the labels go up to {len(labels.names) - 1}, and there are {len(classes)} classes"
+        raise DataError(what, f"give numbers from 0 to {len(classes) - 1}, or names")
+    return Labels(tuple(classes[: len(labels.names)]), labels.values, declared=True)
+
+
 def _compose_names(labels: Labels) -> Labels:
     """The same labels with all names in Unicode's composed form (NFC); names that differ only in their form are one class."""
     composed = [normalize("NFC", name) for name in labels.names]

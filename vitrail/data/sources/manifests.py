@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
@@ -116,22 +116,43 @@ def read_manifest(path: Path, *, labelled: bool) -> RawData:
     Raises `DataError` with the line: for a broken table, a missing column, a path outside the folder, a repeated path, an empty
     label or an unknown split; or if none of the files exists.
     """
-    columns = _read_rows(path)
+    rows = _read_json(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path)
+    return _read_table(rows, str(path), f"a manifest, {path.name}", path.parent, labelled=labelled)
+
+
+def read_frame(frame: Any, *, labelled: bool) -> RawData:
+    """Reads a data frame of pandas or polars as `read_manifest` reads a table; paths are relative to the working folder."""
+    names = [str(name) for name in frame.columns]
+    rows = zip(*(frame[name].to_list() for name in frame.columns))
+    table = ((row, dict(zip(names, values))) for row, values in enumerate(rows, start=1))
+    return _read_table(table, "the data frame", "a data frame", Path.cwd(), labelled=labelled)
+
+
+def read_pairs(pairs: Sequence[Sequence[Any]], *, labelled: bool) -> RawData:
+    """Reads a list of (path, label) as `read_manifest` reads a table; paths are relative to the working folder."""
+    table = ((row, {"path": os.fspath(path), "label": label}) for row, (path, label) in enumerate(pairs, start=1))
+    return _read_table(table, "the list", f"{len(pairs):,} paths with labels", Path.cwd(), labelled=labelled)
+
+
+def _read_table(
+    rows: Iterable[tuple[int, dict[str, Any]]], source: str, about: str, root: Path, *, labelled: bool
+) -> RawData:
+    columns = _read_rows(rows, source)
     _use_other_columns(columns)
     if labelled and columns.names and columns.labels is None:
-        choose_columns(columns.names, source=str(path), labelled=True)
-    splits = read_columns(columns, path.parent)
-    return "; ".join([f"a manifest, {path.name}", *columns.notes]), splits
+        choose_columns(columns.names, source=source, labelled=True)
+    splits = read_columns(columns, root)
+    return "; ".join([about, *columns.notes]), splits
 
 
-def _read_rows(path: Path) -> Columns:
-    columns = Columns(str(path))
+def _read_rows(rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> Columns:
+    columns = Columns(source)
     kinds: dict[str, str] = {}  # path, label or split, of the columns that are these
     cells: dict[str, list[str]] = {}  # of these columns and those that may be needed
-    for line, row in _read_json(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path):
+    for line, row in rows:
         if not columns.names:
             columns.names = list(row)
-            chosen = choose_columns(columns.names, source=str(path), labelled=False)
+            chosen = choose_columns(columns.names, source=source, labelled=False)
             columns.label_column = chosen["label"] or ""
             kinds = {name: kind for kind, name in chosen.items() if name}
             plain = {name: name.strip().lower() for name in columns.names}
@@ -142,7 +163,7 @@ def _read_rows(path: Path) -> Columns:
         for name, values in cells.items():
             value = row.get(name)
             if name in kinds:
-                _refuse_nested(value, f"{path}, line {line}: the {kinds[name]}")
+                _refuse_nested(value, f"{source}, line {line}: the {kinds[name]}")
             values.append(format_label(value))
     found = {kind: cells.pop(name) for name, kind in kinds.items()}
     columns.paths, columns.labels, columns.splits = found.get("path", []), found.get("label"), found.get("split")

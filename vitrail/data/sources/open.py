@@ -24,8 +24,16 @@ from vitrail.data.sources.cvat import find_cvat
 from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder, read_tables_beside
 from vitrail.data.sources.label_studio import find_label_studio
 from vitrail.data.sources.labelme import find_labelme
-from vitrail.data.sources.labels import Labels, RawData, RawSplit, check_faulty_objects, join_labels
-from vitrail.data.sources.manifests import read_manifest
+from vitrail.data.sources.labels import (
+    Labels,
+    RawData,
+    RawSplit,
+    check_faulty_objects,
+    is_numbered,
+    join_labels,
+    name_numbers,
+)
+from vitrail.data.sources.manifests import read_frame, read_manifest, read_pairs
 from vitrail.data.sources.mask_folders import MaskFolder, find_masks, paint_splits, read_masks
 from vitrail.data.sources.objects import Read
 from vitrail.data.sources.parquet import read_parquet
@@ -139,8 +147,9 @@ def open_data(
             by split; of objects in the format of COCO, VOC, YOLO, CVAT, labelme or Label Studio; of images beside masks; of
             images alone; of tar shards with an index, also at a URL), a pattern of class folders (``photos/*/*``) or of shards
             (``photos/*.tar``), a .json of COCO or Label Studio, a YOLO .yaml, a manifest, Parquet, .npy, .npz or one image; or
-            "digits"; what `find_data` found; a `Source` or `Splits`; arrays (images, labels); a torch-style Dataset; a list of
-            image files; or a dict of these by split.
+            "digits"; what `find_data` found; a `Source` or `Splits`; arrays (images, labels); a data frame with columns such
+            as path, label and split; a list of (path, label) or of image files; a Dataset of torch or of Hugging Face; or a
+            dict of these by split.
         seed: of the held-out validation split.
         validation: fraction of each class to hold out where there is no validation split; 0 holds out nothing.
         classes: class names in the order of their indices, e.g. a model's; None takes those of the training images.
@@ -174,6 +183,13 @@ def open_data(
         raw_splits = paint_splits(raw_splits)
     layout, raw_splits = _drop_unlabelled(layout, raw_splits, labelled)
     labels = {split: part.labels for split, part in raw_splits.items() if part.labels is not None}
+    if (
+        classes is not None
+        and all(map(is_numbered, labels.values()))
+        and not {*classes} & {*map(str, range(len(classes)))}
+    ):
+        labels = {split: name_numbers(part, classes) for split, part in labels.items()}
+        layout += f"; labels are the numbers of the {len(classes)} classes: 0 is {classes[0]!r}"
     names, targets = join_labels(labels, classes, layout=layout if labelled else None) if labels else ((), {})
     multi_label = any(isinstance(values, np.ndarray) and values.ndim == 2 for values in targets.values())
     none = np.zeros(0, np.int64)
@@ -222,16 +238,24 @@ def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> R
         return read_shards_at(pattern) if pattern.endswith(".tar") else read_class_folders(pattern)
     if isinstance(data, str | os.PathLike):
         return _find_at(_to_path(data), labelled, found)
-    if hasattr(data, "shape"):
+    if hasattr(data, "shape") and not hasattr(data, "columns") and not hasattr(data, "column_names"):
         return "an array", {"train": read_arrays(data, where=where or "array")}
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
         return "arrays", {"train": read_arrays(*data, where=where or "array")}
+    if hasattr(data, "columns"):
+        return read_frame(data, labelled=labelled)
+    if isinstance(data, list | tuple) and data and all(map(_is_pair, data)):
+        return read_pairs(data, labelled=labelled)
     if isinstance(data, list | tuple) and data and all(isinstance(path, str | os.PathLike) for path in data):
         return f"{len(data):,} files", {"train": RawSplit(Files("", Strings(map(os.fspath, data))))}
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):  # a map-style Dataset
         layout = f"a dataset ({type(data).__name__})"
         return layout, {"train": read_dataset(data, channels=channels, where=where or "dataset")}
     raise DataError(f"data of type {type(data).__name__} are not supported", f"give {READ}, arrays or a Dataset")
+
+
+def _is_pair(row: Any) -> bool:
+    return isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], str | os.PathLike)
 
 
 def _find_by_split(data: Mapping[str, Any], channels: int, labelled: bool) -> RawData:

@@ -70,8 +70,8 @@ def train(
     data: Annotated[
         Any,
         "A folder of class folders, a manifest (CSV, JSONL, Parquet), arrays (.npy, .npz), or the built-in `digits`; in Python "
-        "also ``(images, labels)`` arrays, a mapping of splits, a `vitrail.data.sources.source.Source`, or a torch ``Dataset`` "
-        "of (picture, label) pairs.",
+        "also ``(images, labels)`` arrays, a data frame, a list of (path, label), a ``Dataset`` of torch or Hugging Face, a "
+        "mapping of splits, or a `vitrail.data.sources.source.Source`.",
     ] = None,
     *,
     task: Annotated[TaskAlias | None, Sets("task")] = None,
