@@ -47,6 +47,14 @@ def test_a_model_trained_in_any_way_is_read_again(tmp_path, task, name):
     assert model.save(str(path)) == path  # an earlier model is replaced
 
 
+def test_a_backbone_is_saved_as_a_classifier_of_numbers(tmp_path):
+    backbone = create().backbone
+    train(backbone)
+    again = vitrail.load(vitrail.save(backbone, tmp_path / "model"))
+    assert again.classes == ("0", "1")
+    assert all(torch.equal(tensor, again.backbone.state_dict()[name]) for name, tensor in backbone.state_dict().items())
+
+
 class OtherMlp(nn.Module):
     """An MLP of the same tensors with another activation, which no config describes."""
 
@@ -76,7 +84,7 @@ def widen_head(model: Any) -> Any:
         (replace_mlp, r"backbone\.blocks\.0\.mlp is OtherMlp, and the config of the model describes Mlp"),
         (wrap_head, r"backbone\.head is Sequential, and the config of the model describes Head"),
         (widen_head, r"backbone\.head\.bias is \(3,\), and the config of the model describes \(2,\)"),
-        (lambda model: model.backbone, "a ViT is not a model of vitrail"),
+        (lambda model: model.backbone.blocks, "a ModuleList is not a model of vitrail"),
         (lambda model: torch.compile(model, backend="eager"), "a OptimizedModule is not a model of vitrail"),
     ],
 )

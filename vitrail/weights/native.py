@@ -13,10 +13,11 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from vitrail.checksums import add_checksum, sha256_of
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, settle, stage_folder
-from vitrail.models import sketch
-from vitrail.tasks import Task
+from vitrail.models import Backbone, sketch
+from vitrail.tasks import Classifier, Task
 from vitrail.weights.description import KEY, OWN, build_model, build_model_around, check_version, describe
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
 from vitrail.weights.onnx import ExportedBackbone
@@ -26,11 +27,11 @@ from vitrail.weights.tensors import encode_tensors, parse_json, read_json, read_
 EXPORTED = "an exported graph has no weights to save"
 
 
-def save(model: Task, path: str | Path, *, metrics: Mapping[str, float] | None = None) -> Path:
+def save(model: Task | Backbone, path: str | Path, *, metrics: Mapping[str, float] | None = None) -> Path:
     """Writes a model so that `vitrail.load` gives the same one: a folder, or one file if ``path`` ends in ``.safetensors``.
 
     Args:
-        model: of `vitrail.load`, `vitrail.create_model` or a run, trained in any way since.
+        model: of `vitrail.load`, `vitrail.create_model` or a run, trained in any way since; or its backbone.
         path: an existing model is replaced, at once and as a whole; a folder of other files is refused.
         metrics: evaluation metrics to keep with the model.
 
@@ -42,15 +43,29 @@ def save(model: Task, path: str | Path, *, metrics: Mapping[str, float] | None =
             folder that holds other files.
         DiskError: the disk is full or refuses the write; an earlier model is intact.
     """
-    check_as_described(model)
-    return save_model(path, model, metrics=metrics)
+    task = as_task(model)
+    check_as_described(task)
+    return save_model(path, task, metrics=metrics)
 
 
-def check_as_described(model: object) -> None:
+def as_task(model: object) -> Task:
+    """Returns the model, or a `Classifier` around a backbone, with numbers as classes and the paper's preprocessing.
+
+    Raises:
+        ConfigError: ``model`` is neither.
+    """
+    if isinstance(model, Task):
+        return model
+    if isinstance(model, Backbone):
+        config = model.config
+        preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
+        return Classifier(model, list(map(str, range(config.classes))), preprocessing)
+    what = f"a {type(model).__name__} is not a model of vitrail"
+    raise ConfigError(what, "give the model itself, not a part of it or what torch.compile returned")
+
+
+def check_as_described(model: Task) -> None:
     """Raises `ConfigError` unless ``model`` has the modules and the shapes of tensors that its config describes."""
-    if not isinstance(model, Task):
-        what = f"a {type(model).__name__} is not a model of vitrail"
-        raise ConfigError(what, "save the model itself, not a part of it or what torch.compile returned")
     if isinstance(model.backbone, ExportedBackbone):
         raise ConfigError(EXPORTED, "save the model that it was exported from")
     described = build_model_around(sketch, describe(model), "this model")

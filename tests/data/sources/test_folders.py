@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vitrail.data.sources.folders import read_folder
+from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 
@@ -234,7 +235,22 @@ def test_a_pattern_gives_each_matching_folder_as_a_class(tmp_path):
     with pytest.raises(DataError, match=r"no folder that matches .* contains images"):
         open_data(f"{tmp_path}/*/*/none*")
     with pytest.raises(DataError, match="one '\\*' for each level"):
-        open_data(f"{tmp_path}/**")
+        open_data(f"{tmp_path}/**/x")
     make(tmp_path, "train/x/1.jpg")
     with pytest.raises(DataError, match="only some are in train"):
         open_data(f"{tmp_path}/*/*")
+
+
+def test_a_pattern_gives_each_folder_with_images_as_a_class_at_any_depth(tmp_path):
+    """As in GroceryStore: some classes lie a level deeper than others, and the first level names kinds of them."""
+    trees = ("Fruit/Apple/Golden/1.jpg", "Fruit/Apple/Pink/2.jpg", "Fruit/Banana/3.jpg", "Packages/Milk/Oat/4.jpg")
+    for split in ("train", "val"):
+        make(tmp_path, *(f"{split}/{name}" for name in trees))
+    names = ("Fruit/Apple/Golden", "Fruit/Apple/Pink", "Fruit/Banana", "Packages/Milk/Oat")
+    splits = open_data(f"{tmp_path}/**")
+    assert splits.classes == names
+    assert (splits.train.targets.tolist(), splits.val.targets.tolist()) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    make(tmp_path, "train/stray.jpg")
+    assert open_data(f"{tmp_path}/**").layout.endswith("; 1 image beside the class folders not used")
+    (warning,) = find_layout_warnings(open_data(tmp_path), tmp_path)
+    assert f"(2 classes); if the subfolders are the classes, give '{tmp_path}/**'" in warning

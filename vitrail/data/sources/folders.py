@@ -19,6 +19,7 @@ from vitrail.data.sources.scan import Scan, is_system_name, list_files, list_fol
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
+from vitrail.text import plural
 
 
 def read_folder(root: Path, *, labelled: bool) -> RawData | None:
@@ -91,23 +92,38 @@ def _label_by_folder(root: Path, names: tuple[str, ...], paths: list[Strings]) -
 def read_class_folders(pattern: str) -> RawData:
     """The images of all folders that match a glob pattern such as ``photos/*/*``: each folder is one class.
 
-    The name of a class is the path of its folder from the fixed part of the pattern on. If the first part of all paths names
-    a split, it gives the split. Raises `DataError` for ``**``, or if no folder matches, or only some are in folders of splits.
+    ``photos/**`` takes each folder that itself holds images, at any depth. The name of a class is the path of its folder from
+    the fixed part of the pattern on. If the first part of all paths names a split, it gives the split. Raises `DataError` for
+    ``**`` before the end, or if no folder matches, or only some are in folders of splits.
     """
     levels = Path(pattern).parts
-    if "**" in levels:
-        remedy = "give one '*' for each level of folders, e.g. 'photos/*/*'"
-        raise DataError(f"the pattern {pattern!r} has '**'", remedy)
+    if "**" in levels[:-1]:
+        remedy = "give one '*' for each level of folders, e.g. 'photos/*/*', or 'photos/**' for folders at any depth"
+        raise DataError(f"the pattern {pattern!r} has '**' before its end", remedy)
     root = Path(*takewhile(lambda part: not has_magic(part), levels))
     scan = Scan()
-    found = [Path(path) for path in glob(pattern) if os.path.isdir(path) and not is_system_name(Path(path).name)]
+    found: dict[Path, list[str]] = {}  # the images of each folder
+    if levels[-1] == "**":
+        for image in scan.list_images(str(root), ""):
+            found.setdefault(Path(image).parent, []).append(image)
+    else:
+        folders = [Path(path) for path in glob(pattern) if os.path.isdir(path) and not is_system_name(Path(path).name)]
+        for folder in (folder.relative_to(root) for folder in sorted(folders)):
+            scan.enter(str(root / folder))
+            found[folder] = scan.list_images(str(root), folder.as_posix())
     classes: dict[str, dict[str, Strings]] = {}  # split -> class -> images
-    for folder in sorted(found):
-        scan.enter(str(folder))
-        parts = folder.relative_to(root).parts
-        split = SPLITS.get(parts[0].lower(), "") if len(parts) > 1 else ""
-        name = "/".join(parts[1:] if split else parts)
-        classes.setdefault(split, {})[name] = Strings(scan.list_images(str(root), folder.relative_to(root).as_posix()))
+    outside = 0  # images beside folders of classes
+    for folder, images in sorted(found.items()):
+        split = (
+            SPLITS.get(folder.parts[0].lower(), "")
+            if folder.parts and (len(folder.parts) > 1 or levels[-1] == "**")
+            else ""
+        )
+        name = "/".join(folder.parts[1:] if split else folder.parts)
+        if name:
+            classes.setdefault(split, {})[name] = Strings(images)
+        else:
+            outside += len(images)
     if not any(len(images) for by_name in classes.values() for images in by_name.values()):
         what = f"no folder that matches {pattern!r} contains images"
         raise DataError(what, "quote the pattern, and check the folders")
@@ -119,6 +135,7 @@ def read_class_folders(pattern: str) -> RawData:
         names = sort_names(by_name)
         splits[split or "train"] = _label_by_folder(root, names, [by_name[name] for name in names])
     within = "" if "" in classes else f" in {', '.join(splits)}"
+    within += f"; {plural(outside, 'image')} beside the class folders not used" if outside else ""
     return f"class folders that match a pattern{within}{scan.describe_others()}", splits
 
 

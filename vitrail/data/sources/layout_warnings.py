@@ -66,7 +66,7 @@ def _find_odd_names(classes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _find_nested_pattern(splits: Splits, data: Any) -> str:
-    """The pattern of the folders that contain the images if nearly all are deeper than the class folders; else empty."""
+    """The pattern of the folders that contain the images if most are deeper than the class folders; else empty."""
     source = max(list_splits(splits).values(), key=len)
     levels = Counter[int]()  # of sampled images, by the number of folders from the class folder down
     for row in choose_evenly(len(source), SAMPLED).tolist():
@@ -74,11 +74,12 @@ def _find_nested_pattern(splits: Splits, data: Any) -> str:
         in_split = len(folders) > 1 and folders[0].lower() in SPLITS and folders[1] in source.classes
         levels[len(folders) - in_split] += 1
     [(level, count)] = levels.most_common(1) or [(0, 0)]
+    root = str(data) if isinstance(data, str | Path) else "DATA"
     if level < 2 or count < 0.9 * levels.total():
-        return ""
+        deeper = sum(images for depth, images in levels.items() if depth > 1)
+        return f"{root.rstrip('/')}/**" if deeper > 0.5 * levels.total() else ""
     first = source.keys[0].split("/")
     in_splits = len(list_splits(splits)) > 1 and first[0].lower() in SPLITS
-    root = str(data) if isinstance(data, str | Path) else "DATA"
     if len(splits.classes) == 1 and level == 2 and not in_splits:
         return f"{root.rstrip('/')}/{splits.classes[0]}"
     return root.rstrip("/") + "/*" * (level + in_splits)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, Unpack
 
 from vitrail.config.schema import Precision, Run, TaskAlias
@@ -23,11 +25,12 @@ class Training(TypedDict, total=False):
 
     model: Annotated[str | None, Sets("model.name")]
     init: Annotated[
-        str | Path | None,
+        Any,
         Sets(
             "model.init",
             "a name of public weights such as vit-ti16 or hf:owner/name, a run, a model folder, or a .safetensors, .pth or .npz "
-            "file; `auto` takes public weights, as photographs do by default; `none` trains from scratch",
+            "file; `auto` takes public weights, as photographs do by default; `none` trains from scratch; in Python also a "
+            "`Classifier` or its backbone",
         ),
     ]
     size: Annotated[options.Pixels | None, Sets("model.size", "such as 384 or 384x256")]
@@ -116,6 +119,9 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         if given["set"] is not None:
             raise ConfigError("the option 'set' is given twice, once as 'settings'", "give it once")
         given = {**given, "set": given["settings"]}
+    if given["init"] is not None and not isinstance(given["init"], str | Path):
+        with write_init(verb, given, labels=labels) as written:
+            return start(verb, written, labels=labels)
     run, folder, held, notes = compose(verb, given, labels=labels)
     if given["dry_run"]:
         plan: list[str] = []
@@ -143,6 +149,36 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         log = log_nothing if given["quiet"] or not ranks.first else to_stderr
         tuned = tune_rate(run, out, log=log, ranks=ranks, **how)
         return train(tuned, out=out, ranks=ranks, **finish, **how)
+
+
+@contextmanager
+def write_init(
+    verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool
+) -> Generator[Mapping[str, Any], None, None]:
+    """Writes the model that ``init`` is into the folder of the run, so that it can be resumed; yields arguments that name both.
+
+    A run that has begun keeps the file that is there. A dry run leaves nothing. Raises `ConfigError` for anything but a model.
+    """
+    from vitrail.runs.folder import default_folder
+    from vitrail.weights.native import as_task, save
+
+    model = as_task(given["init"])
+    if is_launched():
+        raise ConfigError(
+            "a model in memory, in several processes", "save it first, vitrail.save(model, PATH), and give the path"
+        )
+    if given["dry_run"]:
+        with TemporaryDirectory() as temporary:
+            yield {**given, "init": save(model, Path(temporary) / "init.safetensors")}
+        return
+    composed = compose(
+        verb, {**given, "init": "none"}, labels=labels
+    )  # refuses other mistakes before anything is written
+    folder = composed.folder or default_folder(composed.run)
+    path = folder / "init.safetensors"
+    if not (folder / "config.yaml").exists() or not path.exists():
+        save(model, path)
+    yield {**given, "init": path, "out": None if given["resume"] else folder}
 
 
 class Composed(NamedTuple):
