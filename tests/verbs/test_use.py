@@ -149,6 +149,24 @@ def test_a_temperature_is_fitted_stored_and_lowers_the_nll(trained: Result, phot
     assert vitrail.load(folder, log=silent).temperature == pytest.approx(after.metric.temperature)
 
 
+def test_a_temperature_that_makes_the_calibration_error_larger_is_not_kept(
+    trained: Result, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(trained.folder, tmp_path / "run")
+    fitted: list[float] = []
+    monkeypatch.setattr("vitrail.evaluation.calibration.fit_temperature", lambda *given, **how: fitted[-1])
+    errors, kept, warned = [], [], []
+    for temperature in (10.0, 0.1):  # answers of even scores first, which are right for a model that guesses
+        fitted.append(temperature)
+        lines: list[str] = []
+        evaluated = vitrail.evaluate(folder, photos, calibrate=True, log=lines.append, max_bad=1, **QUIET)
+        errors.append(evaluated.figures["ece"])
+        kept.append(vitrail.load(folder, log=silent).temperature)
+        warned.append(any("the calibration error rose" in line for line in lines))
+    assert (warned, kept) == ([False, True], [10.0, 10.0])
+    assert errors[1] == errors[0]
+
+
 def test_predictions_are_those_of_the_model_in_every_table(trained: Result, photos: Path, tmp_path: Path) -> None:
     how = {**QUIET, "top": 2, "batch": 7, "log": silent}
     answers = list(vitrail.predict(trained.folder, photos, **how))

@@ -123,8 +123,9 @@ def evaluate(
         log(f"warning  {notes[-1]}")
     if calibrate:
         logits, targets = (torch.cat(batches) for batches in zip(*kept))
+        before = task.temperature
         result, temperature = _calibrate(task, result, logits, targets, log)
-        if not isinstance(model, Task):
+        if temperature != before and not isinstance(model, Task):
             log(f"stored in {ranks.run_on_rank0(lambda: set_temperature(model, temperature))}")
     if corruptions:
 
@@ -192,16 +193,27 @@ def _find_present(task: Task, source: Source, calibrate: bool, log: LogFunction)
 def _calibrate(
     task: Task, result: EvaluationResult, logits: Tensor, targets: Tensor, log: LogFunction
 ) -> tuple[EvaluationResult, float]:
-    """Fits the temperature of ``task`` on its logits and targets; returns the result with it, and the temperature."""
+    """Fits the temperature of ``task`` on its logits and targets; returns the result with it, and the temperature.
+
+    A temperature that makes the expected calibration error larger is not taken: the task keeps its own.
+    """
     from vitrail.evaluation.calibration import fit_temperature
 
+    before = task.temperature
     task.temperature = temperature = fit_temperature(logits, targets, multi_label=task.multi_label)
     metric = task.metric()
     metric.update(logits, targets, result.keys)
     after = replace(result, metric=metric)
-    before, now = result.figures["nll"], after.figures["nll"]
-    log(f"calibrated: temperature {temperature:.4f}, nll {before:.4f} -> {now:.4f}")
-    return after, temperature
+    changes = {name: (result.figures[name], after.figures[name]) for name in ("nll", "ece") if name in after.figures}
+    shown = ", ".join(f"{name} {old:.4f} -> {new:.4f}" for name, (old, new) in changes.items())
+    log(f"calibrated: temperature {temperature:.4f}, {shown}")
+    worse = "ece" in changes and changes["ece"][1] > changes["ece"][0]
+    if worse:
+        log(
+            "warning  the calibration error rose, so the temperature is not kept: calibrate on more images, not of the training"
+        )
+        task.temperature, after = before, result
+    return after, task.temperature
 
 
 def _measure_corruptions(
