@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.each_row import each_row
 from tests.reports.reading import PAYLOAD, Page, read_report
 from vitrail.errors import DiskError
+from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.reports.classification import ClassificationFacts, Mistake, plot_curves, warn, write_report
 from vitrail.reports.data_uris import data_uri
 from vitrail.reports.supervised import confused_pairs
@@ -257,3 +259,18 @@ def test_a_folder_that_cannot_be_written_is_a_disk_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="cannot be written"):
         write_report(tmp_path / "file", facts())
+
+
+@each_row("right, said", [(60, True), (90, False)])
+def test_a_model_that_only_knows_the_commonest_class_is_named(right, said):
+    """Of 100 images 55 are of one class; 60 right answers may be as many of those that are always answered so."""
+    metric = ClassMetric(["ant", "bee"])
+    targets = np.arange(100) >= 55
+    predicted = np.where(np.arange(100) < right, targets, ~targets)
+    metric.update(
+        np.eye(2, dtype=np.float32)[predicted.astype(int)], targets.astype(np.int64), [str(row) for row in range(100)]
+    )
+    result = EvaluationResult(split="val", classes=metric.classes, metric=metric)
+    sentence = metric.explain_failure(result.figures)
+    assert ("better than the answer 'ant' to everything, which is right for 55.0 %" in sentence) == said
+    assert bool(sentence) == said

@@ -175,8 +175,11 @@ def plot_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Markup]:
 
 
 def warn(facts: ClassificationFacts) -> list[str]:
-    """Returns sentences about results that should not be relied on: few images, or probabilities that are far off."""
-    words = warn_of_few(len(facts.metric.keys)) if facts.has_evaluation else []
+    """Returns sentences about results that should not be relied on: nothing learned, few images, or probabilities far off."""
+    words = []
+    if facts.has_evaluation:
+        failure = facts.metric.explain_failure(facts.figures)
+        words = [*([failure] if failure else []), *warn_of_few(len(facts.metric.keys))]
     if (error := facts.figures.get("ece", math.nan)) >= MISCALIBRATED:
         words.append(
             f"The expected calibration error is {percent(error, 0)}. Do not use the confidences as probabilities before "

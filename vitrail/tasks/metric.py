@@ -61,6 +61,10 @@ class Metric(ABC):
         figures = self.compute()
         return {name: figures[name] for name in self.summary or figures}
 
+    def explain_failure(self, figures: Figures) -> str:
+        """A sentence on a model that has learned nothing, by the ``figures`` with their intervals; else empty."""
+        return ""
+
     def table(self) -> tuple[list[str], Rows]:
         """A table for people, its head and its rows; empty where the task has none."""
         return [], []

@@ -165,7 +165,8 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
     evaluated = EvaluatedRun(facts=facts, model=model, splits=list_splits(data.splits), source=source, result=result)
     report = write_documents(folder.path, evaluated)
     name, value = next(iter(figures.items()))
-    return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(result.keys):,} images)")
+    summary = f"{name} {value:.4f} on {split} ({len(result.keys):,} images)"
+    return Outcome(report, figures, summary, result.metric.explain_failure(figures) or None)
 
 
 def check_pretraining(run: Run) -> None:

@@ -123,6 +123,16 @@ class ClassMetric(Metric):
     def samples(self) -> np.ndarray:
         return self.right.astype(np.float64)
 
+    def explain_failure(self, figures: Figures) -> str:
+        counts = np.bincount(self.targets, minlength=len(self.classes))
+        commonest, share = self.classes[int(counts.argmax())], float(counts.max() / counts.sum())
+        if figures.get("top1_low", figures["top1"]) > share:
+            return ""
+        return (
+            f"The model is not shown to be better than the answer {commonest!r} to everything, which is right for "
+            f"{100 * share:.1f} % of these images: train for longer, from pre-trained weights, or on more images."
+        )
+
     def table(self) -> tuple[list[str], Rows]:
         """A row for each class with precision, recall, F1 and the number of images."""
         return class_table(self.classes, self.per_class())
