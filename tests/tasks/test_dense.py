@@ -12,6 +12,7 @@ import torch
 import vitrail
 from tests.models.conftest import gradients
 from tests.tasks.dense_models import BACKBONES, CLASSES, VIT, create, draw_images, draw_targets
+from vitrail.config.schema import ModelSettings
 from vitrail.data.augment.placement import Frames
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.exports.graph import to_onnx
@@ -144,7 +145,7 @@ def test_a_description_that_cannot_be_meant_is_refused(tmp_path, task):
 @every_task
 def test_the_head_alone_can_be_trained(task):
     model = create(task)
-    trained = select_trainable(Supervised(model), head_only=True)
+    trained = select_trainable(Supervised(model), ModelSettings(head_only=True))
     assert trained.keys() == {f"own.{name}" for name, _ in model.own.named_parameters()}
 
 

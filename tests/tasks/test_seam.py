@@ -13,6 +13,7 @@ from PIL import Image
 import vitrail
 from tests.serving.conftest import start as start
 from tests.tasks.regression import Regression
+from vitrail.config.schema import ModelSettings
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.source import Source, Splits
@@ -166,7 +167,10 @@ def test_a_model_of_an_unknown_task_is_refused_by_name(trained, monkeypatch):
 def test_with_head_only_nothing_but_its_own_head_is_trained():
     backbone = create_backbone("vit-ti16", classes=0, image_size=SIDE, patch_size=4, width=32, depth=1, heads=2)
     model = Regression(backbone, ("x",), Preprocessing.paper(SIDE))
-    assert select_trainable(Supervised(model), head_only=True).keys() == {"own.head.weight", "own.head.bias"}
+    assert select_trainable(Supervised(model), ModelSettings(head_only=True)).keys() == {
+        "own.head.weight",
+        "own.head.bias",
+    }
 
 
 def test_policies_that_its_targets_cannot_follow_are_refused(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vitrail.config.compose import compose_run
-from vitrail.errors import DivergedError
+from vitrail.errors import ConfigError, DivergedError
 from vitrail.inference import outputs
 from vitrail.objectives.mae import MAE
 from vitrail.runs.checkpoint import Checkpoint
@@ -215,6 +215,18 @@ def test_with_all_but_the_head_frozen_muon_has_nothing_to_do(tmp_path) -> None:
     take_step(found, next(found.batches(0, 1)))
     after = found.objective.encoder.state_dict()
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
+
+
+def test_the_first_blocks_are_frozen_and_the_rest_is_trained(tmp_path) -> None:
+    found = training(tmp_path, SMALL, "model.name=vit-ti16", "model.changes.depth=3", "model.freeze_until=2")
+    before = {name: tensor.clone() for name, tensor in found.objective.encoder.state_dict().items()}
+    take_step(found, next(found.batches(0, 1)))
+    after = found.objective.encoder.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name.split(".")[1] for name in moved if name.startswith("blocks.")} == {"2"}
+    assert {name.split(".")[0] for name in moved} == {"blocks", "norm", "head"}
+    with pytest.raises(ConfigError, match=r"model\.freeze_until is 4, and the network has 3 blocks"):
+        training(tmp_path / "other", SMALL, "model.name=vit-ti16", "model.changes.depth=3", "model.freeze_until=4")
 
 
 def test_images_that_are_compared_give_the_gradient_of_the_whole_batch_in_any_pieces(tmp_path) -> None:

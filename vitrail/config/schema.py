@@ -60,11 +60,13 @@ class ModelSettings:
     ] = field(default_factory=dict)
     head_only: Annotated[bool, "train the classification head only"] = False
     head_first: Annotated[float, "share of the steps in which only the head learns, at the beginning"] = 0.0
+    freeze_until: Annotated[int, "blocks that are not trained, from the first on, with the embedding of patches"] = 0
 
     def __post_init__(self) -> None:
         share = f"model.head_first is {self.head_first}"
         _demand(0 <= self.head_first < 1, share, "give a share of the steps, e.g. 0.3")
         _demand(not (self.head_first and self.head_only), f"{share} with model.head_only", "set one of them")
+        _demand(self.freeze_until >= 0, f"model.freeze_until is {self.freeze_until}", "give a number of blocks, e.g. 6")
         if self.size is not None:
             _demand(min(self.size) >= 1, f"model.size is {self.size}", "give a size in pixels, e.g. --size 224")
         derived = {"image_size", "in_channels", "classes"} & self.changes.keys()

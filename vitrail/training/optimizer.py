@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.config.schema import OptimSettings
+from vitrail.config.schema import ModelSettings, OptimSettings
+from vitrail.errors import ConfigError
 from vitrail.runtime.distributed import SINGLE, Ranks, distribute_like, gather_full, is_dtensor
 from vitrail.torch_private import lerp, lerp_, multiply_
 
@@ -105,10 +106,20 @@ def _iterate(stack: Tensor, dtype: torch.dtype) -> Tensor:
     return x
 
 
-def select_trainable(model: nn.Module, *, head_only: bool) -> dict[str, nn.Parameter]:
-    """Returns the parameters to train by name; with ``head_only`` all but the head is frozen in place."""
+def select_trainable(model: nn.Module, settings: ModelSettings) -> dict[str, nn.Parameter]:
+    """Returns the parameters to train by name; freezes the others in place: all but the head with ``head_only``, the embedding
+    and the first blocks with ``freeze_until``. Raises `ConfigError` for more blocks than there are.
+    """
+    layers = model.layers()  # type: ignore[operator]
+    blocks = len(layers) - 2  # without the embedding and the head
+    if settings.freeze_until > blocks:
+        what = f"model.freeze_until is {settings.freeze_until}, and the network has {blocks} blocks"
+        raise ConfigError(what, f"give a number up to {blocks}, or --head-only")
+    frozen = (
+        {name for layer in layers[: settings.freeze_until + 1] for name in layer} if settings.freeze_until else set()
+    )
     for name, parameter in model.named_parameters():
-        if head_only and name not in find_head_names(model):
+        if name in frozen or (settings.head_only and name not in find_head_names(model)):
             parameter.requires_grad_(False)
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 

@@ -229,13 +229,13 @@ def assemble(
     """Returns the `Training` of a resolved run; the steps that its length in time buys are measured first."""
     objective, inputs = goal.objective(run, built, data, log)
     objective.to(device)
-    select_trainable(objective, head_only=run.model.head_only)
+    select_trainable(objective, run.model)
     trained = objective
     if not ranks.is_single:
         from vitrail.training.parallel import parallelise  # loading FSDP takes a second
 
         trained = parallelise(objective, run.compute, ranks, device)
-    parameters = localise(select_trainable(trained, head_only=run.model.head_only))
+    parameters = localise(select_trainable(trained, run.model))
     digests = fingerprint_data(data)
     ranks.check_same(settings=identify(run), images=digests, versions=versions())
     steps = length_in_steps(run, len(data.train))

@@ -188,3 +188,17 @@ def test_every_control_is_reachable_and_on_the_screen(request, visit, kind, sche
     expect(page.locator("#model-facts")).to_contain_text("of 3" if kind == "detector" else "every pixel, of 3")
     found += violations(page)
     assert found == []
+
+
+def test_many_pictures_are_listed_with_what_is_on_them(visit, detector, segmenter):
+    for address, line in (
+        (detector, f"2 cat, 1 {ATTACK}"),
+        (segmenter, f"background 50.0 %, cat 25.0 %, {ATTACK} 25.0 %"),
+    ):
+        page = visit(address)
+        give(page, *(file(f"{seed}.png", seed=seed) for seed in range(3)))
+        rows = page.locator("#batch tbody tr")
+        for row in range(3):
+            expect(rows.nth(row).locator("td").nth(2)).to_have_text(line)
+        page.get_by_role("button", name="Look at 1.png").click()
+        expect(page.locator(".stage .key")).to_have_text("1.png")

@@ -1,9 +1,10 @@
 /** @file The image view: one image, or two side by side with shared controls. */
 
+import { Batch } from "./batch.js";
 import { curl, commandBlock } from "./command.js";
 import { Controls } from "./controls.js";
 import { alarm, announce, byId, make } from "./dom.js";
-import { chooseButton, listen, photographButton } from "./intake.js";
+import { chooseButton, chooseFolderButton, listen, photographButton } from "./intake.js";
 import { megabytes, whole } from "./numbers.js";
 import { LEAST } from "./objects.js";
 import { readScale, STRENGTHS } from "./painter.js";
@@ -37,6 +38,11 @@ export class AttentionView {
     this.controls = new Controls(this.model, this.view, () => this.#refresh());
     this.stages = make("div", { class: "slots" });
     this.sheets = make("div", { class: "sheets" });
+    this.batch = new Batch(api, this.model, (file) => {
+      this.#leave();
+      this.#put(file, 0);
+      byId("tools").scrollIntoView();
+    });
     this.#lay();
     listen((files, target) => this.open(files, this.#slotAt(target)));
   }
@@ -49,14 +55,19 @@ export class AttentionView {
     this.leave = make("button", { type: "button", class: "quiet", onclick: () => this.#leave() }, "Stop comparing");
     this.compare = chooseButton("Compare with another", ([file]) => this.open([file], 1));
     byId("invitation").replaceChildren(make("img", { src: "page/icon.svg", alt: "", width: 72, height: 72 }),
-      make("p", { class: "invite" }, "Drop an image anywhere on this page, or paste one."),
-      chooseButton("Choose an image", (files) => this.open(files, null), true), photographButton(replace),
+      make("p", { class: "invite" }, "Drop images or a folder anywhere on this page, or paste an image."),
+      chooseButton("Choose images", (files) => this.open(files, null), true), ...this.#folder(), photographButton(replace),
       make("p", { class: "lead" }, this.#promise()));
-    byId("tools").replaceChildren(chooseButton("Change image", replace), photographButton(replace),
-      this.compare, this.leave, this.save,
+    byId("tools").replaceChildren(chooseButton("Change image", replace, true), photographButton(replace),
+      this.compare, this.leave, ...this.#folder(), this.save,
       ...(this.model.classes.length > TOPS[0] && !this.model.colours ? [make("label", { class: "top" }, "Classes ", tops)] : []));
     byId("desk").replaceChildren(this.stages, this.controls.element);
     byId("heads-sheets").replaceChildren(this.sheets);
+  }
+
+  /** Returns the button for a folder, where the model answers. */
+  #folder() {
+    return this.model.classes.length ? [chooseFolderButton("Choose a folder", (files) => this.open(files, null))] : [];
   }
 
   /** Returns the description of the view, before an image is chosen. */
@@ -65,17 +76,23 @@ export class AttentionView {
     const found = FOUND[task] ?? "the predicted class";
     const answers = classes.length ? `${found} (of ${whole(classes.length)})` : "";
     const looks = attention ? "the attention of each layer and head" : "the regions that the prediction depends on";
-    return `The page shows ${[answers, looks].filter(Boolean).join(" and ")}. Choose two images to compare them.`;
+    return `The page shows ${[answers, looks].filter(Boolean).join(" and ")}. Two images are compared, more are listed in a table.`;
   }
 
   /**
-   * Opens images; of several files the first two, side by side.
+   * Opens images: one, two side by side, or a table of more.
    * @param {File[]} files
    * @param {number | null} place index of the slot, null for any
    */
   open(files, place) {
     const [first, second] = files;
     if (!first) return announce("The dropped data contains no image.");
+    if (files.length > 2 && this.model.classes.length) {
+      byId("picture").classList.add("listing");
+      announce("");
+      this.batch.open(files);
+      return;
+    }
     if (second && !place) {
       this.#put(first, 0);
       return this.#put(second, 1);

@@ -22,7 +22,8 @@ export function listen(onFiles) {
     if (!holdsFiles(event)) return;
     event.preventDefault();
     body.classList.remove("dropping");
-    onFiles([...(event.dataTransfer?.files ?? [])], /** @type {Element} */ (event.target));
+    const target = /** @type {Element} */ (event.target);
+    filesOf(event.dataTransfer).then((files) => onFiles(files, target));
   });
   document.addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
@@ -44,6 +45,42 @@ export function listen(onFiles) {
 export function chooseButton(words, onFiles, several = false) {
   const choose = input({ multiple: several }, onFiles);
   return make("div", { class: "intake" }, make("button", { type: "button", onclick: () => choose.click() }, words), choose);
+}
+
+/**
+ * Makes a button to choose a folder; its images come with their folders in their names.
+ * @param {string} words
+ * @param {(files: File[]) => void} onFiles
+ */
+export function chooseFolderButton(words, onFiles) {
+  const choose = input({ webkitdirectory: true }, onFiles);
+  return make("div", { class: "intake" }, make("button", { type: "button", class: "quiet", onclick: () => choose.click() }, words), choose);
+}
+
+/**
+ * Returns the files that were dropped, also those in folders, in the order of their names.
+ * @param {DataTransfer | null} data
+ * @returns {Promise<File[]>}
+ */
+async function filesOf(data) {
+  const entries = [...(data?.items ?? [])].map((item) => item.webkitGetAsEntry?.()), files = [...(data?.files ?? [])];
+  if (!entries.some((entry) => entry?.isDirectory)) return files;
+  return (await Promise.all(entries.map((entry, at) => (entry ? walk(entry) : [files[at]])))).flat();
+}
+
+/** Returns the files of an entry of the file system; `path` of a file names its folders. */
+async function walk(entry) {
+  if (entry.isFile) {
+    const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
+    return [Object.assign(file, { path: entry.fullPath.replace(/^\//, "") })];
+  }
+  const reader = entry.createReader(), inside = [];
+  for (let some; !some || some.length; ) { // a browser gives a hundred at a time
+    some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+    inside.push(...some);
+  }
+  inside.sort((one, other) => one.name.localeCompare(other.name, "en"));
+  return (await Promise.all(inside.map(walk))).flat();
 }
 
 /**

@@ -89,6 +89,7 @@ def train(
         "apart.",
     ] = False,
     head_only: Annotated[bool, Sets("model.head_only")] = False,
+    freeze_until: Annotated[int | None, Sets("model.freeze_until")] = None,
     command: options.Command = "vitrail.train",
     **shared: Unpack[Training],
 ) -> Result | Any:
