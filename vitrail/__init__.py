@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitrail.studies.report import report_study as report_study
     from vitrail.studies.worker import work_study as work_study
     from vitrail.tasks.classification.classifier import Classifier as Classifier
+    from vitrail.training.callbacks import Callback as Callback
     from vitrail.verbs.check import check_export as check_export
     from vitrail.verbs.check import check_parts as check_parts
     from vitrail.verbs.convert import convert as convert
@@ -48,6 +49,7 @@ _VERBS = (
     "train", "transfer",
 )  # fmt: skip
 _HOMES = {name: f"vitrail.verbs.{name}" for name in _VERBS} | {
+    "Callback": "vitrail.training.callbacks",
     "Classifier": "vitrail.tasks.classification.classifier",
     "MODELS": "vitrail.models",
     "check_data": "vitrail.verbs.data",

@@ -10,6 +10,7 @@ from vitrail.data.loader import Batch
 from vitrail.errors import DataError
 from vitrail.runtime.process import StopRequests, stopped_by
 from vitrail.runtime.progress import ProgressBar
+from vitrail.training.callbacks import TrainingEvent
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training, collect_state, collect_tensors, use_average
 from vitrail.training.step import read_pending, take_step
@@ -30,6 +31,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
     progress, ranks, saver = training.progress, training.ranks, training.saver
     saved = time.monotonic()
     clock = _Clock()
+    ended = False  # by a callback
     while True:
         # all ranks stop and save at the same step: any of them may receive a signal, and rank 0 has the clock
         late = time.monotonic() - saved >= training.run.save.every
@@ -39,29 +41,51 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         if due:
             save(training)
             saved = time.monotonic()
-        if _is_evaluation_due(training) and not asked:
+        if _is_evaluation_due(training, ended) and not asked:
             asked = _evaluate(training, stop, show)
+            if not asked:
+                ended = _ask(training, "on_evaluation", training.evaluated) or ended
         if asked:
             save(training)
             saver.wait()
             raise ranks.collective_error(stopped_by(asked, f"run the same command with --out {training.folder.path}"))
-        if progress.step >= training.steps:
+        if ended or progress.step >= training.steps:
             break
         with clock.waiting():
             batch = next(batches)
         training.freeze_backbone()
         loss = take_step(training, batch)
         clock.count(len(batch.keys) // training.objective.views)
-        if progress.step % (training.run.save.log_every or 1) == 0 or progress.step == training.steps:
+        rate = learning_rate(training.run.schedule, training.run.optim.lr, progress.step - 1, training.steps)
+        ended = _ask(training, "on_step", {"loss": loss, "lr": rate})
+        if progress.step % (training.run.save.log_every or 1) == 0 or progress.step == training.steps or ended:
             _log(training, clock)
         show.update(progress.step, loss=loss, **clock.figures())
+    if progress.step < training.steps:
+        show.log(f"ended by a callback at step {progress.step:,} of {training.steps:,}")
+        training.steps = progress.step
     save(training)
     saver.wait()
 
 
-def _is_evaluation_due(training: Training) -> bool:
+def _ask(training: Training, moment: str, figures: Mapping[str, float]) -> bool:
+    """Calls the callbacks of rank 0; returns on all ranks whether one of them ends the training."""
+    if not training.callbacks:
+        return False
+    progress = training.progress
+
+    def call() -> bool:
+        seen = {"epoch": round(progress.step / training.steps_an_epoch, 4), **figures}
+        about = {"model": training.model, "folder": training.folder.path, "log": training.folder.log}
+        event = TrainingEvent(step=progress.step, steps=training.steps, figures=seen, **about)
+        return any([bool(getattr(callback, moment)(event)) for callback in training.callbacks])
+
+    return training.ranks.run_on_rank0(call)
+
+
+def _is_evaluation_due(training: Training, ended: bool) -> bool:
     step = training.progress.step
-    wanted = step % training.evaluate_every == 0 or step == training.steps
+    wanted = step % training.evaluate_every == 0 or step == training.steps or ended
     return wanted and (step > 0 or training.evaluate_first) and training.progress.evaluated < step
 
 
@@ -79,7 +103,7 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
         figures = training.evaluate(stopped)
     if figures is None:
         return asked
-    training.progress.evaluated = training.progress.step
+    training.progress.evaluated, training.evaluated = training.progress.step, figures
     epoch = _write(training, figures, {"evaluation_seconds": round(time.perf_counter() - started, 3)})
     shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
     show.log(f"epoch {epoch:.3g}  step {training.progress.step:,}  {shown}")

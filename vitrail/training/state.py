@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -22,6 +22,7 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.distributed import SINGLE, Ranks, distribute_like, gather_full, is_dtensor
 from vitrail.torch_private import copy_
+from vitrail.training.callbacks import Callback
 from vitrail.training.data import UNTRAINED, TrainingBatches
 from vitrail.training.inputs import Inputs
 from vitrail.training.optimizer import Average, Optimiser, find_head_names
@@ -90,6 +91,9 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     pending: list[PendingMetrics] = field(default_factory=list)
     loss: float = math.nan  # of the last step that was read
+    evaluated: Mapping[str, float] = field(default_factory=dict)  # the figures of the last evaluation
+    callbacks: Sequence[Callback] = ()
+    model: Any = None  # what callbacks are given
 
     def __post_init__(self) -> None:
         self.saver = BackgroundSaver(self.ranks)

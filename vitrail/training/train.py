@@ -23,6 +23,7 @@ from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import StopRequests, keep_generators, use_threads
 from vitrail.runtime.progress import LogFunction, ProgressBar, duration, to_stderr
 from vitrail.text import large, plural
+from vitrail.training.callbacks import Callback
 from vitrail.training.cost import run_operations
 from vitrail.training.data import Transform
 from vitrail.training.fingerprint import check_finished, record_or_check
@@ -86,6 +87,7 @@ def train(
     quiet: bool = False,
     command: str = "",
     notes: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
     ranks: Ranks | None = None,
     end: End | None = None,
 ) -> Result:
@@ -99,6 +101,7 @@ def train(
         quiet: no progress on stderr.
         command: the command that started this, for the report.
         notes: first lines of the log, such as those on the choice of the weights.
+        callbacks: called after steps and evaluations, and at the end.
         ranks: the processes that train together, each of which calls this; by default those that torch's launcher started.
         end: called after the last step, on every rank, in place of evaluating the model and writing it; it returns the figures of
             the result. ``built.model`` then has its final, averaged weights, and `Prepared.evaluate` evaluates it.
@@ -139,12 +142,16 @@ def train(
                     tried = ", ".join(f"{rate}: {loss}" for rate, loss in losses.items())
                     log(f"rate     {run.optim.lr:g}, chosen by validation losses: {tried}")
                 prepared = prepare(run, folder, data=data, transform=transform, log=log, ranks=ranks)
+                prepared.training.callbacks, prepared.training.model = callbacks, prepared.built.model
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
                     # a program that evaluates for itself, as a study does, has its own record of its data
                     _run_steps(prepared, stop, quiet, log, stamped=end is None)
                     ending = Ending(command, time.perf_counter() - started, quiet)
                     outcome = ranks.broadcast(_finish(prepared, ending, log, end))
-                return Result(folder.path, outcome.report, outcome.figures)
+                result = Result(folder.path, outcome.report, outcome.figures)
+                for callback in callbacks if ranks.first else ():
+                    callback.on_end(result)
+                return result
         except BaseException as error:
             if folder.path.is_dir() and folder.status().get("state") != "finished":
                 folder.write_status(why_stopped(error), error=str(error))

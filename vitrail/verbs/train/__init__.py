@@ -65,6 +65,13 @@ class Training(TypedDict, total=False):
     log: Annotated[
         LogFunction | None, Python("With ``dry_run``, called with each line of the plan as soon as it is known.")
     ]
+    callbacks: Annotated[
+        Sequence[Any] | None,
+        Python(
+            "Objects of `vitrail.Callback`, called after each step, after each evaluation and at the end; they may end the "
+            "training early."
+        ),
+    ]
     settings: Annotated[Sequence[str] | None, Python("Another name of ``set``.")]
 
 
@@ -140,7 +147,12 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         dry_run(run, data=held, log=note)
         return "\n".join(plan)
     how: dict[str, Any] = {"data": held, "transform": given["transform"]}
-    finish = {"quiet": given["quiet"], "command": given["command"], "notes": notes}
+    finish = {
+        "quiet": given["quiet"],
+        "command": given["command"],
+        "notes": notes,
+        "callbacks": given["callbacks"] or (),
+    }
     if not given.get("tune_lr"):
         return train(run, out=folder, **finish, **how)
     from vitrail.verbs.train.tune_rate import tune_rate
