@@ -35,7 +35,7 @@ from vitrail.training.state import resume, use_average
 from vitrail.weights.resolve import resolve_model
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import matplotlib.figure
 
 End = Callable[[Prepared], Mapping[str, float]]
 
@@ -59,7 +59,7 @@ class Result(Scores):
         """
         return Table(join_records(RunFolder(self.folder)))
 
-    def plot(self) -> Figure:
+    def plot(self) -> matplotlib.figure.Figure:
         """Returns the history as a figure of matplotlib, which a notebook displays; ``figure.savefig(path)`` writes it.
 
         Raises:
