@@ -24,7 +24,7 @@ extensions = [
     "notebooks",
     "repository_links",
 ]
-exclude_patterns = ["_build", "_ext"]
+exclude_patterns = ["_build", "_ext", "decisions.md"]
 
 # pages: plain Markdown, whose headings are anchors as on GitHub
 myst_enable_extensions = ["colon_fence", "deflist"]

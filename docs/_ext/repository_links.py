@@ -1,7 +1,7 @@
 """Links between the pages and the repository around them.
 
 On GitHub a page may link to any file: ``../CHANGELOG.md``, ``../vitrail/models``. On the site, files that have a page of their
-own lead there, other files are offered as they are, and folders are named without a link.
+own lead there, other files are offered as they are, and folders are named without a link, as is the log of decisions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
+DECISIONS = DOCS / "decisions.md"  # in order of time, for whoever changes vitrail; the site has what stands now
 PAGES = {
     ROOT / "README.md": DOCS / "index.md",
     ROOT / "CHANGELOG.md": DOCS / "project/changelog.md",
@@ -31,7 +32,7 @@ def retarget(text: str, written: Path, shown: Path) -> str:
 
     def change(link: re.Match[str]) -> str:
         target = Path(os.path.normpath(written.parent / link["path"]))
-        if target.is_dir() and target not in PAGES:
+        if (target.is_dir() and target not in PAGES) or target == DECISIONS:
             return link["words"]
         path = os.path.relpath(PAGES.get(target, target), shown.parent)
         return f"[{link['words']}]({path}{link['anchor'] or ''})"

@@ -130,6 +130,19 @@ def test_a_length_in_time_is_measured_before_the_training_is_built(folder, monke
     assert found.run.schedule.time == 100
 
 
+def test_a_length_in_time_of_few_steps_is_warned_of(folder, monkeypatch):
+    found = training(folder, time=30)
+    warnings = {}
+    for seconds in (10.0, 0.5):
+        monkeypatch.setattr(cost, "measure_cost", lambda training: cost.Cost(step=seconds, evaluation=1.0))  # noqa: B023
+        lines: list[str] = []
+        cost.buy_steps(found, lines.append)
+        warnings[seconds] = [line for line in lines if line.startswith("warning")]
+    (warning,) = warnings[10.0]
+    assert warning == "warning  2 steps will hardly train anything: give at least 3 min 40 s, or a smaller --batch"
+    assert not warnings[0.5]
+
+
 def test_measuring_a_step_leaves_the_training_as_it_was(folder, tmp_path):
     bought = training(folder, "optim.ema=0.9", time=0.01)
     other = RunFolder(tmp_path / "other")

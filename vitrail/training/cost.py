@@ -33,6 +33,7 @@ from vitrail.training.validation import read_options
 MIN_IMAGES = 2  # of a small batch: some objectives compare images
 EVALUATION_SHARE = 0.06  # of a run bounded by time
 RESERVE = 0.03  # for starting, saving and the report
+FEW_STEPS = 20  # below which a run bounded by time is warned of
 TRIAL_STEPS = 1_000_000  # so many that the few steps of a measurement stay at the beginning of the warm-up
 LONG_STEP = 0.8  # seconds; a batch whose gradient takes longer is cut
 STEPS_SECONDS, MIN_STEPS, MAX_STEPS = 3.0, 4, 100  # of the measurement of whole steps
@@ -94,6 +95,11 @@ def buy_steps(trial: Training, log: LogFunction) -> tuple[Run, int]:
     steps = max(int(budget / cost.step), 1)
     fits = f"{plural(steps, 'step')} of {cost.step * 1000:.0f} ms and {plural(evaluations, 'evaluation')}"
     log(f"length   {fits} fit into {duration(run.schedule.time)}")
+    if steps < FEW_STEPS:
+        enough = duration(FEW_STEPS * cost.step / (1 - RESERVE - EVALUATION_SHARE))
+        log(
+            f"warning  {plural(steps, 'step')} will hardly train anything: give at least {enough}, or a smaller --batch"
+        )
     schedule, save = replace(run.schedule, steps=steps), replace(run.save, evaluations=evaluations)
     return replace(run, schedule=schedule, save=save), steps
 
