@@ -19,7 +19,8 @@ from vitrail.errors import DiskError
 from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.reports.classification import ClassificationFacts, Mistake, plot_curves, warn, write_report
 from vitrail.reports.data_uris import data_uri
-from vitrail.reports.supervised import confused_pairs
+from vitrail.reports.facts import RunFacts
+from vitrail.reports.supervised import confused_pairs, explain_precision
 from vitrail.tasks.classification.metric import ClassMetric, LabelMetric, reliability
 
 RECORDS = [
@@ -274,3 +275,9 @@ def test_a_model_that_only_knows_the_commonest_class_is_named(right, said):
     sentence = metric.explain_failure(result.figures)
     assert ("better than the answer 'ant' to everything, which is right for 55.0 %" in sentence) == said
     assert bool(sentence) == said
+
+
+@each_row("precision, said", [("bf16", True), ("fp32", False), (None, False)])
+def test_a_report_says_in_what_precision_its_curves_were_computed(precision, said):
+    (found,) = [*explain_precision(RunFacts(title="run", config={"compute": {"precision": precision}})), ""][:1]
+    assert ("computed in bf16 during the training" in found) == said

@@ -143,7 +143,7 @@ def test_models_are_named_by_the_distinct_part_of_their_paths(tmp_path, monkeypa
         picture(40, 50, seed=count).save(f"photos/{count}.png")
     assert run(["inspect", "a/model", "--against", "b/model", "--data", "photos", "--out", "out", "--quiet"]) == 0
     head, *lines, path = capsys.readouterr().out.splitlines()
-    assert head.split() == ["a/model", "b/model", "difference"]
+    assert head.split() == ["a", "b", "difference"]
     assert path == "out/report.html"
     assert any(line.startswith("local_heads") and line.endswith("+0.000") for line in lines)
     assert run(["inspect", "a/model", "--against", "c", "--out", "out", "--quiet", "--json"]) == 0

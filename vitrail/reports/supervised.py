@@ -59,12 +59,23 @@ def write_supervised(
         facts=facts,
         warnings=[*warnings, *facts.notes],
         curves=list(plots.values()),
-        about_curves=[*best, *curves.troubles(facts.records)],
+        about_curves=[*best, *explain_precision(facts), *curves.troubles(facts.records)],
         corruptions=list_corruptions(figures),
         run=facts.details(task),
         **{"confusion": None, "classes": None, **values},
     )
     return write_page(folder, page, {**plots, **drawn})
+
+
+def explain_precision(facts: RunFacts) -> list[str]:
+    """Returns a sentence on why the curves may differ from the figures on top, where a run does not compute in fp32."""
+    precision = facts.config.get("compute", {}).get("precision") or "fp32"
+    if precision == "fp32":
+        return []
+    return [
+        f"The curves were computed in {precision} during the training, the figures on top in fp32 with the final weights: "
+        "they may differ in the last digits. "
+    ]
 
 
 def draw_metrics(facts: RunFacts) -> dict[str, Markup]:

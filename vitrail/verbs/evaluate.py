@@ -76,7 +76,7 @@ def evaluate(
     from vitrail.tasks.task import Task
     from vitrail.text import large, plural, sentence
     from vitrail.weights.native import set_temperature
-    from vitrail.weights.resolve import check_sha256
+    from vitrail.weights.resolve import check_sha256, resolve_model
 
     ranks = ranks or SINGLE
     reading, log = reading.of_rank(ranks), log if ranks.first else log_nothing
@@ -138,7 +138,7 @@ def evaluate(
 
         result = replace(result, further=_measure_corruptions(evaluate_corrupted, quiet=reading.quiet))
     if folder is not None:
-        title = sentence(task.config.about) if isinstance(model, Task) else Path(str(model)).name
+        title = sentence(task.config.about) if isinstance(model, Task) else resolve_model(model).name
         named = str(data) if isinstance(data, str | Path) else ""
         facts = {"title": title, "command": command, "data": named, "notes": [f"{sentence(note)}." for note in notes]}
         ranks.run_on_rank0(lambda: _write_report(folder, task, source, result, facts))

@@ -53,6 +53,7 @@ from vitrail.runtime.process import use_threads
 from vitrail.runtime.progress import LogFunction, ProgressBar, to_stderr
 from vitrail.tasks import Task
 from vitrail.text import sentence
+from vitrail.weights.resolve import resolve_model
 
 MAX_IMAGES = 512  # images that heads are measured on; the paper took 128
 SAMPLES = 6  # images that are shown
@@ -117,7 +118,7 @@ def to_inspection(task: Task, title: str, results: Mapping[str, Any], command: s
 
 def name_of(model: str | Path | Task) -> str:
     """Returns what a page calls a model: the last part of its path, or its kind."""
-    return sentence(model.config.about) if isinstance(model, Task) else Path(str(model)).name
+    return sentence(model.config.about) if isinstance(model, Task) else resolve_model(model).name
 
 
 def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:

@@ -119,7 +119,7 @@ def transfer(
         data_set = DataSet(source, init, task, cells, reading, kept, command, log, ranks, of_vtab)
         rows[name] = data_set.compute({each: probes.get(each) for each in asked}, tuning)
     result = Transfer(
-        model=Path(str(model)).name,
+        model=resolve_model(model).name,
         protocols=asked,
         rows=rows,
         settings=describe_settings(probes, tuning if FINETUNE in asked else None, vtab=vtab),
