@@ -148,7 +148,7 @@ def test_models_are_named_by_the_distinct_part_of_their_paths(tmp_path, monkeypa
     assert any(line.startswith("local_heads") and line.endswith("+0.000") for line in lines)
     assert run(["inspect", "a/model", "--against", "c", "--out", "out", "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["report"] == "out/report.html"
-    assert [each["name"] for each in json.loads(Path("out/numbers.json").read_text())["models"]] == ["model", "c"]
+    assert [each["name"] for each in json.loads(Path("out/numbers.json").read_text())["models"]] == ["a", "c"]
 
 
 @pytest.mark.parametrize("more", [{"cost": True}, {"others": True}], ids=["cost", "three models"])
