@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     __version__: str
     from vitrail.analysis.visualize import visualize_attention as visualize_attention
     from vitrail.models import MODELS as MODELS
+    from vitrail.models.registered import register_model as register_model
+    from vitrail.objectives import register_objective as register_objective
+    from vitrail.plugins import register_loss as register_loss
+    from vitrail.plugins import register_metric as register_metric
     from vitrail.studies.design import write_study as write_study
     from vitrail.studies.report import report_study as report_study
     from vitrail.studies.worker import work_study as work_study
+    from vitrail.tasks import register_task as register_task
     from vitrail.tasks.classification.classifier import Classifier as Classifier
     from vitrail.training.callbacks import Callback as Callback
     from vitrail.verbs.check import check_export as check_export
@@ -61,6 +66,11 @@ _HOMES = {name: f"vitrail.verbs.{name}" for name in _VERBS} | {
     "list_models": "vitrail.verbs.models",
     "list_settings": "vitrail.verbs.settings",
     "load": "vitrail.weights",
+    "register_loss": "vitrail.plugins",
+    "register_metric": "vitrail.plugins",
+    "register_model": "vitrail.models.registered",
+    "register_objective": "vitrail.objectives",
+    "register_task": "vitrail.tasks",
     "report_study": "vitrail.studies.report",
     "save": "vitrail.weights.native",
     "shard_data": "vitrail.verbs.data",

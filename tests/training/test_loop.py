@@ -21,7 +21,7 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime.process import StopRequests
 from vitrail.runtime.progress import ProgressBar
 from vitrail.training import cost, loop
-from vitrail.training.goals import GOALS
+from vitrail.training.goals import ENCODER, SUPERVISED, TOKENIZER, find_goal
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
 
@@ -69,7 +69,9 @@ def fit(training: Training) -> None:
 
 
 def test_every_objective_has_a_goal():
-    assert list(GOALS) == ["supervised", *get_args(Unlabelled)] == ["supervised", *OBJECTIVES]
+    assert [*get_args(Unlabelled)] == [*OBJECTIVES]
+    goals = [find_goal(name) for name in ("supervised", *OBJECTIVES)]
+    assert goals == [SUPERVISED, *[ENCODER] * (len(OBJECTIVES) - 1), TOKENIZER]
 
 
 def test_the_batches_are_closed_when_the_run_ends(folder):

@@ -135,6 +135,28 @@ def test_layer_decay_scales_by_depth_and_biases_do_not_decay() -> None:
     assert {group["weight_decay"] for group in everything} == {0.1}
 
 
+def test_groups_change_rate_and_decay_of_the_first_pattern_that_matches() -> None:
+    model = create_backbone("vit-ti16", depth=2, image_size=32, classes=3)
+    groups = {
+        "blocks.1.mlp.*": {"lr": 0.5},
+        "blocks.*.weight": {"weight_decay": 0.3, "lr": 2},
+        "head.bias": {"weight_decay": 0.2},
+    }
+    settings = OptimSettings(layer_decay=0.5, weight_decay=0.1, groups=groups)
+    found = {
+        name: (group["scale"], group["weight_decay"])
+        for group in group_parameters(model, settings, dict(model.named_parameters()))
+        for name in group["names"]
+    }
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert found["patch_embed.proj.weight"] == (0.125, 0.1)
+    assert found["blocks.0.attn.qkv.weight"] == (0.5, 0.3)
+    assert found["blocks.0.attn.qkv.bias"] == (0.25, 0.0)
+    assert found["blocks.1.mlp.fc1.weight"] == (0.25, 0.1)
+    assert found["head.weight"] == (1.0, 0.1)
+    assert found["head.bias"] == (1.0, 0.2)
+
+
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_an_optimiser_rebuilt_from_its_tensors_resumes_bit_for_bit(name: str) -> None:
     settings = OptimSettings(name=name, lr=0.05, layer_decay=0.7)  # type: ignore[arg-type]

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
-from vitrail.config.recipes import OF_TASK, find_recipe
+from vitrail.config.recipes import OF_TASK, RECIPES, find_recipe
 from vitrail.config.schema import TASK_ALIASES, Run, Unlabelled
 from vitrail.config.units import numbers, parse_fraction, seconds, size_in_pixels
 from vitrail.errors import ConfigError, nearest
+from vitrail.plugins import OBJECTIVES, find_own
 
 AUTO, NONE = "auto", "none"  # values of model.init: weights that suit the data, and training from scratch
+OWN_OBJECTIVE = "masked-patch"  # the recipe of registered objectives, in which nothing belongs to its objective
 LENGTHS = ("epochs", "steps", "time")
 WARMUPS = ("warmup", "warmup_steps")
 # changes to every recipe for built-in data: digits must not be flipped, and 1,500 images overfit without mixup
@@ -33,8 +35,8 @@ def compose_run(
 ) -> tuple[Run, Path | None]:
     """Composes the requested run; returns it and its folder, if one was given.
 
-    The recipe is by default that of an objective without labels, where one is named, else ``finetune`` with weights to start
-    from, for boxes and maps of classes ``detect`` and ``segment``, else ``small-data``.
+    The recipe is by default that of an objective without labels, where one is named (``masked-patch`` for a registered one), else
+    ``finetune`` with weights to start from, for boxes and maps of classes ``detect`` and ``segment``, else ``small-data``.
 
     Args:
         recipe: as `find_recipe` takes it.
@@ -60,11 +62,17 @@ def compose_run(
         base = _read_stored(resume)
     else:
         objective = _group(asked, "objective").get("name") or "supervised"
+        if objective not in ("supervised", *get_args(Unlabelled)):
+            find_own("objective", str(objective), OBJECTIVES, ("supervised", *get_args(Unlabelled)))
         task = asked.get("task") or annotated
         task = TASK_ALIASES.get(str(task), task)
         otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
         otherwise = OF_TASK.get(str(task), otherwise)
-        name = recipe or asked.get("recipe") or (otherwise if objective == "supervised" else objective)
+        name = (
+            recipe
+            or asked.get("recipe")
+            or (otherwise if objective == "supervised" else objective if objective in RECIPES else OWN_OBJECTIVE)
+        )
         run = find_recipe(str(name), model=_group(asked, "model").get("name")).run
         source = str(_group(asked, "data").get("source"))
         base = overlay(plain(run), BUILT_IN.get(source, {}))

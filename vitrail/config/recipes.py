@@ -35,7 +35,6 @@ from vitrail.config.schema import (
     OptimSettings,
     Run,
     ScheduleSettings,
-    Unlabelled,
 )
 from vitrail.data.augment.policy import POLICIES, Augment
 from vitrail.errors import ConfigError, nearest
@@ -111,7 +110,7 @@ def _finetuning_row(
 
 
 def _pretrain_small(
-    objective: Unlabelled,
+    objective: str,
     augment: Augment,
     source: str,
     expect: str,

@@ -30,6 +30,10 @@ def _demand(holds: bool, what: str, remedy: str) -> None:
         raise ConfigError(what, remedy)
 
 
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
 # what a task is called on the command line
 TASK_ALIASES = {"classify": "classification", "segment": "segmentation", "detect": "detection"}
 
@@ -127,17 +131,20 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
-    """The objective: ``supervised``, or a name of `vitrail.objectives.OBJECTIVES`, which need no labels.
+    """The objective: ``supervised``, or a name of `vitrail.objectives.OBJECTIVES` or of one's own, which need no labels.
 
-    Supervised is soft-target cross-entropy, or binary cross-entropy with one sigmoid per class.
+    Supervised is soft-target cross-entropy, binary cross-entropy with one sigmoid per class, or a registered loss.
     """
 
     name: Annotated[
-        Literal["supervised"] | Unlabelled,
-        "objective: supervised, or without labels masked-patch (of the ViT paper), mae, beit, moco, simclr or tokenizer",
+        str,
+        "objective: supervised, or without labels masked-patch (of the ViT paper), mae, beit, moco, simclr, tokenizer or the "
+        "name of a registered one",
     ] = "supervised"
     loss: Annotated[
-        Literal["softmax", "sigmoid"] | None, "softmax, or one sigmoid per class; null is sigmoid for multi-label data"
+        str | None,
+        "loss: softmax, sigmoid (one per class) or the name of a registered loss; by default that of the task, sigmoid for "
+        "multi-label data",
     ] = None
     binarise: Annotated[bool, "with sigmoids, every target above 0 counts as 1 (DeiT III)"] = False
     teacher: Annotated[str | None, "model whose predictions are distilled"] = None
@@ -173,6 +180,11 @@ class OptimSettings:
     decay_on: Annotated[Literal["kernels", "all"], "parameters that decay: kernels, or all"] = "kernels"
     clip: Annotated[float | None, "largest norm of the gradient; null does not clip"] = 1.0
     layer_decay: Annotated[float, "factor of the learning rate from each layer to the one below"] = 1.0
+    groups: Annotated[
+        dict[str, dict[str, float]],
+        "by pattern of parameter names, a factor of the learning rate (lr) and a weight_decay, such as {head.*: {lr: 10}}; the "
+        "first pattern that matches counts",
+    ] = field(default_factory=dict)
     ema: Annotated[float | None, "decay of the moving average of the weights; null keeps none"] = None
     ema_ramp: Annotated[
         float, "the average's decay rises as (1 + t) / (ema_ramp + t) to ema; 2 is Polyak's mean, 1 is constant"
@@ -186,6 +198,11 @@ class OptimSettings:
         _demand(self.clip is None or self.clip > 0, f"optim.clip is {self.clip}", "give a norm above 0, or null")
         _demand(0 < self.layer_decay <= 1, f"optim.layer_decay is {self.layer_decay}", "it lies in (0, 1]; 1 is none")
         _demand(self.ema is None or 0 < self.ema < 1, f"optim.ema is {self.ema}", "give a decay such as 0.999, or null")
+        for pattern, changes in self.groups.items():
+            written = f"optim.groups gives {pattern!r}: {changes!r}"
+            remedy = "give lr, weight_decay or both, each 0 or more: {head.*: {lr: 10, weight_decay: 0}}"
+            known = isinstance(changes, dict) and 0 < len(changes) and {*changes} <= {"lr", "weight_decay"}
+            _demand(known and all(_is_amount(value) for value in changes.values()), written, remedy)
         _demand(self.ema_ramp >= 1, f"optim.ema_ramp is {self.ema_ramp}", "give 1, for a constant decay, or more")
 
 
@@ -270,6 +287,9 @@ class SaveSettings:
         int, "training images on which each evaluation of a supervised run is repeated, without augmentation"
     ] = 0
     evaluations: Annotated[int, "number of evaluations during the run"] = 12
+    metrics: Annotated[
+        tuple[str, ...], "registered metrics that every evaluation computes beside those of the task"
+    ] = ()
     log_every: Annotated[int | None, "updates between two lines of metrics.jsonl; null follows the length"] = None
     tensorboard: Annotated[bool, "also write TensorBoard files"] = False
 

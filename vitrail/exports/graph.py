@@ -21,6 +21,7 @@ from torch.export import Dim, ExportedProgram
 from vitrail.errors import ConfigError
 from vitrail.exports.graph_preprocessing import Preparation
 from vitrail.files import disk_errors, replace_file
+from vitrail.models.registered import RegisteredConfig
 from vitrail.tasks.task import Task
 
 AXES = {0: "batch", 2: "height", 3: "width"}  # of the images
@@ -47,10 +48,12 @@ class Graph(nn.Module):
 def dynamic_size(model: Task) -> bool:
     """Whether height and width are dynamic in a graph of this model. The batch size always is.
 
-    The only exception is BEiT with tables that are resized by a cubic spline ("geometric-cubic"): the spline requires
-    solving linear equations, for which ONNX has no operator.
+    The exceptions are registered networks that take one size, and BEiT with tables that are resized by a cubic spline
+    ("geometric-cubic"): the spline requires solving linear equations, for which ONNX has no operator.
     """
     config = model.backbone.config
+    if isinstance(config, RegisteredConfig):
+        return config.takes_any_size
     is_spline = getattr(config, "bias_resize", None) == "geometric-cubic"
     return not (is_spline and config.relative_bias != "none")
 

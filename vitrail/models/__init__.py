@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vitrail.models.known import Cost as Cost
     from vitrail.models.layers import Patches as Patches
     from vitrail.models.layers import Tokens as Tokens
+    from vitrail.models.registered import register_model as register_model
     from vitrail.models.vit import ViT as ViT
     from vitrail.models.vit import ViTConfig as ViTConfig
 
@@ -33,6 +34,7 @@ _NAMES = {
     "family": ("ARCHITECTURES", "MODELS", "configure", "cost_of", "create_backbone", "sketch"),
     "known": ("Cost",),
     "layers": ("Patches", "Tokens"),
+    "registered": ("register_model",),
     "vit": ("ViT", "ViTConfig"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -6,6 +6,8 @@ B images, C channels, H x W image size, K classes.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -15,8 +17,14 @@ from torch import Tensor
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone
 from vitrail.objectives.objective import Objective
+from vitrail.plugins import BUILT_IN_LOSSES, LOSSES, find_own
 from vitrail.tasks.classification.classifier import label_loss, top1
 from vitrail.tasks.task import Task
+
+
+def find_loss(name: str | None, known: Sequence[str]) -> Callable[..., Tensor] | None:
+    """Returns the registered loss of that name; None for one of vitrail's. Raises `ConfigError` with the nearest names."""
+    return None if name is None or name in BUILT_IN_LOSSES else find_own("loss", name, LOSSES, known)
 
 
 class Supervised(Objective):
@@ -24,16 +32,20 @@ class Supervised(Objective):
 
     Args:
         task: the task to train; it contains the model to save.
-        loss, binarise: the loss of the task, as accepted by `Task.loss_options`.
+        loss, binarise: the loss of the task, as accepted by `Task.loss_options`; or the name of a registered loss.
 
     Raises:
-        ConfigError: the task does not have the loss.
+        ConfigError: the task does not have the loss, or a registered one returns anything but a scalar.
     """
 
     def __init__(self, task: Task, loss: str | None = None, *, binarise: bool = False) -> None:
         super().__init__(task.backbone)
         self.own = task.own
-        self.options = task.loss_options(loss, binarise=binarise)
+        own = find_loss(loss, task.losses)
+        if own is not None and binarise:
+            raise ConfigError(f"binarise is set with the loss {loss!r}", "it belongs to the loss 'sigmoid'")
+        self.name, self.criterion = loss, copy.deepcopy(own)  # a module of it may have parameters
+        self.options = task.loss_options(loss, binarise=binarise) if own is None else {}
         # in a tuple, so that its parameters keep their names in checkpoints: encoder.* and own.*
         self._task = (task,)
 
@@ -46,7 +58,14 @@ class Supervised(Objective):
         """
         (task,) = self._task
         outputs, given = task(images), targets[0] if len(targets) == 1 else targets
-        return task.loss(outputs, given, **self.options), task.measure(outputs.detach(), given)
+        measured = task.measure(outputs.detach(), given)
+        if self.criterion is None:
+            return task.loss(outputs, given, **self.options), measured
+        loss = self.criterion(outputs, given)
+        if loss.ndim:
+            what = f"the loss {self.name!r} returned a tensor of shape {tuple(loss.shape)}"
+            raise ConfigError(what, "return the mean over the images, a scalar")
+        return loss, measured
 
 
 # of the teacher's loss (DeiT, section 4; the soft loss is from Hinton et al. 2015)

@@ -146,7 +146,8 @@ SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_miou", "knn", "psnr_held_ou
 def metric_of(column: str) -> Metric:
     """Returns the metric of a column of the records; an unknown column is named after itself."""
     words = column.replace("_", " ")
-    return METRICS.get(column.removeprefix("val_").removeprefix("train_"), Metric(words, "measured by the objective"))
+    source = "a metric of your own" if column.startswith(tuple(PARTS)) else "measured by the objective"
+    return METRICS.get(column.removeprefix("val_").removeprefix("train_"), Metric(words, source))
 
 
 def curve_of(column: str) -> tuple[str, str]:

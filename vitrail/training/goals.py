@@ -22,14 +22,16 @@ from vitrail.data.sources.source import Source, choose_split, drop_annotations, 
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import EvaluationResult, evaluate_model
 from vitrail.evaluation.feature_health import FeatureHealth, diagnose
+from vitrail.evaluation.own_metrics import OwnMetrics
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.models.backbone import eval_mode
 from vitrail.models.cost import saved_bytes
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
-from vitrail.objectives import OBJECTIVES, ContrastiveObjective, MaskedCodes, MaskedPatch, Reconstruction
+from vitrail.objectives import ContrastiveObjective, MaskedCodes, MaskedPatch, Reconstruction, find_objective
 from vitrail.objectives.objective import Objective, configure_objective
-from vitrail.objectives.supervised import Distillation, Supervised
+from vitrail.objectives.supervised import Distillation, Supervised, find_loss
+from vitrail.plugins import METRICS, find_own
 from vitrail.reports.cards import pretraining_card, write_card
 from vitrail.reports.evaluated_run import write_documents
 from vitrail.reports.facts import EvaluatedRun
@@ -105,7 +107,11 @@ class Goal:
 
 
 def check_supervised(run: Run) -> None:
-    find_task(run.task).targets.check_policy(run.augment, run.task)
+    task = find_task(run.task)
+    task.targets.check_policy(run.augment, run.task)
+    find_loss(run.objective.loss, task.losses)
+    for metric in run.save.metrics:
+        find_own("metric", metric, METRICS)
     check_model(run)
 
 
@@ -145,9 +151,11 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
     options = InferenceOptions(workers=run.data.workers or 0, max_pixels=run.data.max_pixels)
 
     def evaluate_on(split: str, source: Source) -> EvaluationResult:
+        own = OwnMetrics(run.save.metrics, model)
         with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
-            how = {"bad": data.bad, "progress": progress, "ranks": training.ranks}
-            return evaluate_model(model, source, options, split=split, seed=run.seed, **how)
+            how = {"bad": data.bad, "progress": progress, "ranks": training.ranks, "on_outputs": own.on_outputs}
+            result = evaluate_model(model, source, options, split=split, seed=run.seed, **how)
+            return replace(result, further=own.compute())
 
     result = evaluate_on(split, source)
     val = data.splits.val
@@ -170,7 +178,8 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
 
 
 def check_pretraining(run: Run) -> None:
-    """Raises `ConfigError` for settings of a head, which learning without labels does not have."""
+    """Raises `ConfigError` for an unknown objective, and for settings of a head, which learning without labels does not have."""
+    find_objective(run.objective.name)
     for name in ("head_only", "head_first"):
         if getattr(run.model, name):
             raise ConfigError(f"model.{name} is set, and learning without labels has no head", "leave it out")
@@ -234,7 +243,7 @@ def create_pretraining_objective(
     Raises `ConfigError`, and `CheckpointError` for a tokenizer that cannot be read.
     """
     encoder = built.model.backbone if isinstance(built.model, Task) else built.model
-    preprocessing, settings, kind, codes = built.preprocessing, run.objective, OBJECTIVES[run.objective.name], None
+    preprocessing, settings, kind, codes = built.preprocessing, run.objective, find_objective(run.objective.name), None
     given: dict[str, Any] = {}
     if kind is MaskedPatch:
         given = {"preprocessing": preprocessing}
@@ -307,7 +316,7 @@ def write_pretraining_documents(
     """Writes the report and the card of a run whose model is saved."""
     fault_injection.hit("run.after_model")
     name, folder = training.run.objective.name, training.folder
-    about, panels = OBJECTIVES[name].about, draw_panels(training, built.preprocessing)
+    about, panels = find_objective(name).about, draw_panels(training, built.preprocessing)
     page = PretrainingFacts(**facts, objective=name, about_objective=about, panels=panels)
     report = write_pretrain_report(folder.path, page)
     write_card(folder.path, pretraining_card(page))
@@ -365,4 +374,8 @@ TOKENIZER = replace(
     validator=lambda run, built, data: CodeValidator(built.model, built.preprocessing, data.splits, run, data.bad),
     finish=finish_tokenizer,
 )
-GOALS = {"supervised": SUPERVISED, **dict.fromkeys(OBJECTIVES, ENCODER), "tokenizer": TOKENIZER}
+
+
+def find_goal(objective: str) -> Goal:
+    """Returns the goal of a run with this objective: an encoder unless it is one of the two others."""
+    return {"supervised": SUPERVISED, "tokenizer": TOKENIZER}.get(objective, ENCODER)

@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError
 from vitrail.images.decode import BadImage, upright_size
 from vitrail.models import MODELS, Backbone, configure, sketch
 from vitrail.models.cost import count_cost, image_for, saved_bytes
-from vitrail.objectives import OBJECTIVES
+from vitrail.objectives import find_objective
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks import Task, create_task, find_task
@@ -87,7 +87,7 @@ def plan_network(run: Run, data: RunData, start: Task | None, log: LogFunction) 
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
     drawn = sketch(config)
-    views = 1 if run.objective.name == "supervised" else OBJECTIVES[run.objective.name].views
+    views = 1 if run.objective.name == "supervised" else find_objective(run.objective.name).views
     return NetworkPlan(
         model=model,
         channels=channels,

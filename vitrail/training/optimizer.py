@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config.schema import ModelSettings, OptimSettings
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, nearest
 from vitrail.runtime.distributed import SINGLE, Ranks, distribute_like, gather_full, is_dtensor
 from vitrail.torch_private import lerp, lerp_, multiply_
 
@@ -135,20 +136,37 @@ def is_matrix(weight: Tensor) -> bool:
     return weight.ndim == 2 or (weight.ndim == 4 and weight.shape[1] > 1)
 
 
+def plain_name(name: str) -> str:
+    """Returns the name of a parameter without that of the encoder in its objective."""
+    return name.removeprefix("encoder.")
+
+
+def find_own_settings(name: str, groups: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+    """Returns what ``optim.groups`` gives for a parameter: the first pattern that matches its name."""
+    return next((own for pattern, own in groups.items() if fnmatch.fnmatchcase(plain_name(name), pattern)), {})
+
+
 def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> list[dict]:
     """Groups for a torch optimiser: one per depth and decay, each with its ``names`` and the ``scale`` of its rate.
 
-    Layer-wise decay multiplies the rate of depth i by ``layer_decay ** (last - i)`` (BEiT; MAE appendix A.2).
+    Layer-wise decay multiplies the rate of depth i by ``layer_decay ** (last - i)`` (BEiT; MAE appendix A.2); ``groups`` changes
+    rate and decay by name. Raises `ConfigError` for a pattern of ``groups`` that matches no parameter.
     """
     layers = model.layers()  # type: ignore[operator]
+    names = [plain_name(name) for layer in layers for name in layer]
+    for pattern in settings.groups:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"no parameter matches {pattern!r} in optim.groups", nearest(pattern, names))
     spared = model.no_decay() if settings.decay_on == "kernels" else set()  # type: ignore[operator]
     groups: dict[tuple[float, float], dict] = {}
     for depth, layer in enumerate(layers):
         scale = settings.layer_decay ** (len(layers) - 1 - depth)
         for name in (name for name in layer if name in parameters):
-            decay = 0.0 if name in spared else settings.weight_decay
-            empty = {"params": [], "names": [], "scale": scale, "weight_decay": decay}
-            group = groups.setdefault((scale, decay), empty)
+            own = find_own_settings(name, settings.groups)
+            rate = scale * own.get("lr", 1.0)
+            decay = own.get("weight_decay", 0.0 if name in spared else settings.weight_decay)
+            empty = {"params": [], "names": [], "scale": rate, "weight_decay": decay}
+            group = groups.setdefault((rate, decay), empty)
             group["params"].append(parameters[name])
             group["names"].append(name)
     return list(groups.values())

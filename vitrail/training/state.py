@@ -29,6 +29,8 @@ from vitrail.training.optimizer import Average, Optimiser, find_head_names
 from vitrail.training.schedule import learning_rate
 from vitrail.training.validation import Validator
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 
 @dataclass
 class Progress:
@@ -99,6 +101,9 @@ class Training:
         self.saver = BackgroundSaver(self.ranks)
         # the optimiser, the average and the checkpoints see the fp32 weights
         copied = self.run.compute.precision == "bf16-weights" and self.ranks.is_single
+        if copied and any(isinstance(module, BATCH_NORMS) for module in self.trained.modules()):
+            what = "precision bf16-weights keeps no running statistics of batch norms, which the registered model has"
+            raise ConfigError(what, "use --precision bf16")
         self.compute_model = copy.deepcopy(self.trained).to(torch.bfloat16) if copied else self.trained
         compiled = self.run.compute.compile and self.ranks.is_single  # a parallel model is compiled block by block
         self.compiled = torch.compile(self.compute_model) if compiled else self.compute_model
@@ -177,7 +182,7 @@ def _load(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 # settings whose fields are not those of a class
-FREE_FORM = ("model.changes", "model.preprocessing", "objective.changes")
+FREE_FORM = ("model.changes", "model.preprocessing", "objective.changes", "optim.groups.")
 
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

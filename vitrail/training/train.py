@@ -27,7 +27,7 @@ from vitrail.training.callbacks import Callback
 from vitrail.training.cost import run_operations
 from vitrail.training.data import Transform
 from vitrail.training.fingerprint import check_finished, record_or_check
-from vitrail.training.goals import GOALS
+from vitrail.training.goals import find_goal
 from vitrail.training.loop import fit
 from vitrail.training.prepare import Prepared, prepare
 from vitrail.training.provenance import Ending, Outcome, device_hours
@@ -185,7 +185,7 @@ def _begin(
     if extended or not finished:
         return run, folder.path, notes, None
     try:
-        opened = GOALS[run.objective.name].open(run, data, folder, transform, None)
+        opened = find_goal(run.objective.name).open(run, data, folder, transform, None)
     except DataError as error:
         notes = [f"the data are not compared with those of this finished run: {error.what}"]
     else:

@@ -21,6 +21,7 @@ from vitrail.data.rng import permutation
 from vitrail.data.sources.source import Source, Splits, take_part
 from vitrail.evaluation.evaluate import compute_metric
 from vitrail.evaluation.feature_health import measure as measure_health
+from vitrail.evaluation.own_metrics import OwnMetrics
 from vitrail.evaluation.probes import knn
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import run_model
@@ -52,10 +53,13 @@ class TaskValidator:
     def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None:
         figures: dict[str, float] = {}
         for part, source in self.parts.items():
-            metric = compute_metric(self.model, source, read_options(run), bad=self.bad, stopped=stopped, ranks=ranks)
+            own = OwnMetrics(run.save.metrics, self.model)
+            how = {"bad": self.bad, "stopped": stopped, "ranks": ranks, "on_outputs": own.on_outputs}
+            metric = compute_metric(self.model, source, read_options(run), **how)
             if metric is None:
                 return None
-            figures |= {f"{part}_{name}": value for name, value in metric.summarize().items()}
+            measured = {**metric.summarize(), **own.compute()}
+            figures |= {f"{part}_{name}": value for name, value in measured.items()}
         return figures
 
 

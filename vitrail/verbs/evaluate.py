@@ -46,6 +46,7 @@ def evaluate(
     out: Annotated[options.File | None, "A folder for report.html, its charts and figures.json."] = None,
     zoom: options.Zoom = 1.0,
     corruptions: Annotated[bool, "Also evaluate on eight kinds of corruption at five levels."] = False,
+    metrics: options.OwnMetrics = None,
     command: options.Command = "vitrail.evaluate",
     log: options.Log = to_stderr,
     ranks: options.SharedWork = None,
@@ -68,6 +69,7 @@ def evaluate(
     from vitrail.data.decoded_cache import keep_decoded
     from vitrail.evaluation.corruptions import CORRUPTIONS, corrupt
     from vitrail.evaluation.evaluate import evaluate_model
+    from vitrail.evaluation.own_metrics import OwnMetrics
     from vitrail.files import make_folder
     from vitrail.inference.inputs import open_split
     from vitrail.inference.options import tune_options
@@ -111,8 +113,14 @@ def evaluate(
             source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     passes = 1 + 5 * len(CORRUPTIONS) * corruptions
     reading = tune_options(reading, task, log, images=passes * len(source), ranks=ranks)
+    own = OwnMetrics(options.names_of_metrics(metrics), task)
     kept: list[tuple[Tensor, Any]] = []
-    on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
+
+    def keep(outputs: Tensor, targets: Any) -> None:
+        own.add(outputs, targets)
+        kept.append((outputs, targets))
+
+    on_outputs = keep if calibrate else own.on_outputs
     with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=reading.quiet) as progress:
         watched = {"on_outputs": on_outputs, "progress": progress, "ranks": ranks}
         result = evaluate_model(task, source, reading, split=name, bad=bad, among=among, **watched)
@@ -127,6 +135,7 @@ def evaluate(
         result, temperature = _calibrate(task, result, logits, targets, log)
         if temperature != before and not isinstance(model, Task):
             log(f"stored in {ranks.run_on_rank0(lambda: set_temperature(model, temperature))}")
+    result = replace(result, further=own.compute())
     if corruptions:
 
         def evaluate_corrupted(kind: str, level: int) -> EvaluationResult:
@@ -136,7 +145,8 @@ def evaluate(
             how = {"bad": bad, "change": change, "among": among, "ranks": ranks}
             return evaluate_model(task, source, reading, split=name, **how)
 
-        result = replace(result, further=_measure_corruptions(evaluate_corrupted, quiet=reading.quiet))
+        measured = _measure_corruptions(evaluate_corrupted, quiet=reading.quiet)
+        result = replace(result, further={**result.further, **measured})
     if folder is not None:
         title = sentence(task.config.about) if isinstance(model, Task) else resolve_model(model).name
         named = str(data) if isinstance(data, str | Path) else ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from vitrail.config.units import grid_of_patches, numbers, parse_fraction, size_in_pixels
 from vitrail.errors import ConfigError
+from vitrail.plugins import register_loss, register_metric
 from vitrail.runtime.progress import LogFunction
 from vitrail.untrusted.limits import PIXELS
 from vitrail.verbs.verb import Python
@@ -54,6 +55,14 @@ Command = Annotated[str, Python("How the report names the call.")]
 SharedWork = Annotated[
     "Ranks | None",
     Python("Processes that compute this together, each of which calls this and returns the same (`distributed.join`)."),
+]
+
+OwnMetrics = Annotated[
+    Mapping[str, Callable[..., float]] | Sequence[str] | None,
+    Python(
+        "Further metrics of a classifier: names of `vitrail.register_metric`, or functions by name, from probabilities (N, K) "
+        "and targets (N,) to a number."
+    ),
 ]
 
 # what only the command line has
@@ -178,3 +187,23 @@ def choose_cache(cache: bool | str | Path) -> Path | None:
     from vitrail.inference.features import default_cache
 
     return default_cache() if cache is True else Path(cache) if cache else None
+
+
+def names_of_metrics(metrics: Mapping[str, Callable[..., float]] | Sequence[str] | None) -> list[str]:
+    """Returns the names of metrics; functions are registered. Raises `ConfigError` as `register_metric`."""
+    for name, function in metrics.items() if isinstance(metrics, Mapping) else ():
+        register_metric(name, function)
+    return list(metrics or ())
+
+
+def name_of_loss(loss: Any) -> str | None:
+    """Returns the name of a loss; a function or module is registered under its own. Raises `ConfigError` as `register_loss`."""
+    if loss is None or isinstance(loss, str):
+        return loss
+    name = getattr(loss, "__name__", type(loss).__name__)
+    if not name.isidentifier():
+        raise ConfigError(
+            f"the loss is {name}, which has no name", "name it: vitrail.register_loss(NAME, loss), loss=NAME"
+        )
+    register_loss(name, loss)
+    return name

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
-from vitrail.config.schema import Unlabelled
 from vitrail.verbs import options
 from vitrail.verbs.train import Training, make_run, start
 from vitrail.verbs.verb import Sets, verb
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 def pretrain(
     data: Annotated[Any, "What `vitrail train` takes, or a folder of images without classes."] = None,
     *,
-    objective: Annotated[Unlabelled | None, Sets("objective.name")] = None,
+    objective: Annotated[str | None, Sets("objective.name")] = None,
     tokenizer: Annotated[str | Path | None, Sets("objective.tokenizer")] = None,
     recipe: Annotated[
         str | None, "Default values of all settings; by default the recipe named after the objective."

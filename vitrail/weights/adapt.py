@@ -51,8 +51,10 @@ def adapt(
     channels = start.config.in_channels if in_channels is None else in_channels
     config = configure(start.config, image_size=size, in_channels=channels, **changes)
     tensors = start.backbone.resize_tensors(start.backbone.state_dict(), start.config, config)
-    first = start.backbone.first_layer
-    backbone = build_backbone(config, {**tensors, first: fit_first_layer(tensors[first], channels)}, "the checkpoint")
+    if channels != start.config.in_channels:
+        first = start.backbone.first_layer
+        tensors = {**tensors, first: fit_first_layer(tensors[first], channels)}
+    backbone = build_backbone(config, tensors, "the checkpoint")
     described = start.describe() if kind is type(start) else {}
     if classes is not None or arguments is not None:
         described.pop("temperature", None)
@@ -79,13 +81,18 @@ def fit_first_layer(weight: Tensor, channels: int) -> Tensor:
 
     Channels are assigned cyclically. With n > C, new channels that map to the same old channel each get an equal part of
     its weight; with n < C, a new channel gets the sum of the old channels that map to it. Either way an image whose
-    channels are all equal gets the same output as before.
+    channels are all equal gets the same output as before. Raises `ConfigError` for another shape.
     """
+    if weight.ndim != 4:
+        what = (
+            f"the first layer of a registered model has a weight of shape {tuple(weight.shape)}, which has no channels"
+        )
+        raise ConfigError(what, "train it from scratch on these images")
     before = weight.shape[1]
     shares = torch.zeros(channels, before, dtype=weight.dtype, device=weight.device)  # (n, C)
     indices = torch.arange(max(channels, before), device=weight.device)
     shares[indices % channels, indices % before] = 1
-    return weight if channels == before else torch.einsum("nc,dcpq->dnpq", shares / shares.sum(0), weight)
+    return torch.einsum("nc,dcpq->dnpq", shares / shares.sum(0), weight)
 
 
 def _fit_preprocessing(preprocessing: Preprocessing, channels: int) -> Preprocessing:

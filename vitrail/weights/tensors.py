@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.checksums import FIELD, UNSEALED, add_checksum_to_tensors, are_tensors_intact, is_intact, sha256_of
 from vitrail.errors import CheckpointError
-from vitrail.models import Backbone, Config, sketch
+from vitrail.models import Backbone, Config, create_backbone, sketch
 from vitrail.untrusted import json_documents
 from vitrail.untrusted.limits import HEADER_BYTES as MAX_HEADER_BYTES
 from vitrail.untrusted.limits import HEADER_PIECES as MAX_PIECES
@@ -120,7 +120,9 @@ def check_fit(needed: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path:
         if tensors[name].shape != needed[name].shape:
             shapes = f"{shape_of(tensors[name])}, the model has {shape_of(needed[name])}"
             faults.append(f"shape       {printable(name)} is {shapes}")
-        elif not tensors[name].is_floating_point():
+        elif (
+            tensors[name].is_floating_point() != needed[name].is_floating_point()
+        ):  # a registered model may count batches
             faults.append(f"type        {printable(name)} is {tensors[name].dtype}")
     if faults:
         shown = faults[:MAX_LISTED]
@@ -135,7 +137,11 @@ def build_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | Pa
     Raises:
         CheckpointError: lists the tensors that do not fit.
     """
-    return build_network(lambda: sketch(config), config.blocks, tensors, path)
+    backbone = build_network(lambda: sketch(config), config.blocks, tensors, path)
+    if any(buffer.is_meta for buffer in backbone.buffers()):  # those of a registered model that are not saved
+        weights, backbone = backbone.state_dict(), create_backbone(config)
+        backbone.load_state_dict(weights)
+    return backbone
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -152,7 +158,8 @@ def build_network(draft: Callable[[], M], blocks: int, tensors: Mapping[str, Ten
         what = f"{path} does not fit the model, which would be too large: a tensor would have 2^63 elements or more"
         raise CheckpointError(what, OTHER) from error
     check_fit(model.state_dict(), tensors, path)
-    model.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True)
+    kinds = {name: torch.float32 if tensor.is_floating_point() else tensor.dtype for name, tensor in tensors.items()}
+    model.load_state_dict({name: tensor.to(kinds[name], copy=True) for name, tensor in tensors.items()}, assign=True)
     return model
 
 

@@ -97,6 +97,8 @@ def train(
     ] = False,
     head_only: Annotated[bool, Sets("model.head_only")] = False,
     freeze_until: Annotated[int | None, Sets("model.freeze_until")] = None,
+    loss: Annotated[Any, Sets("objective.loss", "in Python also a function or module")] = None,
+    metrics: options.OwnMetrics = None,
     command: options.Command = "vitrail.train",
     **shared: Unpack[Training],
 ) -> Result | Any:
@@ -111,7 +113,7 @@ def train(
         ConfigError: invalid settings, or the folder of another run.
         DataError: data that cannot be used for training.
     """
-    return start(train, {**locals(), **shared}, labels=True)
+    return start(train, {**locals(), **shared, "loss": options.name_of_loss(loss)}, labels=True)
 
 
 def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -> Result | str:
@@ -127,6 +129,9 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         if given["set"] is not None:
             raise ConfigError("the option 'set' is given twice, once as 'settings'", "give it once")
         given = {**given, "set": given["settings"]}
+    if given.get("metrics") is not None:
+        names = options.names_of_metrics(given["metrics"])
+        given = {**given, "metrics": None, "set": [*(given["set"] or ()), f"save.metrics={names}"]}
     if given["init"] is not None and not isinstance(given["init"], str | Path):
         with write_init(verb, given, labels=labels) as written:
             return start(verb, written, labels=labels)
