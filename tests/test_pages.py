@@ -119,6 +119,24 @@ def test_the_python_of_a_page_runs(page, desk):
     run_python(page.read_text(), str(page))
 
 
+def count_lines(code: str) -> int:
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in code.splitlines())
+
+
+def test_the_lengths_of_examples_are_as_counted():
+    page, theirs = (ROOT / "docs/your-own.md").read_text(), (ROOT / "benchmarks/your_own.py").read_text()
+    ours = {each.splitlines()[0]: found[0][1] for each in page.split("\n## ")[1:] if (found := blocks(each, "python"))}
+    trainer = {each.splitlines()[0]: each.partition("\n")[2] for each in theirs.split("\n# --- ")[1:]}
+    shared = next(count_lines(code) for name, code in trainer.items() if name.startswith("shared"))
+    rows = re.findall(r"^\| ([A-Z].+?) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert len(rows) == 8
+    assert [(name, int(here), int(there)) for name, here, there in rows] == [
+        (name, count_lines(ours[name]), count_lines(trainer[name])) for name, *_ in rows
+    ]
+    assert f"its share of {shared} lines" in page
+    assert max(count_lines(code) for code in ours.values()) <= 25
+
+
 def test_the_commands_of_every_page_parse():
     wrong, app = {}, build_app()
     for page in PAGES:

@@ -36,7 +36,7 @@ OF_THE_TERMINAL = {
     "restarts",
     "network",
 }  # how results are printed, how ranks are started
-OF_PYTHON = {"log", "transform", "command", "ranks", "settings", "callbacks"}  # what no shell can say
+OF_PYTHON = {"log", "transform", "command", "ranks", "settings", "callbacks", "metrics"}  # what no shell can say
 
 
 def silent(line: str) -> None: ...
