@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -131,7 +131,13 @@ def environment() -> Environment:
     )
     found.filters |= {"plural": plural, "code": lambda name: Markup(f"`{name}`"), "yaml": format_settings}
     found.filters |= {"block": fence_code, "quote": shlex.quote, "repr": repr}
+    found.filters |= {"name": without_folders}
     return found
+
+
+def without_folders(path: str) -> str:
+    """Returns the name of a file or folder of an absolute path, whose folders are those of this machine; else the path."""
+    return PurePath(path).name if PurePath(path).is_absolute() else path
 
 
 def escape(words: str) -> str:

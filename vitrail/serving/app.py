@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from vitrail.analysis.palette import ANCHORS, DARK, FONTS, ICON, LIGHT
 from vitrail.checksums import sha256_of
 from vitrail.errors import ConfigError
+from vitrail.reports.metric_names import metric_of
 from vitrail.serving import image_routes, kserve, schemas
 from vitrail.serving.admission import Admission
 from vitrail.serving.refusals import STATUS, Refused
@@ -116,6 +117,7 @@ async def describe_model(service: CurrentService) -> Response:
         "colours": [to_hex(colours[name]) for name in model.classes] if model.draws_answers else None,
         "provenance": strip_folders(description["provenance"]),
         "metrics": served.about.get("metrics", {}),
+        "metric_names": {name: metric_of(name).label for name in served.about.get("metrics", {})},
         "card": served.about.get("card"),
         "parity": served.about.get("parity"),
         "attention": {"layers": served.attention} if served.attention else None,

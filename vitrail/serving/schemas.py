@@ -140,6 +140,7 @@ class AboutModel(Schema):
     numerics: dict[str, Any] = Field(description="the model's config")
     preprocessing: dict[str, Any]
     metrics: dict[str, Any]
+    metric_names: dict[str, str] = Field(description="what each of the metrics is called in a sentence")
     provenance: dict[str, Any]
     card: str | None = Field(description="Markdown")
     parity: dict[str, Any] | None = Field(description="comparison of an exported model with its source")

@@ -18,6 +18,7 @@ def test_names_stay_text(visit, serve):
     assert "<img src=x" in page.locator(".stage .key").inner_text()
     page.locator("#to-model").click()
     assert page.locator(".classes li").first.inner_text().endswith(ATTACK)
+    page.get_by_text("Model card", exact=True).click()
     assert page.locator("#model-card strong").inner_text() == ATTACK
     assert page.locator("main img:visible, main script").count() == 0
 
@@ -39,6 +40,10 @@ def test_a_token_is_asked_for_and_kept_nowhere(visit, serve, small, runs):
 def test_the_model_is_told(visit, address, small):
     page = visit(f"{address}#/model")
     page.locator("#model-facts dl").wait_for()
+    assert "negative log-likelihood" in page.locator("#model-metrics").inner_text()
+    assert not page.locator("#model-numerics").is_visible()  # details are opened by who wants them
+    for summary in page.locator("#model section:not([hidden]) summary").all():
+        summary.click()
     words = page.locator("#model").inner_text()
     wanted = {"small.safetensors", "75.0 %", "1.25", "64, 64", "A card", small.model.preprocessing.interpolation}
     assert {word for word in wanted if word in words} == wanted

@@ -10,6 +10,7 @@ import pytest
 from tests.serving.browser.page import (
     BROWSER,
     DESK,
+    PHONE,
     decoded,
     expect,
     file,
@@ -193,6 +194,42 @@ def test_while_occlusion_is_computed_no_other_map_stands_there(visit, address):
     expect(page.locator(".says")).to_have_text("Computing occlusion …")
     held[1].continue_()
     expect(page.locator(".says")).to_contain_text("when a region is covered")
+
+
+def test_occlusion_that_lowers_nothing_shows_the_picture_without_a_scale(visit, address):
+    page = visit(address)
+    see(page, file(height=120, width=120))
+
+    def lower_nothing(route) -> None:
+        reply = route.fetch().json()
+        for found in reply["maps"]:
+            found["values"] = [[-abs(value) for value in row] for row in found["values"]]
+        route.fulfill(json=reply)
+
+    page.route("**/v1/explain?method=occlusion*", lower_nothing)
+    page.get_by_text("Occlusion", exact=True).click()
+    expect(page.locator(".says")).to_contain_text("does not lower the predicted probability")
+    assert not page.locator(".scale").is_visible()
+    bright = decoded(photograph(120, 120)).mean()
+    assert picture_of(pixels(page)).mean() == pytest.approx(bright, rel=0.05)  # and is not darkened
+
+
+def test_on_a_phone_the_answer_stands_on_the_first_screen(visit, address):
+    page = visit(address, size=PHONE)
+    see(page, file())
+    page.locator(".bars").wait_for()
+    box = page.locator(".best").bounding_box()
+    assert box["y"] + box["height"] < PHONE["height"]
+    assert box["y"] < page.locator(".pane").bounding_box()["y"]
+
+
+def test_what_was_said_of_a_picture_is_gone_with_it(visit, address):
+    page = visit(address, expected=(422,))
+    see(page, file())
+    expect(page.locator("#spoken")).to_contain_text("probability")
+    give(page, {"name": "broken.png", "mimeType": "image/png", "buffer": b"no picture"}, place="#tools")
+    page.get_by_role("alert").filter(has_text="broken.png").wait_for()
+    expect(page.locator("#spoken")).to_have_text("")
 
 
 def test_two_pictures_stand_side_by_side_under_the_same_sliders(visit, address):

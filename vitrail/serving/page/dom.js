@@ -60,6 +60,7 @@ export function byId(id) {
  */
 export function announce(words) {
   byId("status").textContent = words;
+  byId("spoken").textContent = ""; // what was said of an earlier picture
 }
 
 /**

@@ -4,7 +4,7 @@ import { card } from "./card.js";
 import { byId, facts, make } from "./dom.js";
 import { large, percent, short, whole } from "./numbers.js";
 
-const SHARES = /^(top\d+|ece|brier|f1.*|map|accuracy|.*_low|.*_high|knn|linear)$/;
+const SHARES = /^(top\d+|ece|f1.*|map|accuracy|.*_low|.*_high|knn|linear)$/;
 const SHOWN = 300; // maximum number of listed classes; the others are found by the search field
 
 /** @param {any} model reply of /v1/model */
@@ -18,7 +18,7 @@ export function showModel(model) {
     ["Output", answers(model)],
     ...(model.temperature === null ? [] : [["Temperature", short(model.temperature)]]),
     ...(model.threshold === null ? [] : [["Threshold", short(model.threshold)]]), ...attention(model)]));
-  fill("metrics", figures(model.metrics));
+  fill("metrics", figures(model.metrics, model.metric_names ?? {}));
   fill("parity", model.parity && facts(flat(model.parity)));
   fill("preprocessing", model.preprocessing && facts(flat(model.preprocessing)));
   fill("numerics", model.numerics && facts(flat(model.numerics)));
@@ -45,14 +45,20 @@ function fill(name, part) {
   const section = byId(`model-${name}`);
   section.hidden = !part;
   if (part) section.replaceChildren(part);
-  /** @type {HTMLElement} */ (section.parentElement).hidden = !part;
+  /** @type {HTMLElement} */ (section.closest("section")).hidden = !part;
 }
 
-function figures(metrics) {
-  const pairs = Object.entries(metrics ?? {}).filter(([, value]) => typeof value === "number");
+/** Returns the metrics by their names; the ends of a 95 % interval stand below their metric. */
+function figures(metrics, names) {
+  const pairs = Object.entries(metrics ?? {}).filter(([name, value]) => typeof value === "number" && !/_(low|high)$/.test(name));
   if (!pairs.length) return null;
-  return make("dl", { class: "figures" }, ...pairs.map(([name, value]) => make("div", {},
-    make("dt", {}, name.replaceAll("_", " ")), make("dd", {}, SHARES.test(name) ? percent(value) : short(value)))));
+  const written = (name, value) => (SHARES.test(name) ? percent(value) : short(value));
+  return make("dl", { class: "figures" }, ...pairs.map(([name, value]) => {
+    const [low, high] = [metrics[`${name}_low`], metrics[`${name}_high`]];
+    const ends = typeof low === "number" && typeof high === "number" && `95 % interval ${written(name, low)} to ${written(name, high)}`;
+    return make("div", {}, make("dt", {}, names[name] ?? name.replaceAll("_", " ")), make("dd", {}, written(name, value)),
+      ends && make("dd", { class: "ends" }, ends));
+  }));
 }
 
 /** Flattens nested values into pairs; the name of a nested value is prefixed with that of its parent. */

@@ -21,7 +21,7 @@ export function percent(share) {
  * Formats the decrease of a probability.
  * @param {number} share negative for an increase
  */
-export const fallen = (share) => (share === 0 ? "0 %" : `${share > 0 ? "−" : "+"}${percent(Math.abs(share))}`);
+export const fallen = (share) => (share === 0 ? "0 %" : `${percent(Math.abs(share))} ${share > 0 ? "less" : "more"}`);
 
 /** @param {number} value */
 export function short(value) {

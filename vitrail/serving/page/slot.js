@@ -214,6 +214,9 @@ export class Slot {
     if (late() || !from) return;
     const shown = entryOf(from, view.layer) ?? entry, map = mapOf(shown, view.method === "attention" ? view.head : null);
     const words = WORDS[view.method] ?? short;
+    this.sheet.element.hidden = view.method !== "attention";
+    // a map of nothing has no scale, and would only darken the picture
+    if (!map.values.some((value) => value > 0)) return this.stage.showPlain(scene, this.#caption(view, cell, asks, map, shown.note));
     this.stage.show(scene, map, {
       ...view, scale: this.model.scale, range: rangeOf(map.values), pickable, words,
       caption: this.#caption(view, cell, asks, map, shown.note),
@@ -221,7 +224,6 @@ export class Slot {
     this.stage.mark(cell);
     if (view.method === "attention") this.sheet.draw(scene, from, cell ? entry : null, { ...view, scale: this.model.scale });
     this.sheet.choose(view.layer, view.method === "attention" ? view.head : null);
-    this.sheet.element.hidden = view.method !== "attention";
   }
 
   /** Returns the maps of a query patch, or null if another one was selected meanwhile. */
@@ -234,7 +236,10 @@ export class Slot {
 
   /** Returns the caption of the picture. */
   #caption({ method, layer, head, spot }, cell, asks, map, note) {
-    if (!map.values.some((value) => value > 0)) return `${capital(method)}: no region has a positive value.`;
+    if (!map.values.some((value) => value > 0)) {
+      return method === "occlusion" ? "Occlusion: covering one region does not lower the predicted probability, whichever it is."
+        : `${capital(method)}: no region has a positive value.`;
+    }
     if (method === "rollout") return "Rollout: attention from the output to each patch, through all layers.";
     if (method === "gradient") return "Gradient: attention weighted by its gradient for the predicted class.";
     if (method === "occlusion") return `Occlusion: decrease of the predicted probability when a region is covered${note ? ` (${note})` : ""}.`;

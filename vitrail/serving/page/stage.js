@@ -49,11 +49,12 @@ export class Stage {
   /**
    * Shows a scene without a map.
    * @param {Scene} scene
+   * @param {string} [caption]
    */
-  showPlain(scene) {
+  showPlain(scene, caption = "") {
     this.#size(scene);
     this.canvas.getContext("2d")?.putImageData(scene.picture, 0, 0);
-    this.#bare("");
+    this.#bare(caption);
   }
 
   /**
