@@ -6,6 +6,7 @@ written. Annotations name the types of other modules alike.
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -50,8 +51,28 @@ def resolve(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.E
 
 
 def show_defaults(app: Sphinx, what: str, name: str, obj: Any, options: Any, args: str, returns: str) -> Any:
-    """A default that is a function is shown by its name; one that is made anew, as a field of a dataclass, as dots."""
+    """A default that is a function is shown by its name; one that is made anew, as a field of a dataclass, as dots.
+
+    Of a verb with main options these stand for all, which the list of parameters has.
+    """
+    if main := getattr(inspect.unwrap(obj), "main", ()) if callable(obj) else ():
+        parameters = [each for each in inspect.signature(obj).parameters.values()]
+        shown = [each for each in parameters if each.kind is not each.KEYWORD_ONLY or each.name in main]
+        more = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
+        return str(inspect.Signature([*(each.replace(annotation=each.empty) for each in shown), more])), returns
     return args and re.sub(r"<function (\w+)[^>]*>", r"\1", args).replace("<factory>", "..."), returns
+
+
+def add_types(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Gives the parameters of a verb their types, which its short signature does not show."""
+    if what != "function" or not getattr(inspect.unwrap(obj), "main", ()):
+        return
+    parameters = inspect.signature(obj).parameters
+    for place, line in enumerate(lines):
+        if (found := re.match(r"    (\w+): ", line)) and found[1] in parameters:
+            kind = parameters[found[1]].annotation
+            kind = kind if isinstance(kind, str) else inspect.formatannotation(kind).replace("typing.", "")
+            lines[place] = f"    {found[1]} ({kind}): {line[found.end() :]}"
 
 
 def hide_colon(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -74,6 +95,7 @@ def draw_dashes(app: Sphinx, doctree: nodes.document) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     roles.register_local_role("backticks", backticks)
     app.connect("missing-reference", resolve)
+    app.connect("autodoc-process-docstring", add_types, priority=90)
     app.connect("autodoc-process-docstring", hide_colon, priority=100)
     app.connect("autodoc-process-docstring", show_colon, priority=900)
     app.connect("doctree-read", draw_dashes)

@@ -120,8 +120,11 @@ def test_help_an_editor_and_the_site_show_the_same_options():
         ours = [*inspect.signature(verb).parameters]
         documented = inspect.getdoc(verb).partition("Args:\n")[2].partition("\n\n")[0]
         assert [*re.findall(r"^    (\w+): ", documented, re.MULTILINE)] == ours, name
-        entry = text.partition(f'id="vitrail.{name}"')[2].partition("</dt>")[0]
-        assert re.findall(r'<em class="sig-param"><span class="n"><span class="pre">(\w+)</span>', entry) == ours, name
+        entry, _, below = text.partition(f'id="vitrail.{name}"')[2].partition("</dt>")
+        shown = re.findall(r'<em class="sig-param"><span class="(?:n|o)"><span class="pre">\**(\w+)</span>', entry)
+        assert [each for each in shown if each != "options"] == [each for each in ours if each in shown], name
+        listed = re.findall(r"<strong>(\w+)</strong>", below.partition("</dl>")[0])
+        assert listed[: len(ours)] == ours, name
         assert "Annotated" not in entry, name
 
 

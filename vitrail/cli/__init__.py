@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
-from vitrail.cli.commands import to_command
+from vitrail.cli.commands import ARGUMENTS, OTHERS, to_command
 from vitrail.errors import DiskError, VitrailError, explain_system
 from vitrail.runtime.launch import is_launched, leave_code
 from vitrail.runtime.process import explain_bus_errors, keep_large_buffers
@@ -42,6 +42,8 @@ def build_app(only: str | None = None) -> App:
         name="vitrail",
         help="The Vision Transformer workbench: train, fine-tune, evaluate and use ViTs on your own images.",
         version=_version,
+        group_arguments=ARGUMENTS,
+        group_parameters=OTHERS,
         help_epilogue="Start with `vitrail train digits`. Errors say what to do; --debug shows the traceback.",
     )
     for name, verb, run in (

@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from vitrail.verbs.verb import Option, Python, options_of, summary_of
 
+ARGUMENTS, MAIN, OTHERS = (  # of the help of a command, in this order
+    Group(name, sort_key=place) for place, name in enumerate(("Arguments", "Main options", "Options"))
+)
 POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -48,7 +51,8 @@ def _to_parameter(option: Option, meaning: Any, *, is_option: bool = False) -> i
     parameter, kind = option.parameter, _to_shell(option.type)
     shown, only_python, _ = str(meaning).partition("; in Python also")
     # a switch has no --no-... but where it is on, and a list no --empty-...
-    help = Parameter(help=shown + "." * bool(only_python), negative=None if parameter.default is True else "")
+    group: dict[str, Any] = {"group": MAIN} if option.main and is_option else {}
+    help = Parameter(help=shown + "." * bool(only_python), negative=None if parameter.default is True else "", **group)
     hint = Annotated[kind | None if parameter.default is None else kind, help]  # type: ignore[operator]
     return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY if is_option else parameter.kind, annotation=hint)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vitrail.inference.parts.folder import PartsCheck
 
 
-@verb
+@verb()
 def check_parts(
     folder: Annotated[str | Path, "The folder that --parts named."], *, quiet: options.Quiet = False
 ) -> PartsCheck:
@@ -44,7 +44,7 @@ def run_check_parts(
         raise DataError(f"{folder} does not hold every image once", found.remedy)
 
 
-@verb
+@verb()
 def check_export(export: Annotated[str | Path, "A .onnx or .pt2 file with its .sha256 beside it."]) -> dict[str, str]:
     """Compares an export with the SHA-256 that `vitrail export` wrote beside it, for software that does not verify what it reads.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from vitrail.verbs.verb import verb
 
 
-@verb
+@verb()
 def doctor(
     *,
     tune: Annotated[

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitrail.inference.results import Results
 
 
-@verb
+@verb("out", "format", "parts", "batch", "device")
 def embed(
     model: options.AnyModel,
     inputs: options.Inputs,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitrail.tasks.task import Task
 
 
-@verb
+@verb("split", "out", "calibrate", "batch", "device")
 def evaluate(
     model: options.AnyModel,
     data: options.Data,

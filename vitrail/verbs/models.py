@@ -85,7 +85,7 @@ class ModelFacts:
         }
 
 
-@verb
+@verb()
 def list_models(
     name: Annotated[str | None, "One model."] = None,
     *,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INDEX = "index.csv"
 
 
-@verb
+@verb("out", "top", "threshold", "parts", "batch")
 def predict(
     model: options.AnyModel,
     inputs: options.Inputs,

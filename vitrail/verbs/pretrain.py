@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vitrail.training.train import Result
 
 
-@verb
+@verb("objective", "epochs", "size", "batch", "out")
 def pretrain(
     data: Annotated[Any, "What `vitrail train` takes, or a folder of images without classes."] = None,
     *,

@@ -11,7 +11,7 @@ from vitrail.verbs import options
 from vitrail.verbs.verb import verb
 
 
-@verb
+@verb("host", "port", "runs", "token_file", "device")
 def serve(
     model: Annotated[
         str | Path | None,

@@ -34,7 +34,7 @@ class Setting:
         return {**asdict(self), "value": dumps(self.value, ensure_ascii=False)}
 
 
-@verb
+@verb()
 def list_settings(
     name: Annotated[str | None, "One setting, such as optim.lr, or one group, such as augment."] = None,
     *,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Folder = Annotated[Path, "The --out of `vitrail study`."]
 
 
-@verb
+@verb("budget", "config", "out")
 def study(
     data: Annotated[str | Path | None, "Labelled images, a path or `digits`; None for those of the study."] = None,
     *,

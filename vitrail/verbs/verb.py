@@ -1,4 +1,4 @@
-"""A verb is a function whose parameters are its options: `verb` checks each call, and `document` describes each parameter.
+"""A verb is a function whose parameters are its options: `verb()` checks each call, and `document` describes each parameter.
 
 A parameter is written once, as ``steps: Annotated[int | None, "Number of updates."] = None``: its name, type, meaning and
 default. Parameters of several verbs are keys of a `TypedDict`, ``**reading: Unpack[Reading]``; their default, where it is not
@@ -13,7 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from os import PathLike
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -55,17 +55,24 @@ class Python:
 
 @dataclass(frozen=True)
 class Option:
-    """A parameter of a verb; ``meaning`` is a string, `Sets` or `Python`, and empty for a parameter without annotation."""
+    """A parameter of a verb; ``meaning`` is a string, `Sets` or `Python`, and empty for a parameter without annotation.
+
+    ``main`` options are shown first, and alone in a short form.
+    """
 
     type: Any
     meaning: str | Sets | Python
     parameter: inspect.Parameter
+    main: bool = False
 
 
 @functools.cache
 def options_of(function: Callable[..., Any]) -> Mapping[str, Option]:
-    """Returns the parameters of a function by name, each key of an unpacked `TypedDict` as one of them."""
+    """Returns the parameters of a function by name, each key of an unpacked `TypedDict` as one of them: the arguments, the main
+    options of a verb, the others, and those that only Python has.
+    """
     function = inspect.unwrap(function)
+    main: Sequence[str] = getattr(function, "main", ())
     options: dict[str, Option] = {}
     for parameter in inspect.signature(function).parameters.values():
         hint = eval(parameter.annotation, function.__globals__)
@@ -75,7 +82,16 @@ def options_of(function: Callable[..., Any]) -> Mapping[str, Option]:
             options[parameter.name] = Option(hint.__origin__, hint.__metadata__[0], parameter)
         else:
             options[parameter.name] = Option(hint, "", parameter)
-    return dict(sorted(options.items(), key=lambda item: isinstance(item[1].meaning, Python)))  # theirs come last
+    for name in main:
+        options[name] = replace(options[name], main=True)
+
+    def place(item: tuple[str, Option]) -> tuple[bool, int]:
+        name, option = item
+        if option.parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            return False, -1
+        return isinstance(option.meaning, Python), main.index(name) if option.main else len(main)
+
+    return dict(sorted(options.items(), key=place))
 
 
 @functools.cache
@@ -88,8 +104,16 @@ def _options_of_keys(keys: type) -> dict[str, Option]:
     return options
 
 
-def verb(function: Function) -> Function:
-    """Raises `ConfigError` in each call for an unknown option, a value of another type, or an option that must be given."""
+def verb(*main: str) -> Callable[[Function], Function]:
+    """A decorator of a verb with these ``main`` options, the ones that most calls need.
+
+    Each call raises `ConfigError` for an unknown option, a value of another type, or an option that must be given.
+    """
+    return functools.partial(_check_calls, main)
+
+
+def _check_calls(main: tuple[str, ...], function: Function) -> Function:
+    function.main = main  # type: ignore[missing-attribute]
 
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:

@@ -33,7 +33,7 @@ class DownloadedWeights:
     path: Path
 
 
-@verb
+@verb()
 def get_weights(
     name: Annotated[
         str,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 20  # of tensors that differ or are unused
 
 
-@verb
+@verb("to")
 def convert(
     source: Annotated[
         str | Path, "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name."

@@ -23,7 +23,7 @@ CopyFinder = Annotated[
 ]
 
 
-@verb
+@verb("task", "out")
 def check_data(
     data: options.Data,
     *,
@@ -88,7 +88,7 @@ def run_check(
         raise DataError(f"`vitrail train` refuses these data: {result.refused}", "see the report above")
 
 
-@verb
+@verb("out", "images")
 def shard_data(
     data: Annotated[Any, "What `vitrail train` takes; labels may be missing."],
     out: Annotated[str | Path, "A new folder. Of several splits each gets a folder in it."],
@@ -120,7 +120,7 @@ def run_shard(data: str, out: Path, /, *, json: options.AsJson = False, **given:
     _print_shards(shard_data(data, out, **given), json=json)
 
 
-@verb
+@verb()
 def index_data(
     folder: Annotated[
         str | Path,

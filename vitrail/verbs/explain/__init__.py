@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.explain.scores import Localisation, MethodScore
 
 
-@verb
+@verb("method", "target", "layer", "out")
 def explain(
     model: options.NetworkModel,
     inputs: options.Inputs,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.export.files import Exported
 
 
-@verb
+@verb("to", "check", "int8")
 def export(
     model: options.NetworkModel,
     out: Annotated[options.File | None, "Output file; by default named after the model, in the current folder."] = None,

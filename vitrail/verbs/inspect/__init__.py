@@ -25,7 +25,7 @@ Models = Annotated[
 ]
 
 
-@verb
+@verb("data", "out", "against")
 def inspect(
     model: Models,
     *,

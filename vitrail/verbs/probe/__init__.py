@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.probe.protocols import Probe
 
 
-@verb
+@verb("protocol", "against")
 def probe(
     model: options.AnyModel,
     data: options.Data,

@@ -75,7 +75,7 @@ class Training(TypedDict, total=False):
     settings: Annotated[Sequence[str] | None, Python("Another name of ``set``.")]
 
 
-@verb
+@verb("init", "epochs", "size", "lr", "out")
 def train(
     data: Annotated[
         Any,

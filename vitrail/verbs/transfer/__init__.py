@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitrail.reports.transfer import Transfer
 
 
-@verb
+@verb("protocols", "seeds", "epochs")
 def transfer(
     model: Annotated[
         str | Path,
