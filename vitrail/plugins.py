@@ -23,10 +23,9 @@ OBJECTIVES: dict[str, type] = {}
 T = TypeVar("T")
 
 
-def is_known(name: str, registry: Container[str]) -> bool:
-    """Returns whether ``registry`` has ``name``, if need be once the plugins are imported. Raises `ConfigError` as they do."""
-    if name not in registry:
-        import_plugins()
+def is_registered(name: str, registry: Container[str]) -> bool:
+    """Returns whether ``registry`` has ``name`` once the plugins are imported. Raises `ConfigError` as they do."""
+    import_plugins()
     return name in registry
 
 
@@ -43,7 +42,7 @@ def import_plugins() -> None:
 
 def find_own(kind: str, name: str, registry: Mapping[str, T], built_in: Container[str] = ()) -> T:
     """Returns the loss, metric or objective that is registered as ``name``. Raises `ConfigError` with the nearest names."""
-    if not is_known(name, registry):
+    if name not in registry and not is_registered(name, registry):
         own = f"a {kind} of your own is registered by vitrail.register_{kind}({name!r}, ...) or a module in {VARIABLE}"
         known = [*built_in, *registry]  # type: ignore[not-iterable]
         raise ConfigError(f"there is no {kind} {name!r}", f"{nearest(name, known)}; {own}" if known else own)

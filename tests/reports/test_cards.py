@@ -108,3 +108,10 @@ def test_a_folder_that_cannot_be_written_is_a_disk_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="could not be written"):
         write_card(tmp_path / "file", "")
+
+
+def test_a_card_names_no_folder_of_the_machine():
+    text = card(facts(data="/home/me/photos", base="/home/me/weights/base.npz"))
+    assert "/home/me" not in text
+    assert "Source: photos." in text and "base.npz" in text
+    assert "Source: hf:owner/photos." in card(facts(data="hf:owner/photos"))

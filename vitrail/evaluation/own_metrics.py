@@ -5,7 +5,7 @@ N images, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from vitrail.tasks.task import Task
 
 
 class OwnMetrics:
-    """Keeps outputs and targets, of which `compute` gives the figures of the metrics ``names``.
+    """Keeps outputs and targets (`add`), of which `compute` gives the figures of the metrics ``names``.
 
     Raises:
         ConfigError: a metric that is not registered, or a task whose answers are not classes with probabilities.
@@ -25,24 +25,17 @@ class OwnMetrics:
 
     def __init__(self, names: Sequence[str], task: Task) -> None:
         self.functions = {name: find_own("metric", name, METRICS) for name in names}
-        if names and not task.answers_classes:
+        if not task.answers_classes:
             what = f"metrics are {', '.join(names)}, and answers of the task {task.name} are not classes with probabilities"
             raise ConfigError(what, "leave metrics out; a task of your own returns a metric of its own (Task.metric)")
         self.task = task
         self.kept: list[tuple[Tensor, Targets]] = []
 
-    @property
-    def on_outputs(self) -> Callable[[Tensor, Targets], None] | None:
-        """What `compute_metric` calls with every batch; None where there is no metric, so that nothing is kept."""
-        return self.add if self.functions else None
-
     def add(self, outputs: Tensor, targets: Targets) -> None:
         self.kept.append((outputs.cpu(), targets))
 
     def compute(self) -> dict[str, float]:
-        """Returns the figure of each metric; none where nothing is asked for."""
-        if not self.functions:
-            return {}
+        """Returns the figure of each metric."""
         outputs, targets = (torch.cat(batches) for batches in zip(*self.kept))
         values = (as_array(self.task.probabilities(outputs)).astype("float64"), as_array(targets))  # type: ignore[not-callable]
         return {name: float(function(*values)) for name, function in self.functions.items()}

@@ -21,7 +21,7 @@ from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNet, AxialResNetConfig, ResNet, ResNetConfig
 from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import DEITS, HYBRIDS, VITS, ViT, ViTConfig
-from vitrail.plugins import is_known
+from vitrail.plugins import is_registered
 
 SIZES = {
     "tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h", "giant": "giant", "gigantic": "gigantic",
@@ -97,7 +97,7 @@ def configure(model: str | Config, **changes: Any) -> Config:
 
     Raises `ConfigError` for an unknown model or field, with the nearest names, and for an invalid value.
     """
-    if isinstance(model, str) and not is_known(model, MODELS):
+    if isinstance(model, str) and model not in MODELS and not is_registered(model, MODELS):
         ours = translate_model(model)
         remedy = f"it is called {ours!r} here" if ours in MODELS else nearest(model, MODELS)
         raise ConfigError(f"there is no model {model!r}", remedy)

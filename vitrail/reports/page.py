@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from vitrail.analysis.palette import DARK, FONTS, ICON, LIGHT
 from vitrail.files import disk_errors, replace_file
-from vitrail.markup import UNWRITABLE, Markup
+from vitrail.markup import UNWRITABLE, Markup, join, tag
 from vitrail.reports.charts import standalone
 from vitrail.text import decimal, large, number, percent, plural, scientific, sentence
 
@@ -81,9 +82,14 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    formats = (percent, decimal, large, plural, sentence, number, scientific)
+    formats = (percent, decimal, large, plural, sentence, number, scientific, show_code)
     found.filters |= {format.__name__: format for format in formats}
     return found
+
+
+def show_code(words: str) -> Markup:
+    """Returns escaped text in which what stands in backticks is set as code."""
+    return join(*(tag("code", part) if place % 2 else part for place, part in enumerate(re.split(r"`([^`]*)`", words))))
 
 
 def render(template: str, kind: str, title: str, date: str, **values: Any) -> str:

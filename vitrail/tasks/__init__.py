@@ -1,7 +1,7 @@
 """Tasks: what an answer is; its head, loss, decoding and figures."""
 
 from vitrail.errors import ConfigError, nearest
-from vitrail.plugins import is_known
+from vitrail.plugins import is_registered
 from vitrail.tasks.answer import Answer as Answer
 from vitrail.tasks.answer import Answers as Answers
 from vitrail.tasks.classification.classifier import Classifier as Classifier
@@ -24,6 +24,6 @@ def register_task(kind: type[Task]) -> None:
 
 def find_task(name: str) -> type[Task]:
     """Returns the task of that name. Raises `ConfigError` with the nearest ones."""
-    if not is_known(name, TASKS):
+    if name not in TASKS and not is_registered(name, TASKS):
         raise ConfigError(f"there is no task {name!r}", nearest(name, TASKS))
     return TASKS[name]

@@ -153,8 +153,8 @@ def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapp
     rate and decay by name. Raises `ConfigError` for a pattern of ``groups`` that matches no parameter.
     """
     layers = model.layers()  # type: ignore[operator]
-    names = [plain_name(name) for layer in layers for name in layer]
     for pattern in settings.groups:
+        names = [plain_name(name) for layer in layers for name in layer]
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"no parameter matches {pattern!r} in optim.groups", nearest(pattern, names))
     spared = model.no_decay() if settings.decay_on == "kernels" else set()  # type: ignore[operator]
@@ -162,7 +162,7 @@ def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapp
     for depth, layer in enumerate(layers):
         scale = settings.layer_decay ** (len(layers) - 1 - depth)
         for name in (name for name in layer if name in parameters):
-            own = find_own_settings(name, settings.groups)
+            own = find_own_settings(name, settings.groups) if settings.groups else {}
             rate = scale * own.get("lr", 1.0)
             decay = own.get("weight_decay", 0.0 if name in spared else settings.weight_decay)
             empty = {"params": [], "names": [], "scale": rate, "weight_decay": decay}

@@ -53,12 +53,12 @@ class TaskValidator:
     def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = SINGLE) -> dict[str, float] | None:
         figures: dict[str, float] = {}
         for part, source in self.parts.items():
-            own = OwnMetrics(run.save.metrics, self.model)
-            how = {"bad": self.bad, "stopped": stopped, "ranks": ranks, "on_outputs": own.on_outputs}
+            own = OwnMetrics(run.save.metrics, self.model) if run.save.metrics else None
+            how = {"bad": self.bad, "stopped": stopped, "ranks": ranks, "on_outputs": own.add if own else None}
             metric = compute_metric(self.model, source, read_options(run), **how)
             if metric is None:
                 return None
-            measured = {**metric.summarize(), **own.compute()}
+            measured = {**metric.summarize(), **(own.compute() if own else {})}
             figures |= {f"{part}_{name}": value for name, value in measured.items()}
         return figures
 

@@ -113,16 +113,17 @@ def evaluate(
             source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     passes = 1 + 5 * len(CORRUPTIONS) * corruptions
     reading = tune_options(reading, task, log, images=passes * len(source), ranks=ranks)
-    own = OwnMetrics(options.names_of_metrics(metrics), task)
+    own = OwnMetrics(options.names_of_metrics(metrics), task) if metrics else None
     kept: list[tuple[Tensor, Any]] = []
 
-    def keep(outputs: Tensor, targets: Any) -> None:
-        own.add(outputs, targets)
-        kept.append((outputs, targets))
+    def on_outputs(outputs: Tensor, targets: Any) -> None:
+        if own:
+            own.add(outputs, targets)
+        if calibrate:
+            kept.append((outputs, targets))
 
-    on_outputs = keep if calibrate else own.on_outputs
     with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=reading.quiet) as progress:
-        watched = {"on_outputs": on_outputs, "progress": progress, "ranks": ranks}
+        watched = {"on_outputs": on_outputs if own or calibrate else None, "progress": progress, "ranks": ranks}
         result = evaluate_model(task, source, reading, split=name, bad=bad, among=among, **watched)
     notes = []
     if len(bad):
@@ -135,7 +136,8 @@ def evaluate(
         result, temperature = _calibrate(task, result, logits, targets, log)
         if temperature != before and not isinstance(model, Task):
             log(f"stored in {ranks.run_on_rank0(lambda: set_temperature(model, temperature))}")
-    result = replace(result, further=own.compute())
+    if own:
+        result = replace(result, further=own.compute())
     if corruptions:
 
         def evaluate_corrupted(kind: str, level: int) -> EvaluationResult:

@@ -196,10 +196,8 @@ def names_of_metrics(metrics: Mapping[str, Callable[..., float]] | Sequence[str]
     return list(metrics or ())
 
 
-def name_of_loss(loss: Any) -> str | None:
-    """Returns the name of a loss; a function or module is registered under its own. Raises `ConfigError` as `register_loss`."""
-    if loss is None or isinstance(loss, str):
-        return loss
+def name_of_loss(loss: Any) -> str:
+    """Registers a function or module under its own name, and returns that. Raises `ConfigError` as `register_loss`."""
     name = getattr(loss, "__name__", type(loss).__name__)
     if not name.isidentifier():
         raise ConfigError(

@@ -16,7 +16,7 @@ from vitrail import checksums
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Backbone, Config
-from vitrail.plugins import VARIABLE, is_known
+from vitrail.plugins import VARIABLE, is_registered
 from vitrail.tasks import TASKS, Task
 from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json, refusing_values, unreadable
 
@@ -58,13 +58,14 @@ def check_version(description: Mapping[str, Any], where: Path | str) -> None:
         what = f"{where} is a tokenizer, neither an encoder nor a classifier"
         remedy = "give a model; a tokenizer is used by `vitrail pretrain DATA --objective beit --tokenizer RUN`"
         raise CheckpointError(what, remedy)
-    if not is_known(architecture := str(description.get("architecture")), ARCHITECTURES):
+    architecture, task = str(description.get("architecture")), task_of(description)
+    if architecture not in ARCHITECTURES and not is_registered(architecture, ARCHITECTURES):
         known = ", ".join(ARCHITECTURES)
         what = f"{where} has the architecture {printable(architecture)!r}; this version of vitrail supports {known}"
         raise CheckpointError(
             what, f"{NEWER}; a model of your own is registered first: vitrail.register_model or {VARIABLE}"
         )
-    if not is_known(task := task_of(description), TASKS):
+    if task not in TASKS and not is_registered(task, TASKS):
         what = f"{where} has the task {printable(str(task))!r}; this version of vitrail supports {', '.join(TASKS)}"
         raise CheckpointError(what, NEWER)
 

@@ -113,7 +113,10 @@ def train(
         ConfigError: invalid settings, or the folder of another run.
         DataError: data that cannot be used for training.
     """
-    return start(train, {**locals(), **shared, "loss": options.name_of_loss(loss)}, labels=True)
+    given = {**locals(), **shared}
+    if loss is not None and not isinstance(loss, str):
+        given["loss"] = options.name_of_loss(loss)
+    return start(train, given, labels=True)
 
 
 def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -> Result | str:
