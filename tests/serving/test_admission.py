@@ -132,9 +132,9 @@ def test_the_log_has_a_line_for_each_request_and_a_traceback_with_the_id_of_one_
         assert client.post("/v1/predict", files={"file": png()}, headers={"x-request-id": "mine-7"}).status_code == 500
     lines = [record.getMessage() for record in records if record.name == "vitrail.access"]
     assert [line.partition(" in ")[0] for line in lines] == [
-        "GET '/livez' 200",
-        "GET '/nothing' 404",
-        "POST '/v1/predict' 500",
+        "testclient GET '/livez' 200",
+        "testclient GET '/nothing' 404",
+        "testclient POST '/v1/predict' 500",
     ]
     (failed,) = [record for record in records if record.exc_info]
     assert failed.exc_info[0] is RuntimeError and "mine-7" in failed.getMessage()

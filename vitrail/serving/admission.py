@@ -41,6 +41,7 @@ SECURITY = [
     (b"permissions-policy", b"camera=(self), microphone=(), geolocation=()"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
+MAX_LOGGED = 200  # characters of a header that a client chose
 log, access = logging.getLogger("vitrail.serving"), logging.getLogger("vitrail.access")
 
 
@@ -249,8 +250,13 @@ class Reply:
         seconds = time.monotonic() - self.start
         self.service.metrics.request(route, code, seconds)
         if access.isEnabledFor(logging.INFO):
-            record = self.scope["method"], self.scope["path"], code, 1000 * seconds, self.request_id
-            access.info("%s %r %d in %.1f ms, %s", *record)
+            method, path, (client, _) = self.scope["method"], self.scope["path"], self.scope.get("client") or ("-", 0)
+            fields = {"client": client, "method": method, "path": path, "route": route, "status": code}
+            fields |= {"ms": round(1000 * seconds, 1), "request_id": self.request_id}
+            forwarded = dict(self.scope["headers"]).get(b"x-forwarded-for", b"")
+            fields |= {"forwarded_for": bytes(forwarded).decode("latin-1")[:MAX_LOGGED]} if forwarded else {}
+            record = client, method, path, code, 1000 * seconds, self.request_id
+            access.info("%s %s %r %d in %.1f ms, %s", *record, extra={"fields": fields})
 
 
 async def _receive_nothing() -> Message:

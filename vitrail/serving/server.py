@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import math
 import os
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -60,9 +62,10 @@ def start(
     hosts: tuple[str, ...],
     runs: Path | None,
     access_log: bool,
+    log_format: str = "text",
 ) -> None:
     """Serves until a signal stops it. Raises `ConfigError` for an invalid address, and the errors of `vitrail.load`."""
-    _configure_logging(access_log)
+    _configure_logging(access_log, log_format)
     token = read_token(token_file)
     check_reach(host, token)
     # exits while the model loads: the first process of a container has no default handler
@@ -103,8 +106,23 @@ def read_token(file: Path | None) -> str | None:
     return token
 
 
-def _configure_logging(access_log: bool) -> None:
+class JsonFormatter(logging.Formatter):
+    """Each record as one line of JSON: time (UTC), level, message, what a request is logged with, and a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _configure_logging(access_log: bool, log_format: str) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s", level=logging.WARNING)
+    if log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
     log.setLevel(logging.INFO)
     logging.getLogger("vitrail.access").setLevel(logging.INFO if access_log else logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # invalid requests are counted, not logged

@@ -153,7 +153,12 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
     def evaluate_on(split: str, source: Source) -> EvaluationResult:
         own = OwnMetrics(run.save.metrics, model) if run.save.metrics else None
         with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
-            how = {"bad": data.bad, "progress": progress, "ranks": training.ranks, "on_outputs": own.add if own else None}
+            how = {
+                "bad": data.bad,
+                "progress": progress,
+                "ranks": training.ranks,
+                "on_outputs": own.add if own else None,
+            }
             result = evaluate_model(model, source, options, split=split, seed=run.seed, **how)
             return replace(result, further=own.compute()) if own else result
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, nearest
 from vitrail.verbs import options
-from vitrail.verbs.verb import verb
+from vitrail.verbs.verb import options_of, verb
 
 
 @verb("host", "port", "runs", "token_file", "device")
@@ -39,7 +39,10 @@ def serve(
     max_body: Annotated[int, "Maximum size of a request in MiB."] = 32,
     tune: Annotated[bool, "On a CPU use the fastest way to compute, measured in 3 seconds at the start."] = True,
     drain: Annotated[float, "Seconds to finish open requests after the signal to stop."] = 25.0,
-    access_log: Annotated[bool, "Log a line on stderr for every request."] = False,
+    access_log: Annotated[bool, "Log a line on stderr for every request, with the address of the client."] = False,
+    log_format: Annotated[
+        Literal["text", "json"], "Format of the log: lines of text, or a JSON object on each line."
+    ] = "text",
     **given: Unpack[options.Compute],
 ) -> None:
     """Answers over HTTP, with a page for people: predictions, features, explanations, and runs while they train.
@@ -76,12 +79,36 @@ def serve(
         hosts=tuple(allow_host or ()),
         runs=options.to_path(runs),
         access_log=access_log,
+        log_format=log_format,
     )
 
 
-def run(model: str | None = None, /, **given: Any) -> None:
+def run(
+    model: str | None = None,
+    /,
+    *,
+    config: Annotated[
+        options.File | None,
+        "A YAML file of these options by their names, such as `port: 8080`, and `model`; options of the command override it.",
+    ] = None,
+    **given: Any,
+) -> None:
     from vitrail.runtime.process import use_all_cores, use_one_arena
 
     use_one_arena()
     use_all_cores()
-    serve(model, **given)
+    written = read_options(Path(config)) if config is not None else {}
+    named = written.pop("model", None)
+    serve(model or named, **{**written, **given})
+
+
+def read_options(file: Path) -> dict[str, Any]:
+    """Returns the options of a YAML file by the names of the parameters. Raises `ConfigError` for anything else."""
+    from vitrail.config.parse import read_yaml
+
+    known = options_of(serve)
+    written = {str(name).replace("-", "_"): value for name, value in read_yaml(file).items()}
+    for name in written:
+        if name not in known:
+            raise ConfigError(f"{file} sets {name!r}, no option of vitrail serve", nearest(name, known))
+    return written
