@@ -335,7 +335,6 @@ PATHS: dict[str, tuple[Make, type[Exception], str]] = {
     "CVAT's absolute name": (cvat("name='/etc/hostname' width='9' height='9'"), DataError, "points outside of its folder"),
     "labelme's imagePath": (labelme(imagePath=OUTSIDE), DataError, "does not exist"),
     "labelme's absolute imagePath": (labelme(imagePath="/etc/hostname"), DataError, "points outside of its folder"),
-    "a manifest's path": (manifest("x.csv", f"path,label\na.png,b\n{OUTSIDE},a\n"), DataError, "points outside of its folder"),
     "the name of a shard": (shard(name="../../outside/secret.png"), DataError, "no path inside of the root"),
     "the absolute name of a shard": (shard(name="/etc/hostname"), DataError, "no path inside of the root"),
     "the SHA-256 of a shard": (shard(sha256="../../outside/x"), DataError, "no SHA-256"),

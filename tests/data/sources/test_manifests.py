@@ -105,6 +105,15 @@ def test_an_absolute_path_is_taken_as_it_is(table, tmp_path):
     assert source.read(0).content == b"a"
 
 
+def test_a_path_that_leads_out_of_the_folder_is_read_and_counted(table, tmp_path):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables/x.csv").write_text("path,label\n../a.jpg,cat\n../b.jpg,ant\n")
+    splits = open_data(tmp_path / "tables/x.csv", validation=0)
+    assert labels(splits.train) == {str(tmp_path / "a.jpg"): "cat", str(tmp_path / "b.jpg"): "ant"}
+    assert splits.train.read(1).content == b"b"
+    assert splits.layout == "a manifest, x.csv; 2 paths outside of the folder of the table, such as ../a.jpg"
+
+
 def test_a_file_by_its_relative_and_its_absolute_path_is_the_same_file(table, tmp_path):
     path = table(f"path,label\na.jpg,cat\nb.jpg,dog\n{tmp_path}/c/../a.jpg,dog\n")
     with pytest.raises(DataError, match=r"line 4: the path '.*/a\.jpg' is already in line 2"):
@@ -134,7 +143,6 @@ MISTAKES = [
     ("x.csv", "path,label\na.jpg,cat\nb.jpg,\n", "line 3: no label"),
     ("x.csv", "path,label\n,cat\n", "line 2: no path"),
     ("x.csv", "path,label\na.jpg,cat\nb.jpg,cat\n./a.jpg,dog\n", "line 4: the path 'a.jpg' is already in line 2"),
-    ("x.csv", "path,label\na.jpg,cat\n../../etc/passwd,dog\n", "line 3: the path '../../etc/passwd' points outside"),
     ("x.csv", "path,label,split\na.jpg,cat,trian\n", "line 2: the split is 'trian'"),
     (
         "x.csv",

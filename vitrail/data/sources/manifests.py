@@ -19,6 +19,7 @@ from vitrail.data.sources.scan import NamedFiles, list_folders
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError
 from vitrail.images.decode import EXTENSIONS
+from vitrail.text import plural
 from vitrail.untrusted.files import detect_encoding
 from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.limits import LINE_CHARACTERS as LINE_LIMIT
@@ -110,10 +111,10 @@ class Columns:
 def read_manifest(path: Path, *, labelled: bool) -> RawData:
     """Read a CSV, TSV or JSON-lines manifest.
 
-    A row has a path (absolute, or relative to and inside the folder of the manifest), a label or several separated by
+    A row has a path (absolute, or relative to the folder of the manifest), a label or several separated by
     `;`, and optionally a split. A CSV may have `;` or tabs between its fields, and no header if it has a path, a label and
     perhaps a split. `locate_files` finds the files; `unify_labels` and `join_columns` read other forms of labels.
-    Raises `DataError` with the line: for a broken table, a missing column, a path outside the folder, a repeated path, an empty
+    Raises `DataError` with the line: for a broken table, a missing column, a repeated path, an empty
     label or an unknown split; or if none of the files exists.
     """
     rows = _read_json(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path)
@@ -220,15 +221,18 @@ def read_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
     """The splits of a table of paths. Raises `DataError` with the line."""
     if not columns.paths:
         raise DataError(f"{columns.source} has no rows", "give one image per row, below the column names")
+    outside: list[str] = []
     for row, path in enumerate(columns.paths):
         if not path:
             raise columns.make_error(row, "no path", "give each row the path of an image")
         try:
             columns.paths[row] = normalise_path(path)
-        except ValueError as error:
-            remedy = "give an absolute path, or move the manifest to a folder above the images"
-            raise columns.make_error(row, str(error), remedy) from None
+        except ValueError:  # as it may stand for an absolute path, which is read too
+            outside.append(path)
+            columns.paths[row] = os.path.abspath(os.path.join(root, path))
     columns.paths, notes = locate_files(columns.paths, root, columns.source)
+    if outside:
+        notes.append(f"{plural(len(outside), 'path')} outside of the folder of the table, such as {outside[0]}")
     columns.notes += notes
     _refuse_repeated(columns, root)
     contents = Files(str(root), Strings(columns.paths))
