@@ -99,6 +99,11 @@ class DataSettings:
     workers: Annotated[int | None, "processes that read images; by default as many as the cores allow"] = None
     on_bad: Annotated[Literal["skip", "stop"], "skip bad images, or stop at the first"] = "skip"
     max_bad: Annotated[float, "maximum share of images or objects that cannot be read before the run stops"] = MAX_BAD
+    conflicts: Annotated[
+        Literal["drop", "keep"] | None,
+        "training images that are equal to others with other labels, of a set from which the validation split is held out; "
+        "null drops them, and keeps them in runs of versions that did not look for them",
+    ] = None
     channels: Annotated[int | None, "channels of the images; null follows the data or the weights"] = None
     decoded: Annotated[
         str | None, "folder in which decoded small images are kept, and shared by processes; null decodes into memory"

@@ -61,7 +61,7 @@ def open_images(study: Study, shared: Path | None = None) -> tuple[Splits, PoolF
 
 
 def _hold_out(train: Source, share: float) -> tuple[Source, Source]:
-    held = choose_held_out(train.contents, train.labels, fraction=share, seed=0)
+    held, _ = choose_held_out(train.contents, train.labels, fraction=share, seed=0)
     return train.subset(np.flatnonzero(~held)), train.subset(np.flatnonzero(held))
 
 

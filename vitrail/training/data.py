@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,14 +17,16 @@ from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits, list_splits, take_part
+from vitrail.data.sources.source import Source, Splits, drop_conflicts, list_splits, take_part
 from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks import find_task
 from vitrail.tasks.task import read_arguments
+from vitrail.text import plural
 
 Transform = Callable[[Any], Any]
+CONFLICTS = {"drop": "left out", "keep": "kept, so that no model can learn them"}
 WELL_MIXED = 0.8  # of the entropy of labels in random batches, below which a warning is due
 UNTRAINED = "test"  # the split that no step and no evaluation between steps reads
 
@@ -39,6 +41,8 @@ class RunData:
     channels: int | None = None  # of the run, or of the weights to start from
     decoded: Path | None = None  # where decoded small images are shared between processes
     undecoded: Splits | None = None  # before `keep_small`
+    conflicts: Literal["drop", "keep"] | None = None  # what was done with images that have other labels elsewhere
+    notes: tuple[str, ...] = ()  # warnings for the log
     arguments: Mapping[str, Any] = field(default_factory=lambda: {"classes": ()})  # without classes there is no head
 
     @property
@@ -87,12 +91,23 @@ def open_run_data(
         task=run.task if labels else None,
         max_bad=run.data.max_bad if run.data.on_bad == "skip" else 0.0,
     )
+    notes, conflicts = [], None
+    if labels:
+        conflicts = run.data.conflicts or ("keep" if folder.config.exists() else "drop")
+        found, keys = drop_conflicts(splits)
+        if keys:
+            count = f"{plural(len(keys), 'training image')} equal to others with another label, such as {keys[0]} and {keys[1]}"
+            notes.append(f"{count}: {CONFLICTS[conflicts]}; `vitrail data check DATA --fix-list FILE` lists them")
+        if conflicts == "drop" and keys and not len(found.train or ()):
+            what = f"each of the {len(keys):,} training images is equal to one with another label, such as {keys[0]} and {keys[1]}"
+            raise DataError(what, "see `vitrail data check`")
+        splits = found if conflicts == "drop" else splits
     splits = limit_training(splits, run.data, run.seed)
     splits = open_deep(splits, channels=channels, levels=run.data.pixel_range, max_pixels=run.data.max_pixels)
     total = sum(map(len, list_splits(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.bad_images, total=total)
     decoded = None if run.data.decoded is None else Path(run.data.decoded)
-    return RunData(splits, bad, transform, channels, decoded)
+    return RunData(splits, bad, transform, channels, decoded, conflicts=conflicts, notes=tuple(notes))
 
 
 def choose_arguments(splits: Splits, task: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,7 +202,8 @@ def prepare(
         start = None if init is None else weights.load(init, log=log)
         run_data = goal.open(run, data, folder, transform, start.config.in_channels if start else None)
         log(describe_data(run_data.splits))
-        for warning in find_layout_warnings(run_data.splits, run.data.source):
+        run = replace(run, data=replace(run.data, conflicts=run_data.conflicts))
+        for warning in (*run_data.notes, *find_layout_warnings(run_data.splits, run.data.source)):
             log(f"warning  {warning}")
         run_data = run_data.keep_small(sample)
         if warning := warn_of_order(run_data.train, run.seed):

@@ -54,7 +54,7 @@ def test_an_image_counts_for_its_rarest_class_in_a_stratified_split():
         np.zeros((28, 2, 2, 3), np.uint8) + np.arange(28, dtype=np.uint8)[:, None, None, None],
         Strings(map(str, range(28))),
     )
-    held = choose_held_out(contents, objects, fraction=0.25, seed=0)
+    held, _ = choose_held_out(contents, objects, fraction=0.25, seed=0)
     assert [held[:20].sum(), held[20:24].sum(), held[24:].sum()] == [5, 1, 1]
 
 

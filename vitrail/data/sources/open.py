@@ -202,7 +202,8 @@ def open_data(
     splits = Splits(train=train, val=val, test=test, classes=names, layout=layout, seed=seed, notes=notes)
     if val is not None or train is None or not validation:
         return splits
-    held = choose_held_out(train.contents, train.targets, fraction=validation, seed=seed)
+    held, suspect = choose_held_out(train.contents, train.targets, fraction=validation, seed=seed)
+    splits = replace(splits, suspects=tuple(train.keys[row] for row in np.flatnonzero(suspect & ~held).tolist()))
     if not held.any():
         return splits
     rest, val = (train.subset(np.flatnonzero(chosen)) for chosen in (~held, held))

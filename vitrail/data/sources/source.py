@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -22,6 +23,7 @@ from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Arrays, Contents, Files, StoredUnits, Strings, Units
 from vitrail.data.sources.labels import BETWEEN, count_classes
 from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.images.decode import BadImage
 from vitrail.stamps import Stamped, hash_each
 from vitrail.untrusted.files import read_text
 
@@ -158,6 +160,8 @@ class Splits:
     held_out: bool = False  # val was held out of train by `open_data`
     seed: int = 0  # of the held-out split
     notes: tuple[str, ...] = ()  # on annotations that were repaired or left out
+    # keys of training images that seem to be equal to others with other labels; found where a validation split is held out
+    suspects: tuple[str, ...] = ()
 
 
 def list_splits(splits: Splits) -> dict[str, Source]:
@@ -233,8 +237,10 @@ def join_sources(first: Source, second: Source) -> Source:
 COMPARED = 100_000  # items; larger data sets are not searched for duplicates
 
 
-def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, fraction: float, seed: int) -> np.ndarray:
-    """Which items are held out: (n,) bool, True = held out.
+def choose_held_out(
+    contents: Contents, targets: np.ndarray | Annotations, *, fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which items are held out, and which seem to be equal to others with other labels: (n,) bool each.
 
     The split is stratified: of the m distinct images of a class round(``fraction`` x m) are held out; if m > 1, each side
     gets at least one. An item with several classes counts for the rarest one. Items of equal content stay on one side,
@@ -250,7 +256,28 @@ def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, fr
     wanted = np.minimum(np.maximum(np.round(fraction * sizes), 1), sizes - 1)
     held = np.zeros(len(first), bool)
     held[leaders] = place < wanted[strata]
-    return held[first]
+    suspect = np.zeros(len(first), bool)
+    if isinstance(targets, np.ndarray) and len(targets):
+        differs = (targets != targets[first]).reshape(len(targets), -1).any(1)
+        suspect = np.isin(first, first[differs])
+    return held[first], suspect
+
+
+def drop_conflicts(splits: Splits) -> tuple[Splits, tuple[str, ...]]:
+    """The splits without the training images that are equal to others with other labels, and their keys, equal ones together."""
+    train, wanted = splits.train, set(splits.suspects)
+    if train is None or not wanted:
+        return splits, ()
+    groups: dict[bytes, list[int]] = {}
+    for row in [row for row, key in enumerate(train.keys) if key in wanted]:
+        with suppress(BadImage):
+            content = train.contents[row]
+            digest = sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
+            groups.setdefault(digest, []).append(row)
+    unlike = [rows for rows in groups.values() if len({train.digest_target(row) for row in rows}) > 1]
+    dropped = [row for rows in unlike for row in rows]
+    rest = np.setdiff1d(np.arange(len(train)), dropped)
+    return replace(splits, train=train.subset(rest)), tuple(train.keys[row] for row in dropped)
 
 
 def choose_part(contents: Contents, targets: np.ndarray | Annotations, *, count: int, seed: int) -> np.ndarray:
