@@ -183,7 +183,11 @@ def test_a_run_takes_the_limit_of_pixels(tmp_path):
         (tmp_path / "data" / folder).mkdir(parents=True)
         for number in range(6):
             wide = 80 if number == 5 else size[0]
-            levels = np.random.default_rng([number, len(folder) + ord(folder[0])]).integers(0, 256, (size[1], wide, 3)).astype(np.uint8)
+            levels = (
+                np.random.default_rng([number, len(folder) + ord(folder[0])])
+                .integers(0, 256, (size[1], wide, 3))
+                .astype(np.uint8)
+            )
             Image.fromarray(levels).save(tmp_path / "data" / folder / f"{number}.png")
     settings = ["model.name=vit-ti16", "model.size=[32, 32]", "model.changes={depth: 1, width: 24, heads: 2}"]
     how = {"settings": settings, "steps": 2, "batch": 4, "workers": 0, "max_bad": 1.0, "quiet": True}

@@ -49,3 +49,16 @@ def test_results_that_are_read_twice_say_so(run, tmp_path):
     with pytest.raises(ConfigError, match=r"were read to the end, and are not kept\n  hint: keep them"):
         list(results)
     assert Path(run.report).exists()
+
+
+def test_predictions_list_the_evaluated_images(tmp_path):
+    run = vitrail.train("digits", out=tmp_path / "run", steps=8, batch=16, quiet=True, set=["model.changes.depth=1"])
+    rows = run.predictions
+    assert len(rows) == run.figures["images"]
+    assert rows[0].keys() == {"path", "true", "label", "score"}
+    right = sum(row["true"] == row["label"] for row in rows)
+    assert right / len(rows) == pytest.approx(run.figures["top1"])
+    result = vitrail.evaluate(run.folder, "digits", quiet=True, log=lambda line: None, out=tmp_path / "out")
+    assert [row["label"] for row in result.predictions] == [row["label"] for row in rows]
+    assert [row["score"] for row in result.predictions] == pytest.approx([row["score"] for row in rows], rel=1e-5)
+    assert (tmp_path / "out/predictions.csv").read_text() == (run.folder / "predictions.csv").read_text()

@@ -21,7 +21,7 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime.process import StopRequests
 from vitrail.runtime.progress import ProgressBar
 from vitrail.training import cost, loop
-from vitrail.training.goals import ENCODER, SUPERVISED, TOKENIZER, find_goal
+from vitrail.training.goals import ENCODER, GOALS, SUPERVISED, TOKENIZER
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
 
@@ -70,7 +70,7 @@ def fit(training: Training) -> None:
 
 def test_every_objective_has_a_goal():
     assert [*get_args(Unlabelled)] == [*OBJECTIVES]
-    goals = [find_goal(name) for name in ("supervised", *OBJECTIVES)]
+    goals = [GOALS.get(name, ENCODER) for name in ("supervised", *OBJECTIVES)]
     assert goals == [SUPERVISED, *[ENCODER] * (len(OBJECTIVES) - 1), TOKENIZER]
 
 

@@ -6,11 +6,14 @@ N images, K classes.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,14 +24,16 @@ from vitrail.data.loader import Bad, stop_at_bad
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.intervals import bound_percentiles, draw_weights, estimate_interval, paired_difference
+from vitrail.files import replace_file
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import Change, rows_of_rank, run_model, share_bad_images
 from vitrail.models.backbone import eval_mode
-from vitrail.rows import Scores
+from vitrail.rows import Scores, Table
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks.metric import Metric, Targets
 from vitrail.tasks.task import Task, choose_windows
+from vitrail.text import escape_formula
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,9 +101,27 @@ class EvaluationResult(Scores):
         """The names of the images (N,)."""
         return tuple(self.metric.keys)
 
+    @property
+    def predictions(self) -> Table:
+        """A row for each image: ``path``, ``true``, ``label`` and ``score``; empty for tasks whose answers are no classes."""
+        return Table(self.metric.answers())
+
     def per_class(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """Returns a table: its head, and a row for each class; empty where the task has none."""
         return self.metric.table()
+
+
+def write_predictions(path: Path, metric: Metric) -> None:
+    """Writes `Metric.answers` as CSV, where there are any. Raises `DiskError`."""
+    if rows := metric.answers():
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(rows[0])
+        for row in rows:
+            writer.writerow(
+                escape_formula(value) if isinstance(value, str) else f"{value:.6g}" for value in row.values()
+            )
+        replace_file(path, text.getvalue())
 
 
 def name_ends(name: str, ends: Sequence[float]) -> dict[str, float]:

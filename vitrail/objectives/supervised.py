@@ -7,7 +7,6 @@ B images, C channels, H x W image size, K classes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -20,11 +19,6 @@ from vitrail.objectives.objective import Objective
 from vitrail.plugins import BUILT_IN_LOSSES, LOSSES, find_own
 from vitrail.tasks.classification.classifier import label_loss, top1
 from vitrail.tasks.task import Task
-
-
-def find_loss(name: str | None, known: Sequence[str]) -> Callable[..., Tensor] | None:
-    """Returns the registered loss of that name; None for one of vitrail's. Raises `ConfigError` with the nearest names."""
-    return None if name is None or name in BUILT_IN_LOSSES else find_own("loss", name, LOSSES, known)
 
 
 class Supervised(Objective):
@@ -41,7 +35,7 @@ class Supervised(Objective):
     def __init__(self, task: Task, loss: str | None = None, *, binarise: bool = False) -> None:
         super().__init__(task.backbone)
         self.own = task.own
-        own = find_loss(loss, task.losses)
+        own = None if loss is None or loss in BUILT_IN_LOSSES else find_own("loss", loss, LOSSES, task.losses)
         if own is not None and binarise:
             raise ConfigError(f"binarise is set with the loss {loss!r}", "it belongs to the loss 'sigmoid'")
         self.name, self.criterion = loss, copy.deepcopy(own)  # a module of it may have parameters

@@ -49,6 +49,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.report = path / "report.html"
+        self.predictions = path / "predictions.csv"
         self.bad_images: Path | None = path / "bad_images.csv"
         self._created = False
         self._lock: TextIO | None = None

@@ -65,6 +65,15 @@ class Metric(ABC):
         """A sentence on a model that has learned nothing, by the ``figures`` with their intervals; else empty."""
         return ""
 
+    def describe(self, index: int) -> tuple[str, str, float] | None:
+        """The true and the predicted class of an image, and the score of the latter; None where an answer is no class."""
+        return None
+
+    def answers(self) -> list[dict[str, Any]]:
+        """A row for each image: ``path``, ``true``, ``label`` and ``score``; empty where an answer is no class."""
+        rows = ((key, self.describe(index)) for index, key in enumerate(self.keys))
+        return [dict(zip(("path", "true", "label", "score"), (key, *row))) for key, row in rows if row]
+
     def table(self) -> tuple[list[str], Rows]:
         """A table for people, its head and its rows; empty where the task has none."""
         return [], []

@@ -20,7 +20,7 @@ from vitrail.config.schema import Run
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source, choose_split, drop_annotations, list_splits
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.evaluate import EvaluationResult, evaluate_model
+from vitrail.evaluation.evaluate import EvaluationResult, evaluate_model, write_predictions
 from vitrail.evaluation.feature_health import FeatureHealth, diagnose
 from vitrail.evaluation.own_metrics import OwnMetrics
 from vitrail.inference.options import InferenceOptions
@@ -30,8 +30,8 @@ from vitrail.models.cost import saved_bytes
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives import ContrastiveObjective, MaskedCodes, MaskedPatch, Reconstruction, find_objective
 from vitrail.objectives.objective import Objective, configure_objective
-from vitrail.objectives.supervised import Distillation, Supervised, find_loss
-from vitrail.plugins import METRICS, find_own
+from vitrail.objectives.supervised import Distillation, Supervised
+from vitrail.plugins import BUILT_IN_LOSSES, LOSSES, METRICS, find_own
 from vitrail.reports.cards import pretraining_card, write_card
 from vitrail.reports.evaluated_run import write_documents
 from vitrail.reports.facts import EvaluatedRun
@@ -109,7 +109,8 @@ class Goal:
 def check_supervised(run: Run) -> None:
     task = find_task(run.task)
     task.targets.check_policy(run.augment, run.task)
-    find_loss(run.objective.loss, task.losses)
+    if (loss := run.objective.loss) is not None and loss not in BUILT_IN_LOSSES:
+        find_own("loss", loss, LOSSES, task.losses)
     for metric in run.save.metrics:
         find_own("metric", metric, METRICS)
     check_model(run)
@@ -173,6 +174,7 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
     if not training.ranks.first:
         return Outcome(folder.report, figures, "")
     save_model(folder.model, model, metrics=figures, provenance=provenance(training))
+    write_predictions(folder.predictions, result.metric)
     fault_injection.hit("run.after_model")
     facts = run_facts(training, built, ending)
     evaluated = EvaluatedRun(facts=facts, model=model, splits=list_splits(data.splits), source=source, result=result)
@@ -379,8 +381,4 @@ TOKENIZER = replace(
     validator=lambda run, built, data: CodeValidator(built.model, built.preprocessing, data.splits, run, data.bad),
     finish=finish_tokenizer,
 )
-
-
-def find_goal(objective: str) -> Goal:
-    """Returns the goal of a run with this objective: an encoder unless it is one of the two others."""
-    return {"supervised": SUPERVISED, "tokenizer": TOKENIZER}.get(objective, ENCODER)
+GOALS = {"supervised": SUPERVISED, "tokenizer": TOKENIZER}  # of all other objectives it is `ENCODER`

@@ -32,7 +32,7 @@ from vitrail.text import plural
 from vitrail.training.cost import TRIAL_STEPS, buy_steps
 from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
 from vitrail.training.fingerprint import fingerprint_data
-from vitrail.training.goals import Goal, find_goal
+from vitrail.training.goals import ENCODER, GOALS, Goal
 from vitrail.training.network import BuiltModel, NetworkPlan
 from vitrail.training.optimizer import Average, Optimiser, select_trainable
 from vitrail.training.schedule import check_warmup
@@ -194,7 +194,7 @@ def prepare(
 
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
     """
-    goal = find_goal(run.objective.name)
+    goal = GOALS.get(run.objective.name, ENCODER)
 
     with ranks.share_errors():
         goal.check(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,7 +28,7 @@ from vitrail.training.callbacks import Callback
 from vitrail.training.cost import run_operations
 from vitrail.training.data import Transform
 from vitrail.training.fingerprint import check_finished, record_or_check
-from vitrail.training.goals import find_goal
+from vitrail.training.goals import ENCODER, GOALS
 from vitrail.training.loop import fit
 from vitrail.training.prepare import Prepared, prepare
 from vitrail.training.provenance import Ending, Outcome, device_hours
@@ -58,6 +59,17 @@ class Result(Scores):
         ``history.to_pandas()`` is a data frame. It is read from ``metrics.jsonl`` and ``timing.jsonl`` each time.
         """
         return Table(join_records(RunFolder(self.folder)))
+
+    @property
+    def predictions(self) -> Table:
+        """The evaluated images of a classifier, a row each: ``path``, ``true``, ``label`` and ``score``; read from
+        ``predictions.csv``, and empty for other tasks.
+        """
+        path = RunFolder(self.folder).predictions
+        if not path.exists():
+            return Table()
+        with open(path, encoding="utf-8", newline="") as file:
+            return Table({**row, "score": float(row["score"])} for row in csv.DictReader(file))
 
     def plot(self) -> matplotlib.figure.Figure:
         """Returns the history as a figure of matplotlib, which a notebook displays; ``figure.savefig(path)`` writes it.
@@ -185,7 +197,7 @@ def _begin(
     if extended or not finished:
         return run, folder.path, notes, None
     try:
-        opened = find_goal(run.objective.name).open(run, data, folder, transform, None)
+        opened = GOALS.get(run.objective.name, ENCODER).open(run, data, folder, transform, None)
     except DataError as error:
         notes = [f"the data are not compared with those of this finished run: {error.what}"]
     else:

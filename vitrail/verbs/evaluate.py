@@ -43,7 +43,9 @@ def evaluate(
         "not name are left out.",
     ] = None,
     restrict: Annotated[bool, "Predict only classes that occur in the labels, e.g. for a subset of ImageNet."] = False,
-    out: Annotated[options.File | None, "A folder for report.html, its charts and figures.json."] = None,
+    out: Annotated[
+        options.File | None, "A folder for report.html, its charts, figures.json and predictions.csv."
+    ] = None,
     zoom: options.Zoom = 1.0,
     corruptions: Annotated[bool, "Also evaluate on eight kinds of corruption at five levels."] = False,
     metrics: options.OwnMetrics = None,
@@ -252,9 +254,10 @@ def _measure_corruptions(
 
 
 def _write_report(out: Path, task: Task, source: Source, result: EvaluationResult, facts: dict[str, Any]) -> None:
-    """Writes ``report.html``, its charts and ``figures.json`` into ``out``."""
+    """Writes ``report.html``, its charts, ``figures.json`` and ``predictions.csv`` into ``out``."""
     from datetime import date
 
+    from vitrail.evaluation.evaluate import write_predictions
     from vitrail.files import dump_json, replace_file
     from vitrail.models import cost_of
     from vitrail.reports.evaluated_run import write_report
@@ -275,5 +278,6 @@ def _write_report(out: Path, task: Task, source: Source, result: EvaluationResul
         "date": date.today().isoformat(),
     }
     replace_file(out / "figures.json", dump_json(result.to_dict()))
+    write_predictions(out / "predictions.csv", result.metric)
     run = EvaluatedRun(facts=facts, model=task, splits={result.split: source}, source=source, result=result)
     write_report(out, run)
