@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import OF_TASK, RECIPES, find_recipe
 from vitrail.config.schema import TASK_ALIASES, Run, Unlabelled
-from vitrail.config.units import numbers, parse_fraction, seconds, size_in_pixels
+from vitrail.config.units import columns_of_table, numbers, parse_fraction, seconds, size_in_pixels
 from vitrail.errors import ConfigError, nearest
 from vitrail.plugins import OBJECTIVES, find_own
 
@@ -152,6 +152,7 @@ def _convert_units(layer: Mapping[str, Any]) -> dict[str, Any]:
         ("schedule", "time"): seconds,
         ("data", "max_bad"): parse_fraction,
         ("data", "fraction"): parse_fraction,
+        ("data", "columns"): columns_of_table,
         ("data", "pixel_range"): numbers,
         ("model", "size"): size_in_pixels,
     }

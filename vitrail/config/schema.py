@@ -22,6 +22,7 @@ from vitrail.untrusted.limits import PIXELS
 TaskAlias = Literal["classify", "segment", "detect"]
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
+COLUMNS = ("path", "label", "split")  # of a table
 Parallel = Literal["replicate", "shard", "hybrid"]
 
 
@@ -99,6 +100,9 @@ class DataSettings:
     workers: Annotated[int | None, "processes that read images; by default as many as the cores allow"] = None
     on_bad: Annotated[Literal["skip", "stop"], "skip bad images, or stop at the first"] = "skip"
     max_bad: Annotated[float, "maximum share of images or objects that cannot be read before the run stops"] = MAX_BAD
+    columns: Annotated[
+        dict[str, str], "columns of a table that hold the path, the label and the split, where they have other names"
+    ] = field(default_factory=dict)
     conflicts: Annotated[
         Literal["drop", "keep"] | None,
         "training images that are equal to others with other labels, of a set from which the validation split is held out; "
@@ -119,6 +123,8 @@ class DataSettings:
         micro = self.micro_batch
         fits = micro is None or (1 <= micro <= self.batch and self.batch % micro == 0)
         _demand(fits, f"data.micro_batch {micro} does not divide the batch {self.batch}", "use a divisor of the batch")
+        for kind in self.columns:
+            _demand(kind in COLUMNS, f"data.columns names the {kind!r}", nearest(kind, COLUMNS))
         remedy = "give a part between 0 and 1, e.g. 0.15"
         _demand(0 < self.validation < 1, f"data.validation is {self.validation}", remedy)
         _demand(self.limit is None or self.limit >= 1, f"data.limit is {self.limit}", "give a number of images")

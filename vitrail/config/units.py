@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitrail.errors import ConfigError
@@ -31,6 +31,16 @@ def parse_fraction(text: str | float) -> float:
         return float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
     except ValueError:
         raise ConfigError(f"{text!r} is not a part of a whole", "write 1% or 0.01") from None
+
+
+def columns_of_table(text: str | Mapping[str, str]) -> dict[str, str]:
+    """``"path=file,label=breed"``, or a mapping, as a dict. Raises `ConfigError` for anything else."""
+    if isinstance(text, Mapping):
+        return dict(text)
+    pairs = [part.partition("=") for part in split_commas(text)]
+    if not all(kind.strip() and name.strip() for kind, _, name in pairs):
+        raise ConfigError(f"columns is {text!r}", "write path=NAME,label=NAME,split=NAME, or those of them that differ")
+    return {kind.strip(): name.strip() for kind, _, name in pairs}
 
 
 def numbers(text: str | Sequence[float]) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from vitrail.data.sample_order import measure_mixing
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.deep_files import open_deep
-from vitrail.data.sources.open import open_data
+from vitrail.data.sources.open import find_data, open_data
 from vitrail.data.sources.source import Source, Splits, drop_conflicts, list_splits, take_part
 from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
@@ -83,7 +83,7 @@ def open_run_data(
     """
     channels = run.data.channels or channels
     splits = open_data(
-        run.data.source if data is None else data,
+        find_data(run.data.source if data is None else data, run.data.columns),
         seed=run.seed,
         validation=run.data.validation,
         channels=channels,

@@ -42,6 +42,7 @@ def evaluate(
         "A CSV file without header, `class of the data,class of the model`, for data of other classes; classes that it does "
         "not name are left out.",
     ] = None,
+    columns: options.Columns = None,
     restrict: Annotated[bool, "Predict only classes that occur in the labels, e.g. for a subset of ImageNet."] = False,
     out: Annotated[
         options.File | None, "A folder for report.html, its charts, figures.json and predictions.csv."
@@ -68,7 +69,9 @@ def evaluate(
     reading = options.parse(given, zoom=zoom)
     import torch
 
+    from vitrail.config.units import columns_of_table
     from vitrail.data.decoded_cache import keep_decoded
+    from vitrail.data.sources.open import find_data
     from vitrail.evaluation.corruptions import CORRUPTIONS, corrupt
     from vitrail.evaluation.evaluate import evaluate_model
     from vitrail.evaluation.own_metrics import OwnMetrics
@@ -104,7 +107,8 @@ def evaluate(
         if folder is not None:
             make_folder(folder)
         mapping = {"class_map": options.to_path(class_map), "max_bad": reading.max_bad}
-        name, source = open_split(task, data, split, log, **mapping)
+        found = find_data(data, columns_of_table(columns)) if columns else data
+        name, source = open_split(task, found, split, log, **mapping)
         if calibrate and source.multi_label != task.multi_label:
             what = f"the images have {'several labels' if source.multi_label else 'one label'} each"
             remedy = "calibrate on data like those of the training"

@@ -33,6 +33,10 @@ NetworkModel = Annotated[
     "`Classifier`.",
 ]
 Data = Annotated[Any, "A data set as `vitrail train` takes it: a folder, a table, annotations, or a built-in name."]
+Columns = Annotated[
+    str | Mapping[str, str] | None,
+    "Columns of a table that hold the path, the label and the split, where they have other names: path=file,label=breed.",
+]
 Inputs = Annotated[
     str | Path | Sequence[str | Path], "Files, folders, globs, a manifest, or - for paths on standard input."
 ]

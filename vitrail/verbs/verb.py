@@ -7,6 +7,7 @@ None, stands after the meaning. `vitrail.cli` makes the command from the same pa
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import inspect
 import re
@@ -167,6 +168,8 @@ def fits(value: Any, kind: Any) -> bool:
     if origin is Sequence:
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         return is_list and all(fits(item, inner[0]) for item in value)
+    if origin is collections.abc.Mapping:
+        return isinstance(value, Mapping)
     if kind in SCALARS:
         return isinstance(value, SCALARS[kind][0]) and (kind is bool or not isinstance(value, bool))
     return isinstance(value, PathLike)
@@ -194,4 +197,6 @@ def _describe(kind: Any) -> str:
         return SCALARS[kind][1]
     if typing.get_origin(kind) is Sequence:
         return f"a list, each {_describe(typing.get_args(kind)[0])}"
+    if typing.get_origin(kind) is collections.abc.Mapping:
+        return "a dict"
     return "a path"

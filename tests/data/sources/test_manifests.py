@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas
 import pytest
+from PIL import Image
 
+import vitrail
 from tests.slow import few_or_nightly
-from vitrail.data.sources.open import open_data
-from vitrail.errors import DataError
+from vitrail.data.sources.open import find_data, open_data
+from vitrail.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -103,6 +106,54 @@ def test_an_absolute_path_is_taken_as_it_is(table, tmp_path):
     source = open_data(path, validation=0).train
     assert list(source.keys) == [absolute]
     assert source.read(0).content == b"a"
+
+
+def test_columns_of_other_names_are_named(table, tmp_path):
+    named = {"path": "photo", "label": "breed", "split": "part"}
+    text = "photo,breed,label,part\na.jpg,cat,1,train\nb.jpg,ant,2,train\nc.jpg,cat,3,val\n"
+    splits = open_data(find_data(table(text), named))
+    assert labels(splits.train) == {"a.jpg": "cat", "b.jpg": "ant"}
+    assert labels(splits.val) == {"c.jpg": "cat"}
+    frame = pandas.DataFrame({"photo": [str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg")], "breed": ["cat", "ant"]})
+    of_frame = open_data(find_data(frame, {"path": "photo", "label": "breed"}), validation=0).train
+    assert of_frame.classes == ("ant", "cat")
+    frame.to_parquet(tmp_path / "x.parquet")
+    of_parquet = open_data(find_data(tmp_path / "x.parquet", {"path": "photo", "label": "breed"}), validation=0).train
+    assert labels(of_parquet) == labels(of_frame)
+    with pytest.raises(DataError, match=r"no column 'bred' of the label(.|\n)*did you mean 'breed'"):
+        open_data(find_data(table(text), {"path": "photo", "label": "bred"}))
+    with pytest.raises(DataError, match="is no table"):
+        find_data(tmp_path, named)
+
+
+def test_columns_are_an_option_and_stay_with_the_run(tmp_path):
+    rows = ["photo,breed"]
+    for name in ("ant", "bee"):
+        for number in range(6):
+            pixels = np.random.default_rng([number, len(rows)]).integers(0, 255, (16, 16, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"{name}{number}.png")
+            rows.append(f"{name}{number}.png,{name}")
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    how = {
+        "init": "none",
+        "size": 16,
+        "batch": 4,
+        "quiet": True,
+        "set": ["model.changes.depth=1", "compute.tune=false"],
+    }
+    run = vitrail.train(tmp_path / "x.csv", columns="path=photo,label=breed", steps=2, out=tmp_path / "run", **how)
+    vitrail.train(resume=run.folder, steps=3, quiet=True)
+    frame = pandas.read_csv(tmp_path / "x.csv")
+    frame["photo"] = [str(tmp_path / name) for name in frame["photo"]]
+    named = {"path": "photo", "label": "breed"}
+    vitrail.train(frame, columns=named, steps=2, out=tmp_path / "frame", **how)
+    result = vitrail.evaluate(run.folder, tmp_path / "x.csv", columns=named, quiet=True, log=lambda line: None)
+    assert result.figures["images"] == run.figures["images"]
+    assert vitrail.check_data(tmp_path / "x.csv", columns=named).counts["train"] == {"ant": 6, "bee": 6}
+    with pytest.raises(ConfigError, match=r"data.columns names the 'image'"):
+        vitrail.train(tmp_path / "x.csv", columns="image=photo", steps=2, out=tmp_path / "other", **how)
+    with pytest.raises(ConfigError, match="write path=NAME"):
+        vitrail.train(tmp_path / "x.csv", columns="photo", steps=2, out=tmp_path / "other", **how)
 
 
 def test_a_path_that_leads_out_of_the_folder_is_read_and_counted(table, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,18 +123,19 @@ def read_digits() -> RawData:
     return "the built-in digits", {"train": read_arrays(images, digits.target, names=names, where="digits")}
 
 
-def read_dataset(dataset: Any, *, channels: int, where: str) -> RawSplit:
+def read_dataset(dataset: Any, *, channels: int, where: str, named: Mapping[str, str]) -> RawSplit:
     """Reads a user-defined Dataset, whose items are (image, label) or images; Pillow images get so many ``channels``.
 
     Labels come from its attribute `targets` if it has one, as torchvision's datasets do; otherwise every item is read once.
-    A Dataset of Hugging Face has columns instead: images, labels and their names come from those that are called so.
+    A Dataset of Hugging Face has columns instead: images, labels and their names come from those that are called so, or
+    ``named``.
     Raises `DataError` if it is empty, or its labels are not numbers, names, or rows of zeros and ones.
     """
     if not len(dataset):
         raise DataError("the dataset is empty", "give a dataset with at least one item")
     image = None
     if hasattr(dataset, "column_names"):
-        chosen = choose_columns(dataset.column_names, source=where, labelled=False)
+        chosen = choose_columns(dataset.column_names, source=where, labelled=False, named=named)
         image, label = chosen["path"], chosen["label"]
         labels = None if label is None else np.asarray(dataset[label])
         classes = getattr(dataset.features[label], "names", None) if label is not None else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
@@ -17,7 +17,7 @@ from vitrail.data.sources.contents import Files, Strings, choose_evenly, normali
 from vitrail.data.sources.labels import Labels, RawData, RawSplit, format_label, from_texts, join_columns, unify_labels
 from vitrail.data.sources.scan import NamedFiles, list_folders
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
-from vitrail.errors import DataError
+from vitrail.errors import DataError, nearest
 from vitrail.images.decode import EXTENSIONS
 from vitrail.text import plural
 from vitrail.untrusted.files import detect_encoding
@@ -108,7 +108,7 @@ class Columns:
         return DataError(f"{self.source}, line {self.lines[row]}: {what}", remedy)
 
 
-def read_manifest(path: Path, *, labelled: bool) -> RawData:
+def read_manifest(path: Path, *, labelled: bool, columns: Mapping[str, str] | None = None) -> RawData:
     """Read a CSV, TSV or JSON-lines manifest.
 
     A row has a path (absolute, or relative to the folder of the manifest), a label or several separated by
@@ -118,15 +118,15 @@ def read_manifest(path: Path, *, labelled: bool) -> RawData:
     label or an unknown split; or if none of the files exists.
     """
     rows = _read_json(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path)
-    return _read_table(rows, str(path), f"a manifest, {path.name}", path.parent, labelled=labelled)
+    return _read_table(rows, str(path), f"a manifest, {path.name}", path.parent, labelled=labelled, named=columns)
 
 
-def read_frame(frame: Any, *, labelled: bool) -> RawData:
+def read_frame(frame: Any, *, labelled: bool, columns: Mapping[str, str] | None = None) -> RawData:
     """Reads a data frame of pandas or polars as `read_manifest` reads a table; paths are relative to the working folder."""
     names = [str(name) for name in frame.columns]
     rows = zip(*(frame[name].to_list() for name in frame.columns))
     table = ((row, dict(zip(names, values))) for row, values in enumerate(rows, start=1))
-    return _read_table(table, "the data frame", "a data frame", Path.cwd(), labelled=labelled)
+    return _read_table(table, "the data frame", "a data frame", Path.cwd(), labelled=labelled, named=columns)
 
 
 def read_pairs(pairs: Sequence[Sequence[Any]], *, labelled: bool) -> RawData:
@@ -136,9 +136,15 @@ def read_pairs(pairs: Sequence[Sequence[Any]], *, labelled: bool) -> RawData:
 
 
 def _read_table(
-    rows: Iterable[tuple[int, dict[str, Any]]], source: str, about: str, root: Path, *, labelled: bool
+    rows: Iterable[tuple[int, dict[str, Any]]],
+    source: str,
+    about: str,
+    root: Path,
+    *,
+    labelled: bool,
+    named: Mapping[str, str] | None = None,
 ) -> RawData:
-    columns = _read_rows(rows, source)
+    columns = _read_rows(rows, source, named)
     _use_other_columns(columns)
     if labelled and columns.names and columns.labels is None:
         choose_columns(columns.names, source=source, labelled=True)
@@ -146,14 +152,16 @@ def _read_table(
     return "; ".join([about, *columns.notes]), splits
 
 
-def _read_rows(rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> Columns:
+def _read_rows(
+    rows: Iterable[tuple[int, dict[str, Any]]], source: str, named: Mapping[str, str] | None = None
+) -> Columns:
     columns = Columns(source)
     kinds: dict[str, str] = {}  # path, label or split, of the columns that are these
     cells: dict[str, list[str]] = {}  # of these columns and those that may be needed
     for line, row in rows:
         if not columns.names:
             columns.names = list(row)
-            chosen = choose_columns(columns.names, source=source, labelled=False)
+            chosen = choose_columns(columns.names, source=source, labelled=False, named=named)
             columns.label_column = chosen["label"] or ""
             kinds = {name: kind for kind, name in chosen.items() if name}
             plain = {name: name.strip().lower() for name in columns.names}
@@ -199,21 +207,28 @@ def _has_boxes(names: Sequence[str]) -> bool:
 
 
 def choose_columns(
-    columns: Sequence[str], *, source: str, labelled: bool, image: str | None = None, label: str | None = None
+    columns: Sequence[str], *, source: str, labelled: bool, named: Mapping[str, str] | None = None
 ) -> dict[str, str | None]:
-    """Chooses the columns of paths, labels and splits that are not given. Raises `DataError` for one that is missing."""
+    """Chooses the columns of paths, labels and splits that are not ``named``. Raises `DataError` for one that is missing."""
     plain = {name.strip().lower(): name for name in reversed(columns)}
+    for kind, name in (named or {}).items():
+        if name not in columns:
+            listed = ", ".join(map(repr, columns)) or "none"
+            raise DataError(
+                f"{source} has no column {name!r} of the {kind}; its columns are {listed}", nearest(name, columns)
+            )
     chosen = {
-        "path": image or next((plain[name] for name in PATHS if name in plain), None),
-        "label": label or next((plain[name] for name in LABELS if name in plain), None),
+        "path": next((plain[name] for name in PATHS if name in plain), None),
+        "label": next((plain[name] for name in LABELS if name in plain), None),
         "split": plain.get("split"),
+        **(named or {}),
     }
     for column, name in (("path", PATHS[0]), ("label", LABELS[0])):
         if chosen[column] is None and (labelled or column == "path"):
             what = f"{source} has no {column} column; its columns are {', '.join(map(repr, columns)) or 'none'}"
             if _has_boxes(columns):
                 raise DataError(f"{what}: a table of boxes, which is not read", EXPORT_BOXES)
-            raise DataError(what, f"name one of them {name!r}")
+            raise DataError(what, f"name one of them {name!r}, or say which it is: columns {column}=NAME")
     return chosen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from glob import has_magic
@@ -50,6 +50,8 @@ from vitrail.shards.cache import is_remote
 # each looks for its files at a path, and returns the function that reads them; the first that finds any is taken
 FORMATS_OF_FILES = (find_coco, find_label_studio, find_yolo)
 FORMATS_OF_FOLDERS = (find_yolo, find_coco, find_label_studio, find_voc, find_cvat, find_labelme, find_yolo_texts)
+MANIFESTS, PARQUET = (".csv", ".tsv", ".jsonl", ".ndjson"), (".parquet", ".pq")
+TABLES = (*MANIFESTS, *PARQUET)
 BESIDE = "; the boxes and outlines beside them are not used"
 
 
@@ -78,6 +80,7 @@ class FoundData:
     root: Path | None = None  # the folder, or file, that has objects, masks or both
     objects: Read | None = None  # reads the objects; None where there are none
     opened: Splits | None = None  # for a second caller of `open_data`
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: the names of its path, label and split
 
     @cached_property
     def masks(self) -> list[MaskFolder]:
@@ -103,10 +106,21 @@ class FoundData:
         return layout + (BESIDE if self.objects else ""), splits
 
 
-def find_data(data: Any) -> FoundData:
-    """Searches data, or the only folder in a folder, for annotations; reads no image. Raises `DataError` for two of a split."""
+def find_data(data: Any, columns: Mapping[str, str] | None = None) -> FoundData:
+    """Searches data, or the only folder in a folder, for annotations; reads no image.
+
+    ``columns`` names those of a table that are not called as `read_manifest` expects: {"path": "file", "label": "breed"}.
+
+    Raises `DataError` for two annotations of a split, and for ``columns`` of data that are no table.
+    """
     if isinstance(data, FoundData):
         return data
+    if columns:
+        is_file = isinstance(data, str | os.PathLike) and Path(data).suffix.lower() in TABLES
+        if not (is_file or hasattr(data, "columns") or hasattr(data, "column_names")):
+            what = f"columns are named, and {data if isinstance(data, str | os.PathLike) else type(data).__name__} is no table"
+            raise DataError(what, f"give a data frame or a {', '.join(TABLES)} file, or leave columns out")
+        return FoundData(data, columns=columns)
     if isinstance(data, str | os.PathLike) and data not in BUILT_IN:
         path = _to_path(data)
         formats = FORMATS_OF_FOLDERS if path.is_dir() else FORMATS_OF_FILES
@@ -244,14 +258,14 @@ def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> R
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
         return "arrays", {"train": read_arrays(*data, where=where or "array")}
     if hasattr(data, "columns"):
-        return read_frame(data, labelled=labelled)
+        return read_frame(data, labelled=labelled, columns=found.columns)
     if isinstance(data, list | tuple) and data and all(map(_is_pair, data)):
         return read_pairs(data, labelled=labelled)
     if isinstance(data, list | tuple) and data and all(isinstance(path, str | os.PathLike) for path in data):
         return f"{len(data):,} files", {"train": RawSplit(Files("", Strings(map(os.fspath, data))))}
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):  # a map-style Dataset
         layout = f"a dataset ({type(data).__name__})"
-        return layout, {"train": read_dataset(data, channels=channels, where=where or "dataset")}
+        return layout, {"train": read_dataset(data, channels=channels, where=where or "dataset", named=found.columns)}
     raise DataError(f"data of type {type(data).__name__} are not supported", f"give {READ}, arrays or a Dataset")
 
 
@@ -289,10 +303,10 @@ def _find_at(path: Path, labelled: bool, found: FoundData) -> RawData:
     if found.root is not None:
         return found.read()
     suffix = path.suffix.lower()
-    if suffix in (".csv", ".tsv", ".jsonl", ".ndjson"):
-        return read_manifest(path, labelled=labelled)
-    if suffix in (".parquet", ".pq"):
-        return f"Parquet, {path.name}", read_parquet([path], path.parent, labelled=labelled)
+    if suffix in MANIFESTS:
+        return read_manifest(path, labelled=labelled, columns=found.columns)
+    if suffix in PARQUET:
+        return f"Parquet, {path.name}", read_parquet([path], path.parent, labelled=labelled, named=found.columns)
     if suffix == ".tar":
         return read_shards_at(str(path))
     if suffix == ".npy":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -95,7 +95,9 @@ class ParquetImages(Contents):
         return Stamped.of_files(self.root, self.files)
 
 
-def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[str, RawSplit]:
+def read_parquet(
+    files: Sequence[Path], root: Path, *, labelled: bool, named: Mapping[str, str] | None = None
+) -> dict[str, RawSplit]:
     """Read Parquet files with the same columns as one data set, divided by its split column if there is one.
 
     Images are in a column of bytes, or of structs of bytes and a path below ``root``; a column of paths makes the files a
@@ -106,7 +108,8 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
     image, source = _find_image_column(schema, features), str(files[0])
     declared = [name for name, feature in features.items() if _get_class_names(feature)]
     label = "label" if "label" in declared else next(iter(declared), None)
-    columns = choose_columns(schema.names, source=source, labelled=labelled, image=image, label=label)
+    defaults = {kind: name for kind, name in {"path": image, "label": label}.items() if name}
+    columns = choose_columns(schema.names, source=source, labelled=labelled, named={**defaults, **(named or {})})
     rows, label = int(groups[-1, 4]), columns["label"]
     wanted = {kind: name for kind, name in columns.items() if name and name != image}
     table = import_pyarrow(DataError).concat_tables([_read_columns(path, [*wanted.values()]) for path in files])

@@ -32,6 +32,7 @@ def check_data(
         "What is to be trained; by default what the data are annotated with.",
     ] = None,
     out: Annotated[options.File | None, "A folder for pictures with their boxes or masks: SPLIT/NAME.jpg."] = None,
+    columns: options.Columns = None,
     samples: Annotated[int, "With --out: pictures of each split, spread evenly over it."] = 16,
     model: CopyFinder = None,
     fix_list: Annotated[
@@ -50,10 +51,14 @@ def check_data(
         DataError: data that cannot be opened, and with ``out`` data without boxes or masks.
     """
     from vitrail.config.schema import TASK_ALIASES
+    from vitrail.config.units import columns_of_table
+    from vitrail.data.sources.open import find_data
     from vitrail.tables import open_table
     from vitrail.untrusted.limits import PIXELS
     from vitrail.verbs.data.findings import check
 
+    if columns:
+        data = find_data(data, columns_of_table(columns))
     if out is not None:
         from vitrail.verbs.data.drawings import draw_data
 

@@ -50,6 +50,7 @@ class Training(TypedDict, total=False):
     device: Annotated[str | None, Sets("compute.device")]
     precision: Annotated[Precision | None, Sets("compute.precision")]
     max_bad: Annotated[str | float | None, Sets("data.max_bad", "such as 1%")]
+    columns: Annotated[str | Mapping[str, str] | None, Sets("data.columns", "such as path=file,label=breed")]
     pixel_range: Annotated[str | Sequence[float] | None, Sets("data.pixel_range", "such as 0,4095")]
     max_pixels: Annotated[int | None, Sets("data.max_pixels")]
     dry_run: Annotated[bool, "Print the plan, and an estimate of time and memory from a few measured steps.", False]
@@ -220,6 +221,7 @@ def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool)
     Raises `ConfigError`, `DataError` or `CheckpointError`.
     """
     from vitrail.config.compose import check_objective, compose_run, find_start
+    from vitrail.config.units import columns_of_table
     from vitrail.data.sources.open import find_data
 
     data = given["data"]
@@ -227,7 +229,8 @@ def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool)
     source = None if data is None else str(data) if is_named else type(data).__name__
     paths = {name: Path(given[name]) if given.get(name) else None for name in ("out", "resume", "config")}
     searched = labels and data is not None and paths["resume"] is None
-    found = find_data(source if is_named else data) if searched else None
+    columns = columns_of_table(given["columns"]) if given.get("columns") else {}
+    found = find_data(source if is_named else data, columns) if searched else None
     asked: dict[str, Any] = {
         "recipe": given.get("recipe"),
         "flags": to_settings(verb, given, source),
