@@ -167,6 +167,24 @@ def test_a_registered_network_is_trained_and_resumed_to_the_same_bits(build, tmp
     assert vitrail.train("digits", init=whole.folder, out=tmp_path / "head", freeze_until=1, **HOW).figures["top1"] >= 0
 
 
+def test_a_class_is_a_network_by_its_own_name(tmp_path):
+    run = vitrail.train("digits", model=Map, out=tmp_path / "run", **HOW)
+    assert run.load().config.architecture == "Map"
+    assert vitrail.train("digits", model=Map, out=tmp_path / "run", **HOW).figures == run.figures
+    again = vitrail.train("digits", model=run.load(), out=tmp_path / "again", **HOW)
+    assert (again.folder / "init.safetensors").exists()
+    for options, message in (
+        ({"model": Map(1, (8, 8))}, "give the class or a function that builds it"),
+        (
+            {"model": lambda in_channels, image_size: Map(in_channels, image_size)},
+            "must be able to build its network anew",
+        ),
+        ({"model": run.load(), "init": run.folder}, "init is given too"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            vitrail.train("digits", out=tmp_path / "no", **HOW | options)
+
+
 def test_a_registered_network_is_exported(build, tmp_path):
     model = create_classifier("own", classes=["a", "b"]).eval()
     randomise(model)

@@ -76,8 +76,8 @@ def check_as_described(model: Task) -> None:
             if theirs.get(name) != ours.get(name):
                 was, now = (getattr(each.get(name), kind, each.get(name)) or "nothing" for each in (theirs, ours))
                 what = f"{name or 'the model'} is {now}, and the config of the model describes {was}"
-                remedy = "change the config instead (create_model(..., mlp_width=...)), or keep the state_dict with torch.save"
-                raise ConfigError(what, f"a file could not say how to build it: {remedy}")
+                remedy = "change the config (create_model(..., mlp_width=...)), register the network (vitrail.register_model)"
+                raise ConfigError(what, f"a file could not say how to build it: {remedy}, or torch.save its state_dict")
 
 
 def save_model(

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 class Training(TypedDict, total=False):
     """The options that trainings with and without labels share."""
 
-    model: Annotated[str | None, Sets("model.name")]
+    model: Annotated[
+        Any,
+        Sets(
+            "model.name",
+            "in Python also a model to start from, or what `vitrail.register_model` takes, by its own name",
+        ),
+    ]
     init: Annotated[
         Any,
         Sets(
@@ -136,6 +142,8 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
     if given.get("metrics") is not None:
         names = options.names_of_metrics(given["metrics"])
         given = {**given, "metrics": None, "set": [*(given["set"] or ()), f"save.metrics={names}"]}
+    if given["model"] is not None and not isinstance(given["model"], str):
+        given = {**given, **read_model_argument(given["model"], given["init"])}
     if given["init"] is not None and not isinstance(given["init"], str | Path):
         with write_init(verb, given, labels=labels) as written:
             return start(verb, written, labels=labels)
@@ -171,6 +179,28 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         log = log_nothing if given["quiet"] or not ranks.first else to_stderr
         tuned = tune_rate(run, out, log=log, ranks=ranks, **how)
         return train(tuned, out=out, ranks=ranks, **finish, **how)
+
+
+def read_model_argument(model: Any, init: Any) -> dict[str, Any]:
+    """Returns ``model`` and ``init`` where the first is no name: a model to start from, or a function or class that builds a
+    network, which is registered under its own name. Raises `ConfigError` for anything else.
+    """
+    from torch.nn import Module
+
+    from vitrail.models import Backbone, register_model
+    from vitrail.tasks import Task
+
+    if isinstance(model, Task | Backbone):
+        if init is not None:
+            raise ConfigError("model is a model to start from, and init is given too", "give one of them")
+        return {"model": None, "init": model}
+    name = getattr(model, "__name__", "")
+    if isinstance(model, Module) or not callable(model) or not name.isidentifier():
+        what = f"model is a {type(model).__name__}, and a run must be able to build its network anew"
+        remedy = "give the class or a function that builds it, with the arguments in_channels and image_size"
+        raise ConfigError(what, f"{remedy}, or register it: vitrail.register_model(NAME, BUILD)")
+    register_model(name, model)
+    return {"model": name}
 
 
 @contextmanager
