@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -43,10 +43,18 @@ def import_plugins() -> None:
 def find_own(kind: str, name: str, registry: Mapping[str, T], built_in: Container[str] = ()) -> T:
     """Returns the loss, metric or objective that is registered as ``name``. Raises `ConfigError` with the nearest names."""
     if name not in registry and not is_registered(name, registry):
-        own = f"a {kind} of your own is registered by vitrail.register_{kind}({name!r}, ...) or a module in {VARIABLE}"
         known = [*built_in, *registry]  # type: ignore[not-iterable]
-        raise ConfigError(f"there is no {kind} {name!r}", f"{nearest(name, known)}; {own}" if known else own)
+        raise ConfigError(f"there is no {kind} {name!r}", suggest_name(kind, name, known))
     return registry[name]
+
+
+def suggest_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Returns the remedy for an unknown name: the close ones, else all or the first, and how one's own is registered."""
+    own = f"one of your own is registered first, by vitrail.register_{kind}({name!r}, ...) or a module in {VARIABLE}"
+    if not (known := [*known]):
+        return own
+    close = nearest(name, known)
+    return close if close.endswith("?") else f"{close}; {own}"
 
 
 def register_loss(name: str, loss: Callable[..., Any]) -> None:

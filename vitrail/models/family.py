@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitrail.errors import ConfigError, nearest
+from vitrail.errors import ConfigError
 from vitrail.models.axial import AXIALS, AxialConfig, AxialViT
 from vitrail.models.backbone import Backbone
 from vitrail.models.beit import BEITS, BEiT, BEiTConfig
@@ -21,7 +21,7 @@ from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNet, AxialResNetConfig, ResNet, ResNetConfig
 from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import DEITS, HYBRIDS, VITS, ViT, ViTConfig
-from vitrail.plugins import VARIABLE, is_registered
+from vitrail.plugins import is_registered, suggest_name
 
 SIZES = {
     "tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h", "giant": "giant", "gigantic": "gigantic",
@@ -99,8 +99,7 @@ def configure(model: str | Config, **changes: Any) -> Config:
     """
     if isinstance(model, str) and model not in MODELS and not is_registered(model, MODELS):
         ours = translate_model(model)
-        own = f"; one of your own is registered first (vitrail.register_model, {VARIABLE})"
-        remedy = f"it is called {ours!r} here" if ours in MODELS else nearest(model, MODELS) + own
+        remedy = f"it is called {ours!r} here" if ours in MODELS else suggest_name("model", model, MODELS)
         raise ConfigError(f"there is no model {model!r}", remedy)
     config = MODELS[model] if isinstance(model, str) else model
     known = [field.name for field in fields(config)]
