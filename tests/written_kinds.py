@@ -188,7 +188,7 @@ def train_run(path: Path, photos: Path) -> Kind:
         return run(log), describe(vitrail.weights.load(path / "model", log=log))
 
     files = [*(path / name for name in names), *list_files(path / "model"), *newest]
-    unread = ("report.html", "card.md", "log.txt", ".lock", "plots/*.svg", "checkpoints/*")
+    unread = ("report.html", "card.md", "predictions.csv", "log.txt", ".lock", "plots/*.svg", "checkpoints/*")
     return Kind("run", files, read, path, unread)
 
 

@@ -143,6 +143,8 @@ def test_a_tutorial_starts_with_its_files_and_nothing_else(tmp_path):
         text=True,
     )
     assert said == "['file']\n"
-    found = [str(path.relative_to(tmp_path / "desk")) for path in (tmp_path / "desk").rglob("*") if path.is_file()]
-    assert len(found) == 2 * 60 + 2 * 50 + 8 + 3
-    assert (tmp_path / "desk/new/bee-1.jpg").read_text() == "val 50"
+    assert [path.name for path in (tmp_path / "desk").iterdir()] == [".hub"]
+    kept = {path.name: path / "snapshots" / ("0" * 40) for path in (tmp_path / "desk/.hub").iterdir()}
+    assert (kept["datasets--delima87--beesvsants"] / "imagefolder/val/bees/50.jpg").read_text() == "val 50"
+    weights = kept["models--timm--vit_tiny_patch16_224.augreg_in21k_ft_in1k"]
+    assert {path.name for path in weights.iterdir()} == {"model.safetensors", "config.json"}

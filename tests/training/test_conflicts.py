@@ -68,6 +68,18 @@ def test_a_run_of_a_version_that_did_not_look_keeps_them(photos, tmp_path):
     assert "conflicts: keep" in config.read_text()
 
 
+def test_broken_files_are_bad_images_and_sets_of_nothing_else_are_kept(tmp_path, photos):
+    for name in ("ants", "bees"):
+        (photos / name / "12.png").write_bytes(b"no image")
+    log, _ = train(photos, tmp_path / "run", "data.validation=0.1", "data.max_bad=0.2")
+    assert "4 training images equal" in log
+    assert (tmp_path / "run/bad_images.csv").read_text().count("12.png") >= 1
+    for name in ("ants", "bees"):
+        for path in (photos / name).iterdir():
+            path.write_bytes((photos / "ants/10.png").read_bytes())
+    assert train(photos, tmp_path / "equal", "data.validation=0.1")[1] == 26
+
+
 def test_images_of_one_length_and_with_the_same_ends_are_compared_as_a_whole(tmp_path):
     for name, middle in (("ants", b"\x00"), ("bees", b"\xff")):
         folder = tmp_path / "photos" / name

@@ -28,7 +28,7 @@ SETTINGS = (
 )
 RUN, _ = compose_run(flags={"data": {"source": "digits"}}, settings=SETTINGS)
 run_quietly = partial(train, quiet=True)
-NOT_WITH_END = ("model", "report.html", "card.md", "plots", "mistakes", "stamps.npz")
+NOT_WITH_END = ("model", "report.html", "card.md", "plots", "mistakes", "stamps.npz", "predictions.csv")
 
 
 def names(folder):

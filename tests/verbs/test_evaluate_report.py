@@ -54,7 +54,8 @@ def test_the_page_of_a_classifier_has_the_figures_and_what_was_left_out(photos, 
     assert f"{figures['top1']:.1%}".replace("%", " %") in page.said
     assert f"mean of all corruptions {figures['corrupted_top1'] * 100:.3g}" in page.said
     assert "The figures leave out 1 image that could not be read." in page.said
-    assert {path.name for path in out.iterdir()} == {"report.html", "figures.json", "plots"}  # the card stays the run's
+    written = {"report.html", "figures.json", "predictions.csv", "plots"}  # the card stays the run's
+    assert {path.name for path in out.iterdir()} == written
 
 
 def test_labels_of_another_kind_have_a_page_too(photos, tmp_path):

@@ -98,10 +98,6 @@ def open_run_data(
         if keys:
             count = f"{plural(len(keys), 'training image')} equal to others with another label, such as {keys[0]} and {keys[1]}"
             notes.append(f"{count}: {CONFLICTS[conflicts]}; `vitrail data check DATA --fix-list FILE` lists them")
-        if conflicts == "drop" and keys and not len(found.train or ()):
-            pair = f"such as {keys[0]} and {keys[1]}"
-            what = f"each of the {len(keys):,} training images is equal to one with another label, {pair}"
-            raise DataError(what, "see `vitrail data check`")
         splits = found if conflicts == "drop" else splits
     splits = limit_training(splits, run.data, run.seed)
     splits = open_deep(splits, channels=channels, levels=run.data.pixel_range, max_pixels=run.data.max_pixels)

@@ -23,7 +23,7 @@ from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Arrays, Contents, Files, StoredUnits, Strings, Units
 from vitrail.data.sources.labels import BETWEEN, count_classes
 from vitrail.errors import ConfigError, DataError, nearest
-from vitrail.images.decode import BadImage
+from vitrail.images.decode import BadImage, upright_size
 from vitrail.stamps import Stamped, hash_each
 from vitrail.untrusted.files import read_text
 
@@ -264,7 +264,10 @@ def choose_held_out(
 
 
 def drop_conflicts(splits: Splits) -> tuple[Splits, tuple[str, ...]]:
-    """The splits without the training images that are equal to others with other labels, and their keys, equal ones together."""
+    """The splits without the training images that are equal to others with other labels, and their keys, equal ones together.
+
+    Files that are no images are left to those who read them. Nothing is dropped where nothing would be left.
+    """
     train, wanted = splits.train, set(splits.suspects)
     if train is None or not wanted:
         return splits, ()
@@ -272,11 +275,15 @@ def drop_conflicts(splits: Splits) -> tuple[Splits, tuple[str, ...]]:
     for row in [row for row, key in enumerate(train.keys) if key in wanted]:
         with suppress(BadImage):
             content = train.contents[row]
+            if isinstance(content, bytes) and upright_size(content) is None:
+                continue
             digest = sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
             groups.setdefault(digest, []).append(row)
     unlike = [rows for rows in groups.values() if len({train.digest_target(row) for row in rows}) > 1]
     dropped = [row for rows in unlike for row in rows]
     rest = np.setdiff1d(np.arange(len(train)), dropped)
+    if not len(rest):
+        return splits, ()
     return replace(splits, train=train.subset(rest)), tuple(train.keys[row] for row in dropped)
 
 
