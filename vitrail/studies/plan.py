@@ -9,6 +9,7 @@ import base64
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import itemgetter
@@ -114,10 +115,12 @@ def read_result(folder: Path, key: str) -> TrialResult | None:
     tree = read_checksummed(folder / TRIALS / f"{key}.json")
     if tree is None or tree.pop("format", None) != FORMAT or tree.get("key") != key:
         return None
-    count, bits = tree["right"]
-    right = np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:count].astype(bool)
-    kept: dict[str, Any] = {**tree, "right": right, "curve": tuple(tree["curve"])}
-    return TrialResult(**kept)
+    with suppress(KeyError, TypeError, ValueError):  # the name of the checksum may be what is damaged
+        count, bits = tree["right"]
+        right = np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:count].astype(bool)
+        kept: dict[str, Any] = {**tree, "right": right, "curve": tuple(tree["curve"])}
+        return TrialResult(**kept)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
