@@ -16,6 +16,10 @@ from typing import Any, TypeVar
 from vitrail.errors import ConfigError, nearest
 
 VARIABLE = "VITRAIL_PLUGINS"
+FIGURES = (  # of classifiers and of a step, which a metric of one's own would replace
+    *("top1", "top5", "nll", "ece", "brier", "map", "f1_micro", "f1_macro", "real_top1", "without_label"),
+    *("images", "loss", "lr", "step", "epoch"),
+)
 BUILT_IN_LOSSES = ("softmax", "sigmoid")
 LOSSES: dict[str, Callable[..., Any]] = {}
 METRICS: dict[str, Callable[..., float]] = {}
@@ -81,11 +85,13 @@ def register_metric(name: str, metric: Callable[..., float]) -> None:
             (N, K), both NumPy arrays, to a number.
 
     Raises:
-        ConfigError: not an identifier.
+        ConfigError: not an identifier, or the name of a figure of vitrail or of the end of an interval.
     """
     if not name.isidentifier():
         raise ConfigError(f"the metric is called {name!r}", "give a name of letters, digits and _, such as balanced")
-    register("metric", name, metric, METRICS, ())
+    if name.endswith(("_low", "_high")):
+        raise ConfigError(f"the metric is called {name!r}, as the end of an interval", "give it another name")
+    register("metric", name, metric, METRICS, FIGURES)
 
 
 def register(kind: str, name: str, value: T, registry: dict[str, T], built_in: Container[str]) -> None:

@@ -53,3 +53,16 @@ def test_an_unknown_setting_names_the_nearest(capsys):
     assert "maximum share of images" in said
     assert run(["settings", "save", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["save.keep"]["value"] == 2
+
+
+def test_steps_and_time_exclude_each_other_where_a_user_gives_them():
+    flags = {"data": {"source": "digits"}, "schedule": {"steps": 4, "time": "10s"}}
+    with pytest.raises(ConfigError, match="both steps and time are given"):
+        compose_run(flags=flags)
+    with pytest.raises(ConfigError, match="both steps and time are given"):
+        compose_run(flags={"data": {"source": "digits"}, "schedule": {"time": "10s"}}, settings=["schedule.steps=4"])
+
+
+def test_the_learning_rate_is_found_by_other_names():
+    with pytest.raises(ConfigError, match=r"it is called 'optim\.lr' here"):
+        compose_run(flags={"data": {"source": "digits"}}, settings=["optim.rate=1"])

@@ -72,6 +72,12 @@ def test_an_image_has_no_five_channels():
         model.preprocess(Image.new("RGB", (40, 40)))
 
 
+def test_a_file_that_cannot_be_used_is_named(model, tmp_path):
+    (tmp_path / "junk.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"picture 0 \(\S+junk\.jpg\) cannot be used: not a JPEG"):
+        model.predict(tmp_path)
+
+
 def test_invalid_pictures_are_refused_by_index_and_reason(model, photograph):
     for picture, reason in (
         ("cat.jpg", "cat.jpg: No such file or directory"),
@@ -95,7 +101,7 @@ def test_invalid_pictures_are_refused_by_index_and_reason(model, photograph):
         (None, "it is a NoneType"),
         (b"no image", "not a JPEG"),
     ):
-        with pytest.raises(DataError, match=f"picture 1 cannot be used: .*{reason}"):
+        with pytest.raises(DataError, match=rf"picture 1( \(\S+\))? cannot be used: .*{reason}"):
             model.preprocess([photograph, picture])
         with pytest.raises(DataError, match="picture 0"):
             model.predict(picture)

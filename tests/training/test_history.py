@@ -55,6 +55,8 @@ def test_predictions_list_the_evaluated_images(tmp_path):
     run = vitrail.train("digits", out=tmp_path / "run", steps=8, batch=16, quiet=True, set=["model.changes.depth=1"])
     rows = run.predictions
     assert len(rows) == run.figures["images"]
+    assert run.split == "val"
+    assert vitrail.train("digits", out=run.folder, steps=8, batch=16, quiet=True, set=["model.changes.depth=1"]) == run
     assert rows[0].keys() == {"path", "true", "label", "score"}
     right = sum(row["true"] == row["label"] for row in rows)
     assert right / len(rows) == pytest.approx(run.figures["top1"])

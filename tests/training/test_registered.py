@@ -260,6 +260,11 @@ def test_parameters_of_a_loss_are_trained(tmp_path):
         ({"loss": lambda outputs, targets: outputs.sum()}, "which has no name"),
         ({"metrics": {"not a name": balanced}}, "the metric is called 'not a name'"),
         ({"metrics": ["unknown"]}, "there is no metric 'unknown'"),
+        ({"metrics": {"top1": balanced}}, "'top1' is a metric of vitrail"),
+        ({"metrics": {"balanced_low": balanced}}, "as the end of an interval"),
+        ({"callbacks": [vitrail.Callback]}, "callbacks has <class"),
+        ({"callbacks": [lambda event: None]}, "give a list of objects of classes derived from vitrail.Callback"),
+        ({"callbacks": vitrail.Callback()}, "callbacks is <vitrail"),
         ({"set": ("optim.groups={haed.*: {lr: 10}}",)}, "no parameter matches 'haed"),
         ({"set": ("optim.groups={head.*: {rate: 10}}",)}, "optim.groups gives 'head"),
         ({"set": ("optim.groups={head.*: {lr: -1}}",)}, "optim.groups gives 'head"),
@@ -272,11 +277,24 @@ def test_mistakes_are_refused_before_a_run_begins(tmp_path, options, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_that_is_no_scalar_is_refused():
-    vitrail.register_loss("rows", lambda outputs, targets: outputs.sum(1))
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda outputs, targets: outputs.sum(1), r"'mine' returned a tensor of shape \(4,\)"),
+        (lambda outputs, targets: 1.0, "'mine' returned a float"),
+        (lambda outputs, targets: outputs.detach().sum(), "'mine' has no gradient"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_with_a_gradient_is_refused(loss, message):
+    vitrail.register_loss("mine", loss)
     model = create_classifier("vit-ti16", classes=["a", "b"], depth=1, image_size=16)
-    with pytest.raises(ConfigError, match=r"'rows' returned a tensor of shape \(4,\)"):
-        Supervised(model, "rows")(torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 1, 0]))
+    with pytest.raises(ConfigError, match=message):
+        Supervised(model, "mine")(torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 1, 0]))
+
+
+def test_a_metric_that_returns_no_number_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="the metric 'rows' returned"):
+        vitrail.train("digits", metrics={"rows": lambda p, t: p.max(1)}, out=tmp_path / "run", **HOW)
 
 
 def test_a_metric_is_in_the_history_the_figures_and_the_report(tmp_path):

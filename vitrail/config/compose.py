@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -52,9 +53,12 @@ def compose_run(
     if out is not None and resume is not None and out != resume:
         raise ConfigError(f"--out {out} and --resume {resume} name two folders", "give one of them")
     layers = [read_yaml(config) if config else {}, _drop_none(flags or {}), *map(assignment, settings)]
-    asked: dict[str, Any] = {}
-    for layer in layers:
-        asked = overlay(asked, layer)
+    asked = reduce(overlay, layers, {})
+    length = _group(reduce(overlay, map(assignment, settings), _drop_none(flags or {})), "schedule")
+    if length.get("steps") is not None and length.get("time") is not None:  # in a run's own config they are one length
+        raise ConfigError(
+            "both steps and time are given as the length of the training", "give one of epochs, steps and time"
+        )
     if init is not None or _group(asked, "model").get("init") in (AUTO, NONE):
         layers.append({"model": {"init": init}})
         asked = overlay(asked, layers[-1])
@@ -95,9 +99,7 @@ def find_start(
     """Returns how the arguments of `compose_run` say what a training starts from: by "auto"; not at all, so that it may be
     chosen ("open"); or by weights, "none", a network, a recipe, an objective or a teacher ("given").
     """
-    asked: dict[str, Any] = {}
-    for layer in (read_yaml(config) if config else {}, _drop_none(flags), *map(assignment, settings)):
-        asked = overlay(asked, layer)
+    asked = reduce(overlay, [read_yaml(config) if config else {}, _drop_none(flags), *map(assignment, settings)], {})
     model, objective = _group(asked, "model"), _group(asked, "objective")
     if model.get("init") == AUTO:
         return "auto"

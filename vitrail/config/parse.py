@@ -34,6 +34,7 @@ KEYS = {  # under which other tools and papers know our settings
     "gradient_accumulation_steps": "data.micro_batch",
     "learning_rate": "optim.lr",
     "lr": "optim.lr",
+    "rate": "optim.lr",
     "weight_decay": "optim.weight_decay",
     "warmup_steps": "schedule.warmup_steps",
     "total_steps": "schedule.steps",

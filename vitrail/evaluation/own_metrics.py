@@ -35,7 +35,14 @@ class OwnMetrics:
         self.kept.append((outputs.cpu(), targets))
 
     def compute(self) -> dict[str, float]:
-        """Returns the figure of each metric."""
+        """Returns the figure of each metric. Raises `ConfigError` for one that returns no number."""
         outputs, targets = (torch.cat(batches) for batches in zip(*self.kept))
         values = (as_array(self.task.probabilities(outputs)).astype("float64"), as_array(targets))  # type: ignore[not-callable]
-        return {name: float(function(*values)) for name, function in self.functions.items()}
+        figures: dict[str, float] = {}
+        for name, function in self.functions.items():
+            value = function(*values)
+            try:
+                figures[name] = float(value)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"the metric {name!r} returned {value!r:.60}", "return one number") from error
+        return figures

@@ -56,9 +56,14 @@ class Supervised(Objective):
         if self.criterion is None:
             return task.loss(outputs, given, **self.options), measured
         loss = self.criterion(outputs, given)
-        if loss.ndim:
-            what = f"the loss {self.name!r} returned a tensor of shape {tuple(loss.shape)}"
-            raise ConfigError(what, "return the mean over the images, a scalar")
+        if not isinstance(loss, Tensor) or loss.ndim:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise ConfigError(
+                f"the loss {self.name!r} returned {what}", "return the mean over the images, a scalar tensor"
+            )
+        if outputs.requires_grad and not loss.requires_grad:
+            remedy = "compute it with torch from the outputs, without detach() or item()"
+            raise ConfigError(f"the loss {self.name!r} has no gradient", remedy)
         return loss, measured
 
 

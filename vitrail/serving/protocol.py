@@ -94,6 +94,7 @@ class TimedProtocol(H11Protocol):
         begins = self._refusal is None and self._is_idle()
         age = compute_age(self.transport.get_extra_info("socket")) if begins else 0.0
         self.app_state |= {"start": time.monotonic() - age, "expected": None} if begins else {"start": None}
+        self.app_state["client"] = self.client
         data = self._reject_fast(data)
         if data:
             super().data_received(data)
@@ -289,7 +290,7 @@ def reject_fast(admission: Admission, data: bytes, state: dict[str, Any]) -> Ref
         return None
     path, _, query = target.partition(b"?")
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path.decode(), "raw_path": path}
-    scope |= {"query_string": query, "headers": pairs, "state": state}
+    scope |= {"query_string": query, "headers": pairs, "state": state, "client": state.get("client")}
     reply = Reply(scope, admission.service)
     try:
         _, state["expected"] = admission.check(scope, headers, reply.start)

@@ -250,7 +250,7 @@ def run(app: Admission, bound: socket.socket) -> None:
     _allow_files(limits.connections)
     bound.listen(config.backlog)  # before the address is printed, so that clients can connect immediately
     shown = f"[{host}]" if ":" in host else host
-    print(f"listening on http://{shown}:{port}", file=sys.stderr, flush=True)
+    log.info("listening on http://%s:%s", shown, port)
     Server(config, app.service).run(sockets=[bound])
     app.service.close()
 

@@ -301,7 +301,9 @@ def choose_windows(task: Task, zoom: float) -> Windows | None:
 
 def read_pictures(task: Task, pictures: Sequence[Picture]) -> tuple[Tensor, Frames]:
     """Returns inputs (B, C, H, W) on the task's device, and what they show of the pictures."""
-    read = [task.transform.read(picture, f"picture {place}") for place, picture in enumerate(pictures)]
+    paths = (f" ({picture})" if isinstance(picture, str | PathLike) else "" for picture in pictures)
+    named = enumerate(zip(pictures, paths))
+    read = [task.transform.read(picture, f"picture {place}{path}") for place, (picture, path) in named]
     empty = torch.empty(0, task.preprocessing.channels, *task.preprocessing.size)
     inputs = torch.cat([empty, *(image[None] for image, _ in read)])
     return inputs.to(device_of(task)), Frames.seen(task.preprocessing, [size for _, size in read])

@@ -78,12 +78,15 @@ def _measure(training: Training, log: LogFunction) -> None:
     cost = measure_cost(training)
     run = training.run  # if a step ran out of memory, its micro-batch is smaller than before
     waiting = _measure_reading(training)
-    total = training.steps * cost.step + run.save.evaluations * cost.evaluation
+    evaluations = min(run.save.evaluations, training.steps)
+    total = training.steps * cost.step + evaluations * cost.evaluation
     bottleneck = "the data" if waiting > cost.step - waiting else "the model"
     largest = _find_largest_batch(training)
     memory = torch.cuda.max_memory_allocated() if training.device.type == "cuda" else peak_memory()
     log(f"speed    {cost.step * 1000:.1f} ms a step, {run.data.batch / cost.step:.3g} images/s")
-    log(f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(cost.evaluation)} included")
+    log(
+        f"takes    about {duration(total)}, {plural(evaluations, 'evaluation')} of {duration(cost.evaluation)} included"
+    )
     log(f"memory   {memory / 2**30:.2f} GiB so far")
     log(f"batch    {run.data.batch} in micro-steps of {run.data.micro_batch}; largest micro-batch that ran: {largest}")
     log(f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms")

@@ -172,7 +172,7 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
             setattr(model, model.tuned, best)
     figures = result.figures
     if not training.ranks.first:
-        return Outcome(folder.report, figures, "")
+        return Outcome(folder.report, figures, "", split=split)
     save_model(folder.model, model, metrics=figures, provenance=provenance(training))
     write_predictions(folder.predictions, result.metric)
     fault_injection.hit("run.after_model")
@@ -181,7 +181,7 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
     report = write_documents(folder.path, evaluated)
     name, value = next(iter(figures.items()))
     summary = f"{name} {value:.4f} on {split} ({len(result.keys):,} images)"
-    return Outcome(report, figures, summary, result.metric.explain_failure(figures) or None)
+    return Outcome(report, figures, summary, result.metric.explain_failure(figures) or None, split)
 
 
 def check_pretraining(run: Run) -> None:

@@ -27,12 +27,13 @@ class Ending:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a finished run: its report, the figures of its model, their summary, and a warning."""
+    """The result of a finished run: its report, the figures of its model, their summary, a warning, and the evaluated split."""
 
     report: Path
     figures: dict[str, float]
     summary: str
     warning: str | None = None
+    split: str = ""
 
 
 def device_hours(training: Training) -> float:

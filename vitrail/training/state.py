@@ -278,7 +278,10 @@ def resume(training: Training, saved: checkpoint.Checkpoint, log: Callable[[str]
     run, step = training.run, saved.step
     before = saved.state.get("steps", training.steps)
     if step > training.steps:
-        raise ConfigError(f"the run is at step {step}, beyond the requested {training.steps}", "train for more steps")
+        raise ConfigError(
+            f"the run is at step {step}, beyond the requested {training.steps}",
+            "train for more steps, or choose another --out",
+        )
     rate = learning_rate(run.schedule, run.optim.lr, step, training.steps)
     log(f"resuming at step {step} of {training.steps}; learning rate {rate:.3g}")
     if before != training.steps:

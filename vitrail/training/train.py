@@ -43,14 +43,18 @@ End = Callable[[Prepared], Mapping[str, float]]
 
 @dataclass(frozen=True, repr=False)
 class Result(Scores):
-    """A finished run: its folder, its report, which does not exist with ``end``, and the figures of its final model."""
+    """A finished run: its folder, its report, which does not exist with ``end``, the figures of its final model, and the split
+    that they were measured on; "" where it learned without labels.
+    """
 
     folder: Path
     report: Path
     figures: dict[str, float]
+    split: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"folder": str(self.folder), "report": str(self.report), **self.figures}
+        split = {"split": self.split} if self.split else {}
+        return {"folder": str(self.folder), "report": str(self.report), **split, **self.figures}
 
     @property
     def history(self) -> Table:
@@ -160,7 +164,7 @@ def train(
                     _run_steps(prepared, stop, quiet, log, stamped=end is None)
                     ending = Ending(command, time.perf_counter() - started, quiet)
                     outcome = ranks.broadcast(_finish(prepared, ending, log, end))
-                result = Result(folder.path, outcome.report, outcome.figures)
+                result = Result(folder.path, outcome.report, outcome.figures, outcome.split)
                 for callback in callbacks if ranks.first else ():
                     callback.on_end(result)
                 return result
@@ -202,7 +206,13 @@ def _begin(
         notes = [f"the data are not compared with those of this finished run: {error.what}"]
     else:
         check_finished(folder, opened)
-    return run, folder.path, notes, Result(folder.path, folder.report, folder.status().get("figures", {}))
+    status = folder.status()
+    return (
+        run,
+        folder.path,
+        notes,
+        Result(folder.path, folder.report, status.get("figures", {}), status.get("split", "")),
+    )
 
 
 def _log_and_print(folder: RunFolder, quiet: bool, text: str) -> None:
@@ -249,7 +259,7 @@ def _finish(prepared: Prepared, ending: Ending, log: LogFunction, end: End | Non
             outcome = Outcome(training.folder.report, figures, summary)
     fault_injection.hit("run.before_finished")
     facts = {"seconds": round(ending.seconds, 1), "operations": training.operations}
-    facts |= {"device_hours": device_hours(training), "figures": outcome.figures}
+    facts |= {"device_hours": device_hours(training), "figures": outcome.figures, "split": outcome.split}
     training.folder.write_status("finished", steps=training.steps, **facts)
     if outcome.warning:
         log(f"warning  {outcome.warning}")

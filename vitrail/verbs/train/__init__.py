@@ -142,6 +142,8 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
     if given.get("metrics") is not None:
         names = options.names_of_metrics(given["metrics"])
         given = {**given, "metrics": None, "set": [*(given["set"] or ()), f"save.metrics={names}"]}
+    if given["callbacks"]:
+        check_callbacks(given["callbacks"])
     if given["model"] is not None and not isinstance(given["model"], str):
         given = {**given, **read_model_argument(given["model"], given["init"])}
     if given["init"] is not None and not isinstance(given["init"], str | Path):
@@ -179,6 +181,22 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         log = log_nothing if given["quiet"] or not ranks.first else to_stderr
         tuned = tune_rate(run, out, log=log, ranks=ranks, **how)
         return train(tuned, out=out, ranks=ranks, **finish, **how)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises `ConfigError` for anything but a list of objects of `vitrail.Callback`."""
+    from vitrail.training.callbacks import Callback
+
+    for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
+        if not isinstance(callback, Callback) or not isinstance(callbacks, list | tuple):
+            what = (
+                f"callbacks has {callback!r:.60}"
+                if isinstance(callbacks, list | tuple)
+                else f"callbacks is {callbacks!r:.60}"
+            )
+            raise ConfigError(
+                what, "give a list of objects of classes derived from vitrail.Callback: callbacks=[StopEarly()]"
+            )
 
 
 def read_model_argument(model: Any, init: Any) -> dict[str, Any]:
