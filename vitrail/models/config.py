@@ -268,5 +268,5 @@ def check_divides(size: Sequence[int], patch_size: Sequence[int]) -> None:
     written, patches, *near = ["x".join(map(str, sides)) for sides in (size, patch_size, below, above)]
     raise ConfigError(
         f"an image of {written} pixels does not divide into patches of {patches}",
-        f"resize to {' or '.join(dict.fromkeys(near))}, or pad with zeros: pad=True, --set model.changes.pad=true",
+        f"resize to {' or '.join(dict.fromkeys(near))}, or set pad=True (--set model.changes.pad=true) to pad with zeros",
     )
