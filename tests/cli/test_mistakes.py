@@ -164,6 +164,8 @@ MISTAKES: dict[str, Mistake] = {
     "heads that do not divide the width": (TRAIN + "--set model.changes.heads=5", nothing, 2, "heads"),
     "a size that the patch does not divide": (TRAIN + "--model vit-ti16 --size 50", nothing, 2, "48"),
     "a micro-batch that does not divide": (TRAIN + "--set data.micro_batch=7", nothing, 2, "divisor"),
+    "a flag of other tools": (TRAIN + "--learning-rate 3", nothing, 2, "it is called --lr here"),
+    "a flag of other tools for a setting": (TRAIN + "--num-layers 3", nothing, 2, "--set model.changes.depth=VALUE"),
     "a device that is not there": (TRAIN + "--device cuda", nothing, 2, "cpu"),
     "both a model and weights": (TRAIN + "--model vit-ti16 --init done", nothing, 2, "one of them"),
     "a folder of another run": ("train digits --steps 1 --seed 9 --out done", nothing, 2, "seed"),

@@ -80,6 +80,13 @@ def test_a_choice_is_kept_for_the_run_and_for_the_machine(measured, tmp_path):
     assert measured == [PRECISIONS] * 2
 
 
+def test_images_of_a_size_that_is_hardly_meant_are_not_measured_and_warned_of(measured, monkeypatch, tmp_path):
+    monkeypatch.setattr("vitrail.training.prepare.HUGE", 1)
+    log = (run(tmp_path / "huge", steps=1).path / "log.txt").read_text()
+    assert not measured
+    assert "warning  an image of 32 x 32 pixels keeps" in log
+
+
 def test_given_settings_are_not_measured(measured, monkeypatch, tmp_path):
     rows = (
         (("compute.precision=fp32",), 1, None),

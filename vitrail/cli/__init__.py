@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -33,7 +34,7 @@ from vitrail.verbs import (
     transfer,
     weights,
 )
-from vitrail.verbs.verb import summary_of
+from vitrail.verbs.verb import Sets, options_of, summary_of
 
 
 def build_app(only: str | None = None) -> App:
@@ -125,7 +126,7 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
         help_of = " ".join(["vitrail", *(error.command_chain or ()), "--help"])
         unused = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
         what = f"unexpected arguments: {' '.join(unused)}" if unused else error
-        print(f"error: {what}\n  hint: {help_of}", file=sys.stderr)
+        print(f"error: {what}\n  hint: {explain_flag(str(what))}{help_of}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -145,6 +146,17 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
             file=sys.stderr,
         )
         return 1
+
+
+def explain_flag(message: str) -> str:
+    """Returns what the unknown flag of a message is called here, if it is the name of a setting in other tools; else nothing."""
+    from vitrail.config.parse import KEYS
+
+    flag = re.search(r"Unknown option: \W*--([\w-]+)", message)
+    key = KEYS.get(flag[1].replace("-", "_")) if flag and "Did you mean" not in message else None
+    meanings = {name: option.meaning for name, option in options_of(train.train).items()}
+    own = [name for name, meaning in meanings.items() if isinstance(meaning, Sets) and meaning.key == key]
+    return f"it is called --{own[0]} here; " if own else f"it is --set {key}=VALUE here; " if key else ""
 
 
 def _end_with_stdin(tokens: Sequence[str]) -> Sequence[str]:

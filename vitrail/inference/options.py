@@ -26,6 +26,7 @@ from vitrail.tasks.task import WINDOWS, Task, choose_windows
 from vitrail.torch_private import has_fused, takes_fused
 from vitrail.untrusted.limits import PIXELS
 from vitrail.weights.onnx import ExportedBackbone
+from vitrail.weights.resolve import resolve_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,8 @@ class InferenceOptions:
                 what = "classes, a size, a grid or preprocessing were given for a model in memory, which has its own"
                 raise ConfigError(what, "change the model, as by model.preprocessing.override(...), or load it anew")
         else:
+            if str(model) == "latest":
+                log(f"model    {resolve_model(model).name}, the newest finished run")
             known = {"image_size": self.size, "grid": self.grid, "preprocessing": self.preprocessing}
             model = weights.load(model, classes_file=self.classes, log=log, **known)
         if isinstance(model.backbone, ExportedBackbone):

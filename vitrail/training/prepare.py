@@ -40,6 +40,7 @@ from vitrail.training.state import Training
 
 STATIC_BYTES = 24  # of a parameter: weight, gradient, two moments, average, and the copy that is evaluated
 NARROW = 64  # width below which a network gains nothing from bf16
+HUGE = 4 << 30  # bytes that one image keeps for the backward pass, from which on a size is hardly meant
 FULL = 0.6  # of the memory of a device, above which parameters are sharded
 
 
@@ -92,6 +93,8 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, log: LogFunction, ra
     """
     compute = run.compute
     if not compute.tune or device.type != "cpu" or plan.network is None or plan.network.width < NARROW:
+        return run
+    if plan.image_bytes > HUGE:  # whose blocks would take minutes
         return run
     threads = compute.threads or cores()
     counts = [threads] if compute.threads or not ranks.is_single else list_threads(threads)
@@ -209,6 +212,10 @@ def prepare(
         if warning := warn_of_order(run_data.train, run.seed):
             log(f"warning  {warning}")
         plan = goal.plan(run, run_data, start, log)
+        if plan.image_bytes > HUGE and plan.model.size is not None:
+            size = "{} x {}".format(*plan.model.size)
+            what = f"an image of {size} pixels keeps {plan.image_bytes / 2**30:.0f} GiB for the backward pass"
+            log(f"warning  {what}: give a smaller --size, unless this is meant")
     run = tune(run, plan, device, log, ranks)
     with ranks.share_errors():
         run = resolve(run, plan, run_data.train, device, log, ranks)

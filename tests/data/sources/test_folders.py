@@ -83,7 +83,10 @@ def test_split_folders_by_all_their_names(tmp_path, names, found):
 
 def test_a_class_that_validation_lacks_moves_no_number(tmp_path):
     make(tmp_path, "train/ant/1.jpg", "train/bee/1.jpg", "train/cat/1.jpg", "val/ant/1.jpg", "val/cat/1.jpg")
-    assert open_data(tmp_path).val.targets.tolist() == [0, 2]
+    splits = open_data(tmp_path)
+    assert splits.val.targets.tolist() == [0, 2]
+    (warning,) = find_layout_warnings(splits)
+    assert warning == "1 of 3 classes have no validation image, so no figure says how well they are learned: 'bee'"
 
 
 def test_a_class_that_training_lacks_is_shown_in_a_table(tmp_path):

@@ -33,7 +33,7 @@ def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
         warnings.append(f"{what} ({named}); if the subfolders are the classes, give '{pattern}'")
     elif len(splits.classes) == 1 and not annotated:
         warnings.append(f"there is only one class, {splits.classes[0]!r}; a classifier needs two or more")
-    return [*warnings, *_find_odd_names(splits.classes)]
+    return [*warnings, *_find_odd_classes(splits)]
 
 
 def _find_unused(splits: Splits) -> Iterator[str]:
@@ -47,7 +47,16 @@ def _find_unused(splits: Splits) -> Iterator[str]:
             yield f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background"
 
 
-def _find_odd_names(classes: tuple[str, ...]) -> Iterator[str]:
+def _find_odd_classes(splits: Splits) -> Iterator[str]:
+    """Describes classes that are trained and have no image in the validation split, and names that may be mistakes."""
+    classes, train, val = splits.classes, splits.train, splits.val
+    missing = np.zeros(0, np.int64)
+    if train and val and train.labelled and val.labelled and not isinstance(train.targets, Annotations):
+        missing = np.flatnonzero((train.counts() > 0) & (val.counts() == 0))
+    if missing.size:
+        names = ", ".join(repr(classes[index]) for index in missing[:5])
+        count = f"{len(missing)} of {len(classes)} classes have no validation image"
+        yield f"{count}, so no figure says how well they are learned: {names}{', ...' if len(missing) > 5 else ''}"
     folded: dict[str, list[str]] = {}
     for name in classes:
         folded.setdefault(name.strip().casefold(), []).append(name)
