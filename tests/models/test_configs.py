@@ -20,7 +20,8 @@ from vitrail.models.pvt import PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2Config
 from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNetConfig, ResNetConfig
 from vitrail.models.swin import SWINS
-from vitrail.models.vit import HYBRIDS, VITS, ViTConfig
+from vitrail.models.vit import ViTConfig
+from vitrail.models.vit_sizes import HYBRIDS, VITS
 
 KINDS = {
     "ViT": ViTConfig,
@@ -51,7 +52,7 @@ MISTAKES = {
         "positions": (dict(positions="learnt"), ["positions is 'learnt'", "'learned'"]),
         "place": (dict(positions_at="steam"), ["positions_at is 'steam'", "'stem'"]),
         "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
-        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, quick, tanh"]),
         "nothing to read": (dict(prefix=()), ["prefix is ()", "pool='gap'"]),
         "prefix": (dict(prefix=("dist",)), ["prefix is ('dist',)", "('cls', 'dist')"]),
         "a token unread": (dict(pool="cls-only"), ["pool is 'cls-only'", "unless there is a second token"]),
@@ -99,7 +100,7 @@ MISTAKES = {
         "positions": (dict(positions="relative"), ["positions is 'relative'", "learned"]),
         "waves": (dict(width=18, heads=2, positions="sincos2d"), ["width is 18", "multiple of 4"]),
         "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
-        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, quick, tanh"]),
         "eps": (dict(norm_eps=0.0), ["norm_eps is 0.0", "1e-6"]),
         "share": (dict(dropout=1.5), ["dropout is 1.5", "[0, 1)"]),
         "switch": (dict(pad="yes"), ["pad is 'yes'", "True or False"]),
@@ -112,7 +113,7 @@ MISTAKES = {
         "window": (dict(window=0), ["window is 0", "at least 1"]),
         "ratio": (dict(mlp_ratio=0.0), ["mlp_ratio is 0.0", "above 0"]),
         "patch": (dict(patch_size=0), ["patch_size is 0"]),
-        "gelu": (dict(gelu="none"), ["gelu is 'none'", "exact, tanh"]),
+        "gelu": (dict(gelu="none"), ["gelu is 'none'", "exact, quick, tanh"]),
         "share": (dict(attention_dropout=1.0), ["attention_dropout is 1.0"]),
         "field": (dict(depth=12), ["depth"]),
     },
@@ -123,7 +124,7 @@ MISTAKES = {
         "scale": (dict(layer_scale=None), ["layer_scale is None"]),
         "share": (dict(patch_dropout=1.0), ["patch_dropout is 1.0", "[0, 1)"]),
         "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
-        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, quick, tanh"]),
         "eps": (dict(norm_eps=0), ["norm_eps is 0"]),
     },
     "BEiT": {
@@ -143,7 +144,7 @@ MISTAKES = {
         "heads": (dict(heads=(1, 3, 5, 8)), ["heads is (1, 3, 5, 8)", "widths=(64, 128, 320, 512)"]),
         "stages": (dict(heads=(1, 2)), ["heads is (1, 2)", "4 stages"]),
         "resize": (dict(position_resize="linear"), ["position_resize is 'linear'", "'bilinear'"]),
-        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, quick, tanh"]),
         "eps": (dict(conv_norm_eps=0), ["conv_norm_eps is 0"]),
     },
     "PVT v2": {
@@ -152,7 +153,7 @@ MISTAKES = {
         "stages": (dict(reductions=(1, 2)), ["reductions is (1, 2)", "4 stages"]),
         "no stages": (dict(depths=()), ["depths is ()", "each stage"]),
         "switch": (dict(linear="yes"), ["linear is 'yes'", "True or False"]),
-        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, quick, tanh"]),
         "eps": (dict(norm_eps=0), ["norm_eps is 0"]),
     },
     "BiT": {

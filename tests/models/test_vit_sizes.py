@@ -9,7 +9,7 @@ import pytest
 
 from tests.models.equal_blocks import cost_by_two_blocks, parameter_count
 from vitrail.models import Config, ViTConfig, configure, cost_of
-from vitrail.models.vit import DEITS, VITS
+from vitrail.models.vit_sizes import DEITS, VITS
 
 # name: parameters without a head, with 1,000 classes, with a hidden layer too; 10^9 multiply-adds with 1,000 classes
 SIZES = {

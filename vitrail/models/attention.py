@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.models.config import grid_of
 from vitrail.models.layers import Dense, by_hand, dense
+from vitrail.models.rope import Rotation
 from vitrail.torch_private import check
 
 
@@ -310,17 +311,20 @@ class Relative(NamedTuple):
 
 
 class Context(NamedTuple):
-    """How the tokens of a layer attend: with ``relative`` positions, or in ``windows`` of the patches; and of how many leading
-    ``queries`` the output is needed.
+    """How the tokens of a layer attend: with ``relative`` positions, in ``windows`` of the patches, or with a ``rotation`` of q
+    and k; and of how many leading ``queries`` the output is needed.
     """
 
     relative: Relative | None = None
     windows: GridWindows | None = None
     queries: int | None = None
+    rotation: Rotation | None = None
 
     @property
     def is_per_image(self) -> bool:
         """Whether it differs between the images of a batch, so that none of them may be left out."""
+        if self.rotation is not None and self.rotation.cos.ndim == 4:
+            return True
         return self.relative is not None and self.relative.index.ndim == 3
 
 
@@ -328,30 +332,60 @@ EVERYWHERE = Context()  # every token attends to all tokens
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, MSA (paper, appendix A)."""
+    """Multi-head self-attention, MSA (paper, appendix A).
 
-    def __init__(self, width: int, heads: int, *, qkv_bias: bool = True, dropout: float = 0.0) -> None:
+    Args:
+        qkv_bias: True, False, or "qv": k has none, and the others are ``q_bias`` and ``v_bias``.
+        bias: whether the output layer has one.
+        norm: of the joined heads, before the output layer.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        qkv_bias: bool | str = True,
+        dropout: float = 0.0,
+        bias: bool = True,
+        norm: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.qkv = Dense(width, 3 * width, bias=qkv_bias)
-        self.proj = Dense(width, width)
+        self.qkv = Dense(width, 3 * width, bias=qkv_bias is True)
+        self.q_bias = nn.Parameter(torch.empty(width)) if qkv_bias == "qv" else None
+        self.v_bias = nn.Parameter(torch.empty(width)) if qkv_bias == "qv" else None
+        self.norm = norm or nn.Identity()
+        self.proj = Dense(width, width, bias=bias)
 
-    def split(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Projects (B, T, D) to q of the first ``queries`` tokens (default: all), k and v: (B, H, Q or T, E) each."""
+    @property
+    def bias_of_qkv(self) -> Tensor | None:
+        """The bias of q, k and v, (3 D,), if any of them has one."""
+        if self.q_bias is None or self.v_bias is None:
+            return self.qkv.bias
+        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+
+    def split(
+        self, x: Tensor, queries: int | None = None, rotation: Rotation | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Projects (B, T, D) to q of the first ``queries`` tokens (default: all), k and v: (B, H, Q or T, E) each. q and k are
+        rotated.
+        """
+        weight, bias, width = self.qkv.weight, self.bias_of_qkv, x.shape[-1]
         if queries is None:
-            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+            q, k, v = dense(x, weight, bias).unflatten(-1, (3, self.heads, -1)).unbind(2)
         else:
-            weight, bias, width = self.qkv.weight, self.qkv.bias, x.shape[-1]
             of_q, of_kv = (None, None) if bias is None else (bias[:width], bias[width:])
             q = dense(x[:, :queries], weight[:width], of_q).unflatten(-1, (self.heads, -1))
             k, v = dense(x, weight[width:], of_kv).unflatten(-1, (2, self.heads, -1)).unbind(2)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return (q, k, v) if rotation is None else (rotation.apply(q), rotation.apply(k), v)
 
     def forward(self, x: Tensor, context: Context = EVERYWHERE, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens as queries."""
-        relative, windows, queries = context
-        q, k, v = self.split(x, queries)
+        relative, windows, queries, rotation = context
+        q, k, v = self.split(x, queries, rotation)
         dropout = self.dropout if self.training else 0.0
         if windows is not None:
             assert relative is None and queries is None
@@ -361,5 +395,6 @@ class Attention(nn.Module):
             output = attend(q, k, v, bias=bias, dropout=dropout)
         if on_attention is not None:
             biased = windows or relative  # the record has the whole matrix, with zeros outside of windows
-            on_attention(AttentionRecord(partial(self.split, x), output, biased.bias if biased else None))
-        return self.proj(output.transpose(1, 2).flatten(2))
+            split = partial(self.split, x, rotation=rotation)
+            on_attention(AttentionRecord(split, output, biased.bias if biased else None))
+        return self.proj(self.norm(output.transpose(1, 2).flatten(2)))

@@ -202,7 +202,7 @@ class Backbone(nn.Module):
                 return int(block) + 1
             case ["stages", stage, part, *rest]:
                 return sum(self.config.depths[: int(stage)]) + (int(rest[0]) if part == "blocks" else 0) + 1
-            case ["norm" | "fc_norm" | "attn_pool" | "head", *_]:
+            case ["norm" | "fc_norm" | "attn_pool" | "projection" | "head", *_]:
                 return -1
         return 0
 

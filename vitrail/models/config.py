@@ -11,11 +11,23 @@ from vitrail.errors import ConfigError, nearest
 
 # Fields that do not affect the outputs of given weights: they are used for initialisation or in training only.
 INITIALISATION_FIELDS = frozenset({"initial", "head_bias", "layer_scale"})
-TRAINING_FIELDS = frozenset({"drop_path", "dropout", "attention_dropout", "patch_dropout", "checkpoint"})
+TRAINING_FIELDS = frozenset(
+    {
+        "drop_path",
+        "dropout",
+        "attention_dropout",
+        "patch_dropout",
+        "checkpoint",
+        "rope_shift",
+        "rope_jitter",
+        "rope_rescale",
+    }
+)
 
 # Valid values of fields, and the numerics that they stand for.
 
-GELUS = ("tanh", "exact")  # the approximation in the paper's code, and the exact function
+# the approximation in the paper's code, the exact function, and x sigmoid(1.702 x) (OpenAI's CLIP)
+GELUS = ("tanh", "exact", "quick")
 
 # eps of kernel standardisation, and whether it is added to the variance or to the standard deviation
 STANDARDISATIONS = {
@@ -29,6 +41,7 @@ GROUPS = 32  # number of groups in all group norms (BiT, Kolesnikov et al. 2020,
 RESIZES = {
     "paper": (1, 0.0, True, False),  # scipy.ndimage.zoom(order=1), as in the paper's code, with aligned corners
     "bilinear": (1, 0.0, False, False),
+    "bilinear-antialias": (1, 0.0, False, True),
     "bicubic": (2, -0.75, False, False),  # DeiT, which found that bilinear shortens the vectors
     "bicubic-antialias": (2, -0.5, False, True),  # timm
 }
@@ -56,6 +69,8 @@ def is_stages(value: Any) -> bool:
 # by type: the check of a value, and the remedy
 VALID: dict[Any, tuple[Callable[[Any], bool], str]] = {
     "Pair": (lambda value: is_stages(value) and len(value) == 2, "pixels, such as 224, or (height, width)"),
+    "Pair | None": (lambda value: value is None or (is_stages(value) and len(value) == 2), "None, or (rows, columns)"),
+    "int | None": (lambda value: value is None or is_whole(value), "None, or an integer of at least 1"),
     "Stages": (is_stages, "one positive integer for each stage"),
     "Count": (lambda value: is_whole(value, 0), "an integer of at least 0"),
     "int": (is_whole, "an integer of at least 1"),
@@ -194,7 +209,7 @@ class IsotropicConfig(Config):
     Args:
         patch_size: (height, width) in pixels, or one number for a square.
         position_resize: interpolation of position tables for other image sizes, one of `RESIZES`.
-        gelu: "tanh", the approximation in the ViT paper's code, or "exact".
+        gelu: "tanh", the approximation in the ViT paper's code, "exact", or "quick", x sigmoid(1.702 x).
         pad: pad images to whole patches with zeros at the bottom and on the right.
     """
 

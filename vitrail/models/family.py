@@ -20,7 +20,8 @@ from vitrail.models.pvt import PVT, PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNet, AxialResNetConfig, ResNet, ResNetConfig
 from vitrail.models.swin import SWINS, Swin, SwinConfig
-from vitrail.models.vit import DEITS, HYBRIDS, VITS, ViT, ViTConfig
+from vitrail.models.vit import ViT, ViTConfig
+from vitrail.models.vit_sizes import DEITS, HYBRIDS, VITS
 from vitrail.plugins import is_registered, suggest_name
 
 SIZES = {

@@ -15,6 +15,9 @@
 | query of attention pooling | Xavier uniform of a (1, D) matrix |
 | head | weight 0, bias ``head_bias`` |
 | other biases | 0 |
+| learned frequencies of RoPE | random directions, see `vitrail.models.rope` |
+
+The gate and the value of a SwiGLU layer are two matrices, each as the MLP's.
 
 With ``initial="truncated"``, as in DeiT, all matrices except the patch projection, all tokens, all positions and the head are
 normal with std 0.02, and biases are 0.
@@ -41,6 +44,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.layers import SwiGLU
 from vitrail.models.positions import sincos2d
 
 # standard deviation of a standard normal variable truncated at +-2, to correct LeCun's
@@ -96,12 +100,14 @@ def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | No
         elif last == "weight" and is_head(owner):
             parameter.zero_()
         elif last == "weight":
-            parts = 3 if owner.endswith("qkv") else 2 if owner.endswith("kv") else 1
+            parts = 3 if owner.endswith("qkv") else 2 if owner.endswith("kv") or _is_gated(model, owner) else 1
             for matrix in parameter.chunk(parts):
                 nn.init.xavier_uniform_(matrix)
+        elif last == "freqs":
+            model.get_submodule(owner).reset_parameters()  # type: ignore[operator]
         elif last == "bias" and owner.endswith(("mlp.fc1", "mlp.fc2")):
             parameter.normal_(std=1e-6)
-        elif last == "bias":
+        elif last == "bias" or last in ("q_bias", "v_bias"):
             parameter.fill_(head_bias if is_head(owner) else 0)
         elif last in ("cls_token", "dist_token"):
             parameter.zero_()
@@ -111,6 +117,12 @@ def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | No
         else:
             assert last == "reg_token" or last.startswith("pos_embed"), last
             parameter.normal_(std=0.02)
+
+
+def _is_gated(model: nn.Module, owner: str) -> bool:
+    """Whether a layer is the first of a SwiGLU MLP."""
+    mlp, _, layer = owner.rpartition(".")
+    return layer == "fc1" and isinstance(model.get_submodule(mlp), SwiGLU)
 
 
 def _mimic(block: dict[str, nn.Parameter], config: Any) -> None:

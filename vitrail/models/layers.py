@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import torch_private
-from vitrail.models.config import GROUPS, STANDARDISATIONS, Pair, check_divides, grid_of
+from vitrail.models.config import GELUS, GROUPS, STANDARDISATIONS, Pair, check_divides, grid_of
 
 
 class Patches(NamedTuple):
@@ -92,7 +92,7 @@ def by_hand(x: Tensor) -> AbstractContextManager:
 
 
 class Dense(nn.Linear):
-    """``x @ weight.T + bias`` in the type of ``x``, followed by GELU if ``gelu`` is "tanh" or "exact".
+    """``x @ weight.T + bias`` in the type of ``x``, followed by GELU if ``gelu`` names one of `config.GELUS`.
 
     On a CPU without gradients, this is one call of oneDNN where that is faster: it makes a whole ViT-Ti in bf16 1.2 to 1.4 times
     faster with exact GELU and 1.5 to 2.6 with tanh (benchmarks/paths.py). Parameters are initialised by `initialise`.
@@ -108,7 +108,7 @@ class Dense(nn.Linear):
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None = None) -> Tensor:
     """Functional form of `Dense`: (..., D) to (..., D')."""
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    if can_fuse_dense(x, weight):
+    if gelu != "quick" and can_fuse_dense(x, weight):
         return torch_private.linear(x, weight, bias, gelu)
     y = F.linear(x, weight, bias)
     return activate(y, gelu) if gelu else y
@@ -121,6 +121,11 @@ def can_fuse_dense(x: Tensor, weight: Tensor) -> bool:
 
 
 def activate(x: Tensor, gelu: str) -> Tensor:
+    """Applies one of `config.GELUS`. Raises `ValueError` for another name."""
+    if gelu == "quick":
+        return x * (1.702 * x).sigmoid()
+    if gelu not in GELUS:
+        raise ValueError(f"gelu is {gelu!r}, one of {', '.join(GELUS)} is needed")
     return F.gelu(x, approximate="tanh" if gelu == "tanh" else "none")
 
 
@@ -132,6 +137,20 @@ class LayerNorm(nn.LayerNorm):
         with by_hand(x):
             y = F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
         return y.to(working_dtype(x, self.weight))
+
+
+class RMSNorm(nn.RMSNorm):
+    """Division by the root mean square, in fp32, and the output type of `LayerNorm` (Zhang & Sennrich 2019)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with by_hand(x):
+            y = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        return y.to(working_dtype(x, self.weight))
+
+
+def make_norm(width: int, config: Any) -> LayerNorm | RMSNorm:
+    """Returns a norm of the kind that the config of a ViT names."""
+    return (RMSNorm if config.norm == "rms" else LayerNorm)(width, eps=config.norm_eps)
 
 
 class Conv(nn.Conv2d):
@@ -155,7 +174,7 @@ class Conv(nn.Conv2d):
             x = x.to(dtype)
             bias = None if self.bias is None else self.bias.to(x.dtype)
             weight = weight.to(x.dtype)
-            if gelu and can_fuse_dense(x, weight):
+            if gelu and gelu != "quick" and can_fuse_dense(x, weight):
                 return torch_private.convolution(x, weight, bias, gelu, **window)
             y = F.conv2d(x, weight, bias, **window)
             # channels last, the memory format of token maps, in which GELU and its gradient are 20 % faster
@@ -192,9 +211,18 @@ class PatchEmbed(nn.Module):
     which is 3.5 times faster in bf16 on a CPU, gradient included (benchmarks/paths.py).
     """
 
-    def __init__(self, in_channels: int, width: int, patch_size: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        patch_size: tuple[int, int],
+        *,
+        bias: bool = True,
+        norm: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(in_channels, width, patch_size, stride=patch_size)
+        self.proj = nn.Conv2d(in_channels, width, patch_size, stride=patch_size, bias=bias)
+        self.norm = norm or nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, h P, w Q) to (B, h w, D)."""
@@ -202,7 +230,7 @@ class PatchEmbed(nn.Module):
         (batch, channels, height, width), (p, q) = images.shape, weight.shape[2:]
         images = images.to(working_dtype(images, weight))
         x = images.reshape(batch, channels, height // p, p, width // q, q).permute(0, 2, 4, 1, 3, 5)
-        return dense(x.flatten(3).flatten(1, 2), weight.flatten(1), self.proj.bias)
+        return self.norm(dense(x.flatten(3).flatten(1, 2), weight.flatten(1), self.proj.bias))
 
 
 class LayerScale(nn.Module):
@@ -217,17 +245,47 @@ class LayerScale(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two dense layers with GELU in between and dropout after each (paper, section 3.1 and appendix B.1)."""
+    """Two dense layers with GELU in between and dropout after each (paper, section 3.1 and appendix B.1).
 
-    def __init__(self, width: int, hidden: int, *, gelu: str = "tanh", dropout: float = 0.0) -> None:
+    Args:
+        norm: of the hidden layer, before the second dense layer.
+        bias: whether the dense layers have one.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        gelu: str = "tanh",
+        dropout: float = 0.0,
+        norm: nn.Module | None = None,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
         self.gelu = gelu
-        self.fc1 = Dense(width, hidden)
-        self.fc2 = Dense(hidden, width)
+        self.fc1 = Dense(width, hidden, bias=bias)
+        self.norm = norm or nn.Identity()
+        self.fc2 = Dense(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.fc2(self.dropout(self.fc1(x, self.gelu))))
+        return self.dropout(self.fc2(self.norm(self.dropout(self.fc1(x, self.gelu)))))
+
+
+class SwiGLU(nn.Module):
+    """W2 (silu(W x) * (V x)), with dropout and norm as in `Mlp` (Shazeer 2020); the rows of ``fc1`` are W, then V."""
+
+    def __init__(self, width: int, hidden: int, *, dropout: float, norm: nn.Module | None, bias: bool) -> None:
+        super().__init__()
+        self.fc1 = Dense(width, 2 * hidden, bias=bias)
+        self.norm = norm or nn.Identity()
+        self.fc2 = Dense(hidden, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.fc1(x).chunk(2, -1)  # (B, T, M) each
+        return self.dropout(self.fc2(self.norm(self.dropout(F.silu(gate) * value))))
 
 
 def add_branch(

@@ -192,13 +192,9 @@ class StageEmbed(PatchEmbed):
     def __init__(self, config: PVTConfig, stage: int) -> None:
         before = config.widths[stage - 1] if stage else config.in_channels
         size = (2, 2) if stage else config.patch_size
-        super().__init__(before, config.widths[stage], size)
+        norm = LayerNorm(config.widths[stage], eps=config.conv_norm_eps)
+        super().__init__(before, config.widths[stage], size, norm=norm)
         self.size = size
-        self.norm = LayerNorm(config.widths[stage], eps=config.conv_norm_eps)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, h P, w Q) to (B, h w, D)."""
-        return self.norm(super().forward(images))
 
     def cut(self, images: Tensor, *, pad: bool) -> Patches:
         """Embeds images of any size that is divisible into patches or padded."""

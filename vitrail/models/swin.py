@@ -302,18 +302,6 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
 
-class Stem(PatchEmbed):
-    """Projection of patches, followed by a norm."""
-
-    def __init__(self, config: SwinConfig) -> None:
-        super().__init__(config.in_channels, config.width, config.patch_size)
-        self.norm = LayerNorm(config.width, eps=config.norm_eps)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, h P, w Q) to (B, h w, D)."""
-        return self.norm(super().forward(images))
-
-
 class Swin(Backbone):
     """The paper's backbone. It requires the whole grid, and its only positions are the bias tables of attention.
 
@@ -328,7 +316,8 @@ class Swin(Backbone):
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
-        self.patch_embed = Stem(config)
+        norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.patch_embed = PatchEmbed(config.in_channels, config.width, config.patch_size, norm=norm)
         self.dropout = nn.Dropout(config.dropout)
         rates = enumerate(stage_drop_rates(config.drop_path, config.depths))
         self.stages = nn.ModuleList(Stage(config, stage, drops) for stage, drops in rates)

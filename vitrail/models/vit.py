@@ -6,7 +6,7 @@ B images, C channels, H x W pixels, h x w = N patches, P prefix tokens, R regist
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -21,7 +21,6 @@ from vitrail.models.backbone import Backbone, last
 from vitrail.models.config import (
     GROUPS,
     STANDARDISATIONS,
-    Config,
     Count,
     IsotropicConfig,
     Pair,
@@ -36,17 +35,19 @@ from vitrail.models.initialise import initialise
 from vitrail.models.layers import (
     Dense,
     Head,
-    LayerNorm,
     LayerScale,
     Mlp,
     PatchEmbed,
     Patches,
     ResidualBlock,
+    SwiGLU,
     Tokens,
     drop_rates,
+    make_norm,
     residual_stream,
     whole_patches,
 )
+from vitrail.models.rope import ROPES, Frequencies, Rotation, change_coordinates, coordinates, make_rotations
 
 PREFIXES = ((), ("cls",), ("cls", "dist"))
 
@@ -82,6 +83,23 @@ class ViTConfig(IsotropicConfig):
         dropout: rate after every dense layer except q, k, v, and after adding positions; ``attention_dropout`` is that of the
             attention matrices.
         patch_dropout: fraction of patches dropped in training, the same number for each image.
+        rope: rotation of q and k by the place of a patch, one of `vitrail.models.rope.ROPES`, in addition to ``positions``.
+        rope_theta: replaces theta of that rule.
+        rope_grid: (rows, columns) to which the indices of patches are scaled at every image size; None for no scaling.
+        rope_shift, rope_jitter, rope_rescale: largest shift of the coordinates, in halves of the image, and largest factors of
+            each axis and of both, drawn in training once for all images of a batch; None for no change.
+        norm: "layer", or "rms", which has no bias (Zhang & Sennrich 2019).
+        norm_at: "pre", before attention and MLP as in the paper, or "post", after each, within the residual.
+        pre_norm: a norm before the first block (CLIP, Radford et al. 2021); the patch projection then has no bias.
+        patch_norm: a norm of the patches before positions are added.
+        final_norm: whether there is a norm after the last block.
+        mlp: "gelu", or "swiglu", W2 (silu(W x) * (V x)) with ``mlp_width`` rows in W and in V (Shazeer 2020).
+        mlp_norm, attention_norm: a norm of the MLP's hidden layer, and of the joined heads, before the layer that follows.
+        qkv_bias: whether q, k and v have biases; "qv" for q and v only.
+        bias: whether the output layer of attention and the MLP have biases.
+        pool_heads, pool_mlp_width: of attention pooling; by default those of the blocks.
+        projection: width of a linear layer without bias between pooling and head, as of CLIP, whose output are the features;
+            0 for none.
     """
 
     architecture: ClassVar[str] = "vit"
@@ -94,6 +112,11 @@ class ViTConfig(IsotropicConfig):
         "positions_at": ("stem", "every", "shared"),
         "initial": ("paper", "truncated", "mimetic", "identity"),
         "standardise": tuple(STANDARDISATIONS),
+        "rope": ("none", *ROPES),
+        "norm": ("layer", "rms"),
+        "norm_at": ("pre", "post"),
+        "mlp": ("gelu", "swiglu"),
+        "qkv_bias": (True, False, "qv"),
     }
 
     stem: tuple[int, ...] | None = None
@@ -108,7 +131,7 @@ class ViTConfig(IsotropicConfig):
     positions_at: str = "stem"
     prefix_positions: bool = True
     pre_logits: bool = False
-    qkv_bias: bool = True
+    qkv_bias: bool | str = True
     initial: str = "paper"
     window: Count = 0
     global_blocks: int = 4
@@ -117,6 +140,24 @@ class ViTConfig(IsotropicConfig):
     dropout: Share = 0.0
     attention_dropout: Share = 0.0
     patch_dropout: Share = 0.0
+    rope: str = "none"
+    rope_theta: float | None = None
+    rope_grid: Pair | None = None
+    rope_shift: float | None = None
+    rope_jitter: float | None = None
+    rope_rescale: float | None = None
+    norm: str = "layer"
+    norm_at: str = "pre"
+    pre_norm: bool = False
+    patch_norm: bool = False
+    final_norm: bool = True
+    mlp: str = "gelu"
+    mlp_norm: bool = False
+    attention_norm: bool = False
+    bias: bool = True
+    pool_heads: int | None = None
+    pool_mlp_width: int | None = None
+    projection: Count = 0
 
     def _check_together(self) -> None:
         learned = 4 if self.initial in ("mimetic", "identity") else 1
@@ -134,11 +175,38 @@ class ViTConfig(IsotropicConfig):
         self._check("drop_path", self.skips or self.drop_path == 0, what)
         what = "False, because with classes=0 there is no head"
         self._check("pre_logits", not self.pre_logits or self.classes > 0, what)
+        self._check("final_norm", self.final_norm or not self.pool_norm, "True, or pool_norm = False: one of two")
+        is_paper = (self.mlp, self.norm_at, self.rope) == ("gelu", "pre", "none")
+        what = "'paper' or 'truncated' with mlp, norm_at or rope other than the paper's"
+        self._check("initial", is_paper or self.initial in ("paper", "truncated"), what)
+        is_shared = self.pool == "cls" and len(self.prefix) > 1
+        self._check("projection", not self.projection or not is_shared, "0, because each of two tokens has a head")
+        what = f"a divisor of width={self.width}"
+        self._check("pool_heads", self.pool_heads is None or self.width % self.pool_heads == 0, what)
         if self.window:
             self._check_windows()
         if self.stem is not None:
             self._check_stem(self.stem)
         super()._check_together()
+        self._check_rope()
+
+    def _check_rope(self) -> None:
+        rule, theta = ROPES.get(self.rope), self.rope_theta
+        is_index = rule is not None and not rule.is_centred
+        is_centred, is_fixed = rule is not None and rule.is_centred, rule is not None and not rule.is_learned
+        quarters = f"such that a head has a multiple of 4 channels, for rope={self.rope!r}"
+        checks = {
+            "heads": (rule is None or self.head_width % 4 == 0, quarters),
+            "positions": (rule is None or self.positions != "relative", "other than 'relative', or rope = 'none'"),
+            "rope_theta": (theta is None or (is_fixed and theta > 1), "None, or above 1 with fixed frequencies"),
+            "rope_grid": (self.rope_grid is None or is_index, "None, or (rows, columns) where coordinates are indices"),
+        }
+        for name, least in (("rope_shift", 0), ("rope_jitter", 1), ("rope_rescale", 1)):
+            value = getattr(self, name)
+            is_valid = value is None or (value > least and is_centred)
+            checks[name] = (is_valid, f"None, or a number above {least} with rope = 'dinov3'")
+        for name, (is_valid, remedy) in checks.items():
+            self._check(name, is_valid, remedy)
 
     def _check_windows(self) -> None:
         what = f"less than depth={self.depth} with window={self.window}, or window=0: no block would attend in windows"
@@ -154,6 +222,8 @@ class ViTConfig(IsotropicConfig):
         self._check("stem_width", self.stem_width % GROUPS == 0, f"a multiple of {GROUPS}, the groups of its norms")
         divides = all(length % self.stem_stride == 0 for length in self.patch_size)
         self._check("patch_size", divides, f"multiples of {self.stem_stride}, the stride of stem={stem}")
+        self._check("pre_norm", not self.pre_norm, "False with a stem")
+        self._check("patch_norm", not self.patch_norm, "False with a stem")
 
     @property
     def attends_globally(self) -> list[bool]:
@@ -180,29 +250,44 @@ class ViTConfig(IsotropicConfig):
 
 
 class Block(ResidualBlock):
-    """Equations (2) and (3): z' = MSA(LN(z)) + z, z = MLP(LN(z')) + z'; optionally without the skips "+ z"."""
+    """Equations (2) and (3): z' = MSA(LN(z)) + z, z = MLP(LN(z')) + z'; optionally without the skips "+ z", or with the norms at
+    the ends of the branches.
+    """
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        width, scaled = config.width, config.layer_scale is not None
+        width, hidden, scaled = config.width, config.mlp_width, config.layer_scale is not None
         self.drop_path = drop_path
         self.skips = config.skips
-        self.norm1 = LayerNorm(width, eps=config.norm_eps)
-        self.attn = Attention(width, config.heads, qkv_bias=config.qkv_bias, dropout=config.attention_dropout)
+        self.is_post_norm = config.norm_at == "post"
+        self.norm1 = make_norm(width, config)
+        self.attn = Attention(
+            width,
+            config.heads,
+            qkv_bias=config.qkv_bias,
+            dropout=config.attention_dropout,
+            bias=config.bias,
+            norm=make_norm(width, config) if config.attention_norm else None,
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.ls1 = LayerScale(width) if scaled else nn.Identity()
-        self.norm2 = LayerNorm(width, eps=config.norm_eps)
-        self.mlp = Mlp(width, config.mlp_width, gelu=config.gelu, dropout=config.dropout)
+        self.norm2 = make_norm(width, config)
+        parts: dict[str, Any] = {"dropout": config.dropout, "bias": config.bias}
+        parts["norm"] = make_norm(hidden, config) if config.mlp_norm else None
+        is_gated = config.mlp == "swiglu"
+        self.mlp = SwiGLU(width, hidden, **parts) if is_gated else Mlp(width, hidden, gelu=config.gelu, **parts)
         self.ls2 = LayerScale(width) if scaled else nn.Identity()
 
     def forward(self, x: Tensor, context: Context = EVERYWHERE, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D), or to (B, Q, D) where only the first Q tokens are needed afterwards."""
 
         def attention(x: Tensor) -> Tensor:
+            if self.is_post_norm:
+                return self.ls1(self.norm1(self.dropout(self.attn(x, context, on_attention))))
             return self.ls1(self.dropout(self.attn(self.norm1(x), context, on_attention)))
 
         def mlp(x: Tensor) -> Tensor:
-            return self.ls2(self.mlp(self.norm2(x)))
+            return self.ls2(self.norm2(self.mlp(x)) if self.is_post_norm else self.mlp(self.norm2(x)))
 
         if not self.skips:
             return mlp(attention(x))
@@ -216,13 +301,13 @@ class AttentionPool(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         width = config.width
-        self.heads = config.heads
+        self.heads = config.pool_heads or config.heads
         self.latent = nn.Parameter(torch.empty(1, 1, width))
         self.q = Dense(width, width)
         self.kv = Dense(width, 2 * width)
         self.proj = Dense(width, width)
-        self.norm = LayerNorm(width, eps=config.norm_eps)
-        self.mlp = Mlp(width, config.mlp_width, gelu=config.gelu)
+        self.norm = make_norm(width, config)
+        self.mlp = Mlp(width, config.pool_mlp_width or config.mlp_width, gelu=config.gelu)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, D)."""
@@ -253,30 +338,43 @@ class ViT(Backbone):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         width, depth = config.width, config.depth
-        is_plain = config.stem is None
-        self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size) if is_plain else HybridEmbed(config)
+        self.patch_embed = HybridEmbed(config) if config.stem is not None else self._make_patch_embed()
         for name in config.prefix:
             self.register_parameter(f"{name}_token", nn.Parameter(torch.empty(1, 1, width)))
         if config.registers:
             self.reg_token = nn.Parameter(torch.empty(1, config.registers, width))
         for name, shape in positions.table_shapes(config).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        is_learned = config.rope != "none" and ROPES[config.rope].is_learned
+        self.rope = Frequencies(config) if is_learned else None
         self.dropout = nn.Dropout(config.dropout)
+        self.norm_pre = make_norm(width, config) if config.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, drop) for drop in drop_rates(config.drop_path, depth))
-        self.norm = nn.Identity() if config.pool_norm else LayerNorm(width, eps=config.norm_eps)
-        self.fc_norm = LayerNorm(width, eps=config.norm_eps) if config.pool_norm else nn.Identity()
+        is_last = config.final_norm and not config.pool_norm
+        self.norm = make_norm(width, config) if is_last else nn.Identity()
+        self.fc_norm = make_norm(width, config) if config.pool_norm else nn.Identity()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
+        pooled = width * (2 if config.pool == "cls+gap" else self._count_heads())
+        self.projection = Dense(pooled, config.projection, bias=False) if config.projection else None
         self.head = self._make_head()
         initialise(self, config)
+
+    def _make_patch_embed(self) -> PatchEmbed:
+        config = self.config
+        norm = make_norm(config.width, config) if config.patch_norm else None
+        return PatchEmbed(config.in_channels, config.width, config.patch_size, bias=not config.pre_norm, norm=norm)
+
+    def _count_heads(self) -> int:
+        """Returns the number of prefix tokens that have a head each."""
+        return len(self.prefix) if self.config.pool == "cls" else 1
 
     def _make_head(self) -> nn.Module:
         config = self.config
         if not config.classes:
             return nn.Identity()
-        width = self.width * (2 if config.pool == "cls+gap" else 1)
+        width = config.projection or self.width * (2 if config.pool == "cls+gap" else 1)
         make = partial(Head, width, config.classes, pre_logits=config.pre_logits)
-        two = config.pool == "cls" and len(self.prefix) > 1
-        return Heads({name: make() for name in self.prefix}) if two else make()
+        return Heads({name: make() for name in self.prefix}) if self._count_heads() > 1 else make()
 
     @property
     def first_layer(self) -> str:
@@ -334,7 +432,7 @@ class ViT(Backbone):
         self, patches: Patches, on_attention: OnAttention | None = None, reads: int | None = None
     ) -> Iterator[tuple[Tensor, Pair]]:
         x = self._begin(patches)
-        for block, added, context in self._layers(patches, reads):
+        for block, added, context in self._layers(patches, reads, is_recorded=on_attention is not None):
             x = self._run(block, x if added is None else x + added, context, on_attention=on_attention)
             yield x, patches.grid
 
@@ -347,9 +445,11 @@ class ViT(Backbone):
         if self.config.registers:
             before.append(self.reg_token.to(x.dtype))
         x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in before), x], 1)
-        return self.dropout(residual_stream(x))
+        return residual_stream(self.norm_pre(self.dropout(x)))
 
-    def _layers(self, patches: Patches, reads: int | None) -> list[tuple[nn.Module, Tensor | None, Context]]:
+    def _layers(
+        self, patches: Patches, reads: int | None, *, is_recorded: bool = False
+    ) -> list[tuple[nn.Module, Tensor | None, Context]]:
         """Returns each block with the positions added to its input (B or 1, T, D), if any, and the context of its attention."""
         config, (x, grid, ids), depth = self.config, patches, self.config.depth
         # one for all layers, or one per layer
@@ -361,13 +461,27 @@ class ViT(Backbone):
             relative = [Relative(table, index) for table in tables]
         elif config.positions != "none" and config.positions_at != "stem":
             added = [self._slots(patches, table) for table in range(depth if config.positions_at == "every" else 1)]
+        rotations = self._rotations(patches, is_recorded=is_recorded)
         windows = GridWindows.over(self.leading, grid, config.window) if config.window else None
         contexts = [
-            Context(offsets, None if is_global else windows)
-            for offsets, is_global in zip((relative * depth)[:depth], config.attends_globally)
+            Context(offsets, None if is_global else windows, rotation=rotation)
+            for offsets, is_global, rotation in zip(
+                (relative * depth)[:depth], config.attends_globally, (rotations * depth)[:depth]
+            )
         ]
         contexts[-1] = contexts[-1]._replace(queries=reads)
         return list(zip(self.blocks, (added * depth)[:depth], contexts))
+
+    def _rotations(self, patches: Patches, *, is_recorded: bool) -> list[Rotation | None]:
+        """Returns the rotation of q and k in each layer, or one for all, if there is any."""
+        x, grid, ids = patches
+        if self.config.rope == "none":
+            return [None]
+        places = coordinates(self.config, grid, x.device)
+        if self.training and not is_recorded and not torch.compiler.is_exporting():
+            places = change_coordinates(self.config, places)
+        frequencies = None if self.rope is None else self.rope.freqs
+        return [*make_rotations(self.config, frequencies, ids, self.leading, places)]
 
     def _slots(self, patches: Patches, table: int) -> Tensor:
         """Returns the positions of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
@@ -377,9 +491,12 @@ class ViT(Backbone):
 
     def pool(self, tokens: Tokens) -> Tensor:
         """Pools tokens (B, T, D) to (B, D), y of equation (4); to (B, P D) if each prefix token has a head, or (B, 2 D) for the
-        class token and the mean.
+        class token and the mean; to (B, F) with a projection of width F.
         """
-        x = tokens.x
+        pooled = self._pool(tokens.x)
+        return pooled if self.projection is None else self.projection(pooled)
+
+    def _pool(self, x: Tensor) -> Tensor:
         if self.attn_pool is not None:
             return self.attn_pool(x)
         if self._reads is not None:
@@ -404,74 +521,12 @@ class ViT(Backbone):
         return self.head(self.pool(self.encode(patches, on_attention, reads=self._reads)))
 
     def reset_head(self, classes: int) -> None:
-        """Replaces the head by a zero-initialised linear one for other classes (paper, appendix B.1.1)."""
-        self.config = changed(self.config, pre_logits=False)
+        """Replaces the head, and an image-text projection before it, by a zero-initialised linear one for other classes (paper,
+        appendix B.1.1).
+        """
+        self.config, self.projection = changed(self.config, pre_logits=False, projection=0), None
         super().reset_head(classes)
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig) -> dict[str, Tensor]:
         return positions.resize_tables(tensors, old.grid, new.grid, prefix=new.prefix_slots, rule=new.position_resize)
-
-
-def _vit(width: int, depth: int, heads: int, mlp_width: int, patch: int) -> ViTConfig:
-    return ViTConfig(width=width, depth=depth, heads=heads, mlp_width=mlp_width, patch_size=(patch, patch))
-
-
-# B, L, H: the paper's table 1. Ti, S: DeiT and AugReg. M: DeiT III. So400m: Alabdulmohsin et al. 2023.
-# giant, gigantic: Zhai et al. 2022, their g and G. e: Chen et al. 2022 (PaLI).
-VITS: dict[str, ViTConfig] = {
-    "vit-ti16": _vit(192, 12, 3, 768, 16),
-    "vit-s32": _vit(384, 12, 6, 1536, 32),
-    "vit-s16": _vit(384, 12, 6, 1536, 16),
-    "vit-s14": _vit(384, 12, 6, 1536, 14),
-    "vit-s8": _vit(384, 12, 6, 1536, 8),
-    "vit-m16": _vit(512, 12, 8, 2048, 16),
-    "vit-b32": _vit(768, 12, 12, 3072, 32),
-    "vit-b16": _vit(768, 12, 12, 3072, 16),
-    "vit-b14": _vit(768, 12, 12, 3072, 14),
-    "vit-b8": _vit(768, 12, 12, 3072, 8),
-    "vit-l32": _vit(1024, 24, 16, 4096, 32),
-    "vit-l16": _vit(1024, 24, 16, 4096, 16),
-    "vit-l14": _vit(1024, 24, 16, 4096, 14),
-    "vit-h32": _vit(1280, 32, 16, 5120, 32),
-    "vit-h16": _vit(1280, 32, 16, 5120, 16),
-    "vit-h14": _vit(1280, 32, 16, 5120, 14),
-    "vit-so400m14": _vit(1152, 27, 16, 4304, 14),
-    "vit-giant14": _vit(1408, 40, 16, 6144, 14),
-    "vit-gigantic14": _vit(1664, 48, 16, 8192, 14),
-    "vit-e14": _vit(1792, 56, 16, 15360, 14),
-}
-
-
-def _deit(like: str, **changes: Any) -> ViTConfig:
-    numerics: dict[str, Any] = {"gelu": "exact", "position_resize": "bicubic", "initial": "truncated"}
-    return replace(VITS[like], **{**numerics, **changes})
-
-
-# Touvron et al. 2021a, DeiT; the distilled models have a second token with a separate head
-DEITS: dict[str, ViTConfig] = {
-    "deit-ti16": _deit("vit-ti16"),
-    "deit-s16": _deit("vit-s16"),
-    "deit-b16": _deit("vit-b16"),
-    "deit-ti16-distilled": _deit("vit-ti16", prefix=("cls", "dist")),
-    "deit-s16-distilled": _deit("vit-s16", prefix=("cls", "dist")),
-    "deit-b16-distilled": _deit("vit-b16", prefix=("cls", "dist")),
-    # Touvron et al. 2022, DeiT III
-    "deit3-s16": _deit("vit-s16", layer_scale=1e-4, prefix_positions=False),
-    "deit3-m16": _deit("vit-m16", layer_scale=1e-4, prefix_positions=False),
-    "deit3-b16": _deit("vit-b16", layer_scale=1e-4, prefix_positions=False),
-    "deit3-l16": _deit("vit-l16", layer_scale=1e-4, prefix_positions=False),
-    "deit3-h14": _deit("vit-h14", layer_scale=1e-4, prefix_positions=False),
-}
-
-# R50 (3, 4, 9) has the blocks of its fourth stage in the third (paper, section 4.1). R26, and R with only the root, are from
-# AugReg (Steiner et al. 2022); their R+Ti/16 has patches of 32 pixels, because the root has stride 4 instead of 2.
-HYBRIDS: dict[str, Config] = {
-    "r-vit-ti16": replace(VITS["vit-ti16"], stem=(), patch_size=(32, 32)),
-    "r26-vit-s32": replace(VITS["vit-s32"], stem=(2, 2, 2, 2)),
-    "r26-vit-b32": replace(VITS["vit-b32"], stem=(2, 2, 2, 2)),
-    "r50-vit-b16": replace(VITS["vit-b16"], stem=(3, 4, 9)),
-    "r50-vit-b32": replace(VITS["vit-b32"], stem=(3, 4, 6, 3)),
-    "r50-vit-l16": replace(VITS["vit-l16"], stem=(3, 4, 9)),
-    "r50-vit-l32": replace(VITS["vit-l32"], stem=(3, 4, 6, 3)),
-}

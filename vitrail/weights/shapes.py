@@ -45,7 +45,8 @@ def vit_fields(state: Shapes, where: Path, arguments: Mapping[str, Any]) -> dict
     prefix = tuple(token for token in ("cls", "dist") if f"{token}_token" in state)
     registers = state["reg_token"].shape[1] if "reg_token" in state else 0
     if table is None:
-        slots, grid = 0, (max(DEFAULT_SIDE // patch[0], 1), max(DEFAULT_SIDE // patch[1], 1))
+        size = arguments.get("img_size") or arguments.get("input_size") or (DEFAULT_SIDE, DEFAULT_SIDE)
+        slots, grid = 0, (max(size[0] // patch[0], 1), max(size[1] // patch[1], 1))
     else:
         # published models with registers have slots for patches only
         alone = bool(registers or arguments.get("no_embed_class"))
@@ -61,14 +62,31 @@ def vit_fields(state: Shapes, where: Path, arguments: Mapping[str, Any]) -> dict
         "classes": count_outputs(state),
         "width": width,
         "depth": count_modules(state, "blocks."),
-        "mlp_width": len(state["blocks.0.mlp.fc1.weight"]),
         "prefix": prefix,
         "registers": registers,
         "pool_norm": "fc_norm.weight" in state,
         "positions": "sincos2d" if table is None else "learned",
         "prefix_positions": table is None or not prefix or slots > math.prod(grid),
         "pre_logits": "head.pre_logits.weight" in state,
-        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
+        **block_fields(state),
+        "pre_norm": "norm_pre.weight" in state,
+        "patch_norm": "patch_embed.norm.weight" in state,
+        "final_norm": "norm.weight" in state or "fc_norm.weight" in state,
+    }
+
+
+def block_fields(state: Shapes) -> dict[str, Any]:
+    """Returns the fields of a `ViTConfig` that the tensors of its first block determine."""
+    first, second = state["blocks.0.mlp.fc1.weight"], state["blocks.0.mlp.fc2.weight"]
+    is_gated = len(first) == 2 * second.shape[1]
+    return {
+        "mlp": "swiglu" if is_gated else "gelu",
+        "mlp_width": second.shape[1] if is_gated else len(first),
+        "mlp_norm": "blocks.0.mlp.norm.weight" in state,
+        "attention_norm": "blocks.0.attn.norm.weight" in state,
+        "norm": "layer" if "blocks.0.norm1.bias" in state else "rms",
+        "qkv_bias": "qv" if "blocks.0.attn.q_bias" in state else "blocks.0.attn.qkv.bias" in state,
+        "bias": "blocks.0.attn.proj.bias" in state,
     }
 
 

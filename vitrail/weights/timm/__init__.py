@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,27 +13,20 @@ from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models import Config
+from vitrail.models import Config, ViTConfig
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import parse_config
 from vitrail.weights.layout import KEEP, Weights, describe_numerics, leave_out
 from vitrail.weights.shapes import check_grid_allowed, describe_grid
 from vitrail.weights.tensors import printable, refusing_values
 from vitrail.weights.timm.authors import TORCHVISION_MARK, separate_head, to_timm_names
+from vitrail.weights.timm.entries import find_arguments, refuse_others
+from vitrail.weights.timm.eva import EVA, is_eva
 from vitrail.weights.timm.families import BEIT, BIT, CAIT, PVT_V2, SWIN
 from vitrail.weights.timm.family import Family
 from vitrail.weights.timm.vit import ACTIVATIONS, VIT
 
-# arguments of `from_timm` that follow from the names of some of timm's models and not from tensors
-ARGUMENTS_BY_NAME: dict[str, dict[str, Any]] = {
-    r"vit_base_patch16_gap_": {"num_heads": 16},
-    r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_": {"act_layer": "gelu_tanh"},
-    r"vit_large_patch16_siglip_(gap_)?512": {"act_layer": "gelu_tanh"},
-    r"beit3_|vit_.*_clip_": {"norm_eps": 1e-5},
-}
 PREPROCESSING = "correct pretrained_cfg in config.json, or remove it and state --mean, --std, --resize"
-# models with tensors of the same names and shapes but different blocks: norms after attention and MLP
-OTHER_BLOCKS = re.compile(r"_rpn_")
 # distinguished by their marks, in this order; a ViT has the fewest unique names
 FAMILIES = (SWIN, CAIT, PVT_V2, BEIT, BIT, VIT)
 TABLES = (CAIT, BEIT, VIT)  # with a table of positions, whose grid its size does not determine
@@ -66,7 +58,7 @@ def read_timm(
     renamed = to_timm_names(tensors)
     # a config.json beside the tensors belongs to this head
     tensors, head = (renamed.tensors, ()) if described or description else separate_head(renamed.tensors)
-    family = next((member for member in FAMILIES if member.mark in tensors), VIT)
+    family = _find_family(tensors, str(described.get("architecture", "")))
     if description is None:
         arguments = read_arguments(described, family, path)
     else:
@@ -106,9 +98,7 @@ def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> 
         CheckpointError: a model or an argument is unsupported.
     """
     arguments, name = described.get("model_args") or {}, str(described.get("architecture", ""))
-    if OTHER_BLOCKS.search(name):
-        what = f"{path} is {printable(name)}, whose blocks differ from those of a ViT"
-        raise CheckpointError(what, "such models are not supported")
+    refuse_others(name, path)
     unknown = sorted(set(arguments) - family.accepted) if isinstance(arguments, Mapping) else ["no object"]
     if unknown or arguments.get("norm_layer") not in (None, "layernorm"):
         what = f"{path} has unsupported model_args: {printable(arguments, 200)}"
@@ -121,8 +111,7 @@ def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> 
         what = f"{path} pools by {printable(pool)!r}"
         raise CheckpointError(what, f"{family.config.about} supports only {family.pool}")
     known_arguments: dict[str, Any] = {"global_pool": pool}
-    for pattern, implied in ARGUMENTS_BY_NAME.items():
-        known_arguments |= implied if re.match(pattern, name) else {}
+    known_arguments |= find_arguments(name) if family is VIT else {}
     known_arguments |= {key: value for key, value in arguments.items() if key in family.needed}
     stated = described.get("pretrained_cfg")
     size = stated.get("input_size") if isinstance(stated, Mapping) else None
@@ -194,8 +183,17 @@ def _names(names: object, classes: int) -> tuple[str, ...] | None:
     return strings if len(strings) == len(set(strings)) == classes else None
 
 
+def _find_family(tensors: Mapping[str, Tensor], name: str) -> Family:
+    """Returns the family of tensors by their marks; BEiT shares that of EVA, which has no relative positions."""
+    family = next((member for member in FAMILIES if member.mark in tensors), VIT)
+    is_relative = any(tensor.endswith("relative_position_bias_table") for tensor in tensors)
+    return VIT if family is BEIT and not is_relative and not name.startswith("beit") else family
+
+
 def family_of(config: Config) -> Family:
     """Returns the family of a config. Raises `CheckpointError` for an unsupported architecture."""
+    if isinstance(config, ViTConfig) and is_eva(config):
+        return EVA
     for family in FAMILIES:
         if isinstance(config, family.config):
             return family

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from vitrail.errors import CheckpointError
 from vitrail.weights.names import State, rename, rename_with
 
 # first layers, by which the names of torchvision and of the authors of DINOv2 and Swin are told apart
-TORCHVISION_MARK, DINOV2_MARK, SWIN_MARK = "conv_proj.weight", "register_tokens", "layers.0.downsample.reduction.weight"
+TORCHVISION_MARK, DINOV2_MARK, DINOV3_MARK = "conv_proj.weight", "register_tokens", "storage_tokens"
+SWIN_MARK = "layers.0.downsample.reduction.weight"
 IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "crop_pct": 224 / 256}
 LAYER, BLOCK = "encoder.layers.encoder_layer_{}", "blocks.{}"
 # their names -> timm's; the MLP had other names before torchvision 0.12
@@ -35,14 +38,28 @@ TORCHVISION = {
     "heads.pre_logits": "pre_logits.fc",
     "heads.head": "head",
 }
+# DINOv2's giant: gate and value in one layer
+PACKED = {f"{BLOCK}.mlp.w12": f"{BLOCK}.mlp.fc1", f"{BLOCK}.mlp.w3": f"{BLOCK}.mlp.fc2"}
+# DINOv3, EUPE and EVA-02
+GATED = {
+    "storage_tokens": "reg_token",
+    f"{BLOCK}.mlp.w1": f"{BLOCK}.mlp.fc1_g",
+    f"{BLOCK}.mlp.w2": f"{BLOCK}.mlp.fc1_x",
+    f"{BLOCK}.mlp.w3": f"{BLOCK}.mlp.fc2",
+    f"{BLOCK}.mlp.ffn_ln": f"{BLOCK}.mlp.norm",
+    f"{BLOCK}.attn.inner_attn_ln": f"{BLOCK}.attn.norm",
+}
 DEIT3 = {f"{BLOCK}.gamma_1": f"{BLOCK}.ls1.gamma", f"{BLOCK}.gamma_2": f"{BLOCK}.ls2.gamma"}
 # BEiT and CaiT have DeiT III's names in timm, too
 OTHER_SCALES = {"blocks.0.attn.q_bias", "blocks_token_only.0.attn.q.weight"}
 # the authors' layers end with a downsampling, timm's begin with it
 SWIN = {"layers.{}.downsample.": "layers.{1}.downsample.", "head": "head.fc"}
 CHUNKED = re.compile(r"blocks\.\d+\.(\d+\.(?:norm|attn|mlp|ls))")  # DINOv2's blocks in chunks, as FSDP needs them
-# tensors that follow from the shape of a network; timm no longer stores them
-BUFFERS = re.compile(r"(.*\.)?(relative_position_index|attn_mask)")
+# tensors that follow from the shape of a network, those of Meta's pre-training, and masks of the bias of k
+BUFFERS = re.compile(
+    r"(.*\.)?(relative_position_index|attn_mask|rope\.freqs_(cos|sin))|rope_embed\.periods|(local_cls_norm|projectors)\..*"
+    r"|blocks\.\d+\.attn\.(rope\.freqs_(cos|sin)|qkv\.bias_mask)"
+)
 # tensors of a pre-training that timm does not have
 PRETRAINING = ("mask_token", "decoder_pos_embed", "decoder_embed.weight")
 
@@ -64,15 +81,19 @@ class Renamed:
 
 
 def to_timm_names(state: Mapping[str, Tensor]) -> Renamed:
-    """Renames the tensors of torchvision's ViT, and of DINOv2, DeiT III and Swin from their authors. Others are kept."""
+    """Renames the tensors of torchvision's ViT, and of DINOv2, DINOv3, EVA-02, DeiT III and Swin from their authors. Others are
+    kept. Raises `CheckpointError` for a mask of biases that is not that of k.
+    """
     if TORCHVISION_MARK in state:
         return Renamed(rename(state, TORCHVISION), "torchvision", {**IMAGENET, "interpolation": "bilinear"})
-    published = any(name in state for name in (*PRETRAINING, DINOV2_MARK, SWIN_MARK))
+    published = any(name in state for name in (*PRETRAINING, DINOV2_MARK, DINOV3_MARK, SWIN_MARK))
+    state = _mask_biases(state)
     unused = tuple(name for name in state if BUFFERS.fullmatch(name))
     state = {name: tensor for name, tensor in state.items() if not BUFFERS.fullmatch(name)}
     state = rename_with(state, lambda name: CHUNKED.sub(r"blocks.\1", name))
     if "blocks.0.gamma_1" in state and OTHER_SCALES.isdisjoint(state):
         state = rename(state, DEIT3)
+    state = rename(state, PACKED if "blocks.0.mlp.w12.weight" in state else GATED)
     if SWIN_MARK in state:
         state = rename(state, SWIN)
     if DINOV2_MARK in state and {"cls_token", "pos_embed"} <= state.keys():
@@ -91,6 +112,24 @@ def separate_head(state: Mapping[str, Tensor]) -> tuple[State, tuple[str, ...]]:
         return dict(state), ()
     names = ("head.weight", "head.bias")
     return {name: tensor for name, tensor in state.items() if name not in names}, names
+
+
+def _mask_biases(state: Mapping[str, Tensor]) -> State:
+    """Takes q_bias and v_bias from DINOv3's biases of q, k and v, whose mask leaves none to k."""
+    masked = dict(state)
+    for name, mask in state.items():
+        owner, _, last = name.rpartition(".qkv.")
+        bias = state.get(f"{owner}.qkv.bias")
+        if last != "bias_mask" or bias is None:
+            continue
+        width = len(mask) // 3
+        expected = torch.ones_like(mask)
+        expected[width : 2 * width] = 0
+        if bias.shape != mask.shape or not (mask.isnan().all() or torch.equal(mask, expected)):
+            raise CheckpointError(f"{name} is not 1 for q and v and 0 for k", "such models are not supported")
+        del masked[f"{owner}.qkv.bias"]
+        masked |= {f"{owner}.q_bias": bias[:width].clone(), f"{owner}.v_bias": bias[2 * width :].clone()}
+    return masked
 
 
 def _move_class_position(state: State) -> State:

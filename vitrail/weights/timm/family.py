@@ -49,6 +49,7 @@ class Family:
         head: names of the layers that timm replaces for other classes.
         find_wrong: returns parts of a config that timm's class may not support, and whether it has them.
         architecture: returns the name of a timm model of this size, or of one that the arguments change to this size.
+        prepare: converts tensors by our names, before a config of them is known.
         to_own, to_timms: convert the tensors of a config, by our names, that are of another form in timm.
     """
 
@@ -63,6 +64,7 @@ class Family:
     head: tuple[str, ...] = ("head",)
     find_wrong: Callable[[Any], Mapping[str, bool]]
     architecture: Callable[[Any], str]
+    prepare: Callable[[State], State] = lambda state: state
     to_own: Callable[[Any, State], State] = lambda config, state: state
     to_timms: Callable[[Any, State], State] = lambda config, state: state
 
@@ -77,7 +79,7 @@ class Family:
 
     def read(self, state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any] = {}) -> tuple[Any, State]:
         """Returns our config of a state dict of timm, and its tensors by our names. Raises `CheckpointError`."""
-        own = rename(state, invert(self.names))
+        own = self.prepare(rename(state, invert(self.names)))
         with refusing_values(f"the {self.name} of {where} cannot be built", OTHER):
             config = self.infer(own, where, arguments)
             return config, self.to_own(config, own)

@@ -1,5 +1,5 @@
-"""timm's layout of a ViT, plain or hybrid. Most names are those of `vitrail.models.vit`. What cannot be inferred from tensors
-is given as arguments of timm's ``VisionTransformer``.
+"""timm's layouts of a ViT: of its ``VisionTransformer``, plain or hybrid, and of its ``Eva``, which has RoPE. Most names are
+those of `vitrail.models.vit`. What cannot be inferred from tensors is given as arguments of these classes.
 
 D width, N patches, P prefix tokens, R registers, S slots of the position table, K classes.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,26 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
+from vitrail.weights.blocks import join_blocks, pair_halves, pair_neighbours, split_gates
 from vitrail.weights.layout import is_cut
 from vitrail.weights.names import State, invert, rename
 from vitrail.weights.shapes import vit_fields
 from vitrail.weights.tensors import printable
 from vitrail.weights.timm.families import NUMERICS, is_timms_stem, name_hybrid
-from vitrail.weights.timm.family import BLOCKS, IMAGES, Family, find_heads
+from vitrail.weights.timm.family import BLOCKS, IMAGES, Arguments, Family, find_heads, get_ratio
+from vitrail.weights.timm.rope import HIDDEN, find_rope
 
 # our name -> timm's, for models with a head for each of two tokens
 TWO_HEADS = {"head.cls": "head", "head.dist": "head_dist"}
 POOLS = {"token": "cls", "avg": "gap", "map": "map"}
-ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
+NAMES_OF_GELU = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
+ACTIVATIONS = {**invert(NAMES_OF_GELU), "silu": "exact"}  # silu: of a SwiGLU
+# what timm's classes call the parts of a block that they store apart
+GATE_AND_VALUE = {"blocks.{}.mlp.g": "blocks.{}.mlp.fc1_g", "blocks.{}.mlp.x": "blocks.{}.mlp.fc1_x"}
+SCALES = {"blocks.{}.ls1.gamma": "blocks.{}.gamma_1", "blocks.{}.ls2.gamma": "blocks.{}.gamma_2"}
+APART = {**{f"blocks.{{}}.attn.{part}": f"blocks.{{}}.attn.{part}_proj" for part in "qkv"}, **GATE_AND_VALUE, **SCALES}
+HALVES = ("none", "dinov3")  # rotary positions whose pairs are those of vitrail
+PROJECTIONS = (512, 640, 768, 1024, 1280)  # widths of published image-text projections
 # (width, depth) -> timm's name of the size, and the available patch sizes
 SIZES = {
     (192, 12): ("tiny", (16,)),
@@ -53,10 +64,9 @@ KNOWN = {
         "has the names of Hugging Face transformers, whose config.json states the rest",
         "give the folder with its config.json, as save_pretrained writes it",
     ),
-    r"(^|\.)class_embedding$": ("is a CLIP model, which normalises before the first block", UNSUPPORTED),
-    r"^blocks\.\d+\.mlp\.w12\.": (
-        "has SwiGLU layers (mlp.w12), as DINOv2's giant",
-        "only MLP layers are supported: take a smaller model",
+    r"(^|\.)class_embedding$": (
+        "is a CLIP model in the layout of OpenAI or open_clip",
+        "take it in the layout of timm or transformers",
     ),
     r"\.conv_bn_relu_\d+\.": ("has a stem of convolutions before the ViT", UNSUPPORTED),
     r"\.lora_[AB]\.": (
@@ -72,7 +82,23 @@ def _infer(state: State, where: Path, arguments: Mapping[str, Any]) -> ViTConfig
     class token if there is one, otherwise the mean.
     """
     _check_plain(state, where)
+    projection = _find_projection(state, arguments)
+    rope = find_rope(state, arguments, where)
+    if rope and "pos_embed" not in state and not (arguments.get("img_size") or arguments.get("input_size")):
+        arguments = {**arguments, "input_size": (256, 256) if rope["rope"] == "dinov3" else None}
+    if "pos_embed" not in state and not rope:
+        what = f"{where} has no 'pos_embed', and no signs of rotary positions"
+        raise CheckpointError(what, "name its architecture in a config.json beside it, as timm does")
     fields = vit_fields(state, where, arguments)
+    if rope:
+        fields["positions"] = "learned" if "pos_embed" in state else "none"
+    is_left_out = arguments.get("final_norm") is False or arguments.get("use_post_transformer_norm") is False
+    if not (is_left_out or rope.get("rope_grid") == "own"):
+        fields["final_norm"] = True  # a file without the norm is not read in silence
+    if rope.get("rope_grid") == "own":
+        rope["rope_grid"] = tuple(side // patch for side, patch in zip(fields["image_size"], fields["patch_size"]))
+    if projection:
+        fields |= {"classes": 0, "projection": projection}
     hidden = state.get("head.pre_logits.weight")
     if hidden is not None and hidden.shape != (fields["width"], fields["width"]):
         what = f"{where} has a hidden layer of {len(hidden)} in its head, and its width is {fields['width']}"
@@ -84,20 +110,58 @@ def _infer(state: State, where: Path, arguments: Mapping[str, Any]) -> ViTConfig
         pool=_find_pool(state, arguments, bool(fields["prefix"]), fields["registers"], where),
         position_resize="bicubic-antialias",
         gelu=ACTIVATIONS[arguments.get("act_layer") or "gelu"],
-        norm_eps=arguments.get("norm_eps", 1e-6),
+        norm_eps=arguments.get("norm_eps") or _guess_eps(fields, rope),
+        norm_at=_find_place_of_norm(fields, arguments),
         layer_scale=(arguments.get("init_values") or 1e-5) if "blocks.0.ls1.gamma" in state else None,
+        pool_heads=arguments.get("attn_pool_num_heads") or _guess_pool_heads(state, fields, rope),
+        pool_mlp_width=_find_pool_mlp_width(state, fields),
+        **rope,
     )
+
+
+def _guess_eps(fields: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
+    """Returns the eps of the published models of this structure, for a file that names none of them."""
+    return 1e-5 if fields["pre_norm"] or fields["patch_norm"] or rope.get("rope") == "dinov3" else 1e-6
+
+
+def _guess_pool_heads(state: State, fields: Mapping[str, Any], rope: Mapping[str, Any]) -> int | None:
+    """Perception Encoder pools with eight heads at every width."""
+    return 8 if rope.get("rope") == "pe" and "attn_pool.latent" in state and fields["width"] % 8 == 0 else None
+
+
+def _find_place_of_norm(fields: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    is_enormous = (fields["width"], fields["depth"]) == (1792, 64)  # EVA-02-CLIP E
+    return "post" if arguments.get("use_post_norm", is_enormous) else "pre"
+
+
+def _find_pool_mlp_width(state: State, fields: Mapping[str, Any]) -> int | None:
+    first = state.get("attn_pool.mlp.fc1.weight")
+    return None if first is None or len(first) == fields["mlp_width"] else len(first)
+
+
+def _find_projection(state: State, arguments: Mapping[str, Any]) -> int:
+    """Returns the width of an image-text projection, which timm stores as a head whose bias is zero; 0 if there is none."""
+    head, bias = state.get("head.weight"), state.get("head.bias")
+    if head is None or head.ndim != 2 or arguments.get("label_names") or len(head) not in PROJECTIONS:
+        return 0
+    is_image_text = (
+        "norm_pre.weight" in state or "blocks.0.attn.norm.weight" in state or "blocks.0.attn.q_bias" in state
+    )
+    return len(head) if is_image_text and (bias is None or bias.is_meta or not bias.any()) else 0
 
 
 def _find_pool(
     state: Mapping[str, Tensor], arguments: Mapping[str, Any], has_prefix: bool, registers: int, where: Path
 ) -> str:
     """Returns our type of pooling. Raises `CheckpointError` for an unsupported one."""
-    averaged = not has_prefix or "fc_norm.weight" in state
+    averaged = (
+        not has_prefix or "fc_norm.weight" in state or ("norm_pre.weight" in state and "norm.weight" not in state)
+    )
     pool = arguments.get("global_pool") or ("map" if "attn_pool.latent" in state else "avg" if averaged else "token")
     if not isinstance(pool, str) or pool not in POOLS:
         raise CheckpointError(f"{where} pools by {printable(pool)!r}", f"supported: {', '.join(POOLS)}")
-    if (has_prefix or registers) and pool != "token" and bool(arguments.get("pool_include_prefix")) != (pool == "map"):
+    includes = bool(arguments.get("pool_include_prefix", pool == "map" and arguments.get("use_rot_pos_emb")))
+    if (has_prefix or registers) and pool != "token" and includes != (pool == "map"):
         tokens = "with" if pool == "avg" else "without"
         what = f"{where} pools by {pool} {tokens} the tokens before the patches"
         raise CheckpointError(what, "supported: avg without and map with them (pool_include_prefix)")
@@ -105,7 +169,8 @@ def _find_pool(
 
 
 def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
-    needed = {"patch_embed.proj.weight": 4, "blocks.0.attn.qkv.weight": 2, "blocks.0.mlp.fc1.weight": 2}
+    needed = {"patch_embed.proj.weight": 4}
+    needed |= {f"blocks.0.{layer}.weight": 2 for layer in ("attn.qkv", "mlp.fc1", "mlp.fc2")}
     for name, axes in needed.items():
         if name not in state or state[name].ndim != axes:
             for pattern, (what, remedy) in KNOWN.items():
@@ -122,18 +187,24 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
         if tensor.ndim != 3 or tensor.shape[::2] != (1, width) or not tensor.is_floating_point():
             what = f"{where} has {name!r} of shape {tuple(tensor.shape)}, {tensor.dtype}"
             raise CheckpointError(what, f"in a model of width {width} it is (1, n, {width}), of floats")
-    if "pos_embed" not in state:
-        what = f"{where} has no 'pos_embed', so its image size is unknown"
-        raise CheckpointError(what, UNSUPPORTED)
-    if "norm_pre.weight" in state:
-        what = f"{where} has 'norm_pre': it normalises before the first block, as CLIP's models do"
-        raise CheckpointError(what, UNSUPPORTED)
+
+
+def _prepare(state: State) -> State:
+    """Joins what ``Eva`` and ``SwiGLU`` may store apart, by their names of it."""
+    return join_blocks(rename(state, invert(APART)))
 
 
 def _to_own(config: ViTConfig, state: State) -> State:
     """Adds the positions of registers to the registers themselves, which have none in vitrail."""
     if "dist" in config.prefix:
         state = rename(state, invert(TWO_HEADS))
+    if config.projection:
+        state = {name: tensor for name, tensor in state.items() if name != "head.bias"}
+        state = rename(state, {"head.weight": "projection.weight"})
+    if config.rope not in HALVES:
+        state = pair_halves(config, state)
+    if "pos_embed" not in state:
+        return state
     table, prefix, registers = state["pos_embed"], config.prefix_slots, config.registers
     if table.shape[1] == math.prod(config.grid) + prefix:
         return state
@@ -142,16 +213,23 @@ def _to_own(config: ViTConfig, state: State) -> State:
     return {**state, "pos_embed": torch.cat([table[:, :prefix], table[:, prefix + registers :]], 1), **placed}
 
 
-def _to_timms(config: ViTConfig, state: State) -> State:
+def to_timms(config: ViTConfig, state: State) -> State:
     """Gives registers positions of zero if prefix tokens have positions, as timm's have them then."""
-    if config.registers and config.prefix_slots:
+    if config.projection:
+        state = {**state, "head.bias": state["projection.weight"].new_zeros(config.projection)}
+        state = rename(state, {"projection": "head"})
+    if config.rope not in HALVES:
+        state = pair_neighbours(config, state)
+    if config.registers and config.prefix_slots and "pos_embed" in state:
         table, prefix = state["pos_embed"], config.prefix_slots
         none = table.new_zeros(1, config.registers, config.width)
         state = {**state, "pos_embed": torch.cat([table[:, :prefix], none, table[:, prefix:]], 1)}
+    if config.mlp == "swiglu" and (config.mlp_norm or config.norm == "rms"):
+        state = rename(split_gates(state), GATE_AND_VALUE)
     return rename(state, TWO_HEADS)
 
 
-def _find_wrong(config: ViTConfig) -> dict[str, bool]:
+def find_wrong(config: ViTConfig) -> dict[str, bool]:
     is_read = config.pool == "cls" and not config.registers and config.prefix_positions
     distilled, stemmed = "dist" in config.prefix, config.stem is not None
     learned = (config.positions, config.positions_at) == ("learned", "stem")
@@ -166,7 +244,42 @@ def _find_wrong(config: ViTConfig) -> dict[str, bool]:
         "a second token behind a stem": stemmed and distilled,
         unread: distilled and not is_read,
         "images that are not whole patches": is_cut(config),
+        "classes after an image-text projection": bool(config.projection and config.classes),
+        "rotary positions that differ in training": any((config.rope_shift, config.rope_jitter, config.rope_rescale)),
     }
+
+
+def _find_wrong(config: ViTConfig) -> dict[str, bool]:
+    """`find_wrong`, and whether timm's ``VisionTransformer`` has such blocks at all."""
+    blocks = f"{config.norm} norms ({config.norm_at}, eps {config.norm_eps:g}) beside the other parts of a block"
+    return find_wrong(config) | {blocks: config.stem is None and not _find_entry(config)}
+
+
+# what timm's class takes no argument for, the eps and kind of its norms and the kind of its MLP: an entry that has it
+ENTRIES = {
+    ("layer", 1e-5, "gelu"): "vit_base_patch16_clip_224",
+    ("layer", 1e-6, "swiglu"): "vit_giant_patch14_reg4_dinov2",
+    ("rms", 1e-5, "swiglu"): "aimv2_large_patch14_224",
+}
+
+
+def round_eps(config: ViTConfig) -> float:
+    """Returns the eps of a config in timm, whose smallest is 1e-6; a smaller one changes no output."""
+    return max(config.norm_eps, 1e-6)
+
+
+def _find_entry(config: ViTConfig) -> str:
+    """Returns the name of a timm entry that arguments change to this config, "" if there is none."""
+    is_layer, is_bare, eps = config.norm == "layer", not config.patch_norm, round_eps(config)
+    if config.mlp == "swiglu":  # packed and scaled as DINOv2's, or as AIMv2's
+        is_like = not config.mlp_norm and (config.layer_scale is not None) == config.bias == is_bare == is_layer
+    else:
+        is_like = config.bias and is_bare and is_layer
+    if not is_like or config.norm_at == "post":
+        return "vit_base_patch16_rpn_224" if is_like and config.mlp == "gelu" and eps == 1e-6 else ""
+    if (eps, config.mlp) == (1e-6, "gelu"):
+        return _name_model(config)
+    return ENTRIES.get((config.norm, eps, config.mlp), "")
 
 
 def _name_model(config: ViTConfig) -> str:
@@ -179,31 +292,74 @@ def _name_model(config: ViTConfig) -> str:
     return f"vit_{size}_patch{patch}_224"
 
 
+BLOCK_ARGUMENTS = {
+    "pre_norm": "pre_norm",
+    "final_norm": "final_norm",
+    "scale_attn_norm": "attention_norm",
+    "scale_mlp_norm": "mlp_norm",
+    "proj_bias": "bias",
+}
+
+
+def _get_packed_ratio(config: ViTConfig) -> float:
+    """Returns timm's MLP ratio, which counts both gate and value of a packed SwiGLU."""
+    is_packed = (config.mlp, config.norm) == ("swiglu", "layer")
+    return get_ratio(replace(config, mlp_width=2 * config.mlp_width) if is_packed else config)
+
+
+def _state_unless_plain(field: str, config: ViTConfig) -> bool | None:
+    """Returns a field, None where all are as in the paper: older versions of timm do not have the arguments."""
+    values = {name: getattr(config, name) for name in BLOCK_ARGUMENTS.values()}
+    is_plain = values == {name: getattr(ViTConfig(), name) for name in values}
+    return None if is_plain and config.norm_eps <= 1e-6 and config.mlp == "gelu" else values[field]
+
+
+POOLING: Arguments = {
+    "global_pool": lambda config: invert(POOLS)[config.pool],
+    "class_token": lambda config: bool(config.prefix),
+    "no_embed_class": lambda config: not config.prefix_slots,
+    "init_values": "layer_scale",
+}
+# others that follow from tensors, or have no effect on the outputs
+UNREAD = frozenset(
+    {"pre_norm", "fix_init", "dynamic_img_size", "dynamic_img_pad", "patch_drop_rate", "scale_attn_norm"}
+    | {
+        "scale_mlp_norm",
+        "proj_bias",
+        "pos_embed",
+        "qkv_fused",
+        "swiglu_mlp",
+        "swiglu_align_to",
+        "scale_mlp",
+        "attn_type",
+    }
+    | {"scale_attn_inner", "num_reg_tokens", "use_abs_pos_emb", "use_pre_transformer_norm", "use_post_transformer_norm"}
+    | {"use_fc_norm", "attn_pool_mlp_ratio", "head_init_scale"}
+)
+
 VIT = Family(
     config=ViTConfig,
     mark="blocks.0.attn.qkv.weight",
     names={"head.pre_logits": "pre_logits.fc"},  # which timm had until version 0.5
     infer=_infer,
-    needed=frozenset(
-        {"num_heads", "act_layer", "global_pool", "img_size", "no_embed_class", "init_values", "pool_include_prefix"}
-    ),
+    needed=frozenset({"num_heads", "act_layer", "img_size", "pool_include_prefix"}) | POOLING.keys() | HIDDEN,
     written={
         **IMAGES,
         **BLOCKS,
+        **POOLING,
+        "mlp_ratio": _get_packed_ratio,
         "patch_size": lambda config: [length // config.stem_stride for length in config.patch_size],
         "qkv_bias": "qkv_bias",
-        "class_token": lambda config: bool(config.prefix),
         "reg_tokens": "registers",
-        "no_embed_class": lambda config: not config.prefix_slots,
-        "global_pool": lambda config: invert(POOLS)[config.pool],
         "pool_include_prefix": lambda config: config.pool == "map",
         "fc_norm": "pool_norm",
-        "act_layer": lambda config: invert(ACTIVATIONS)[config.gelu],
-        "init_values": "layer_scale",
+        "act_layer": lambda config: "silu" if config.mlp == "swiglu" else NAMES_OF_GELU[config.gelu],
+        **{name: partial(_state_unless_plain, field) for name, field in BLOCK_ARGUMENTS.items()},
     },
-    unread=frozenset({"pre_norm", "qk_norm", "fix_init", "dynamic_img_size"}),
+    unread=UNREAD | {"qk_norm"},
     find_wrong=_find_wrong,
-    architecture=_name_model,
+    architecture=_find_entry,
+    prepare=_prepare,
     to_own=_to_own,
-    to_timms=_to_timms,
+    to_timms=to_timms,
 )

@@ -1,0 +1,204 @@
+"""The kinds of ViT that timm publishes beside the paper's, against timm itself: read, computed and written back."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from vitrail.errors import CheckpointError
+from vitrail.models import create_backbone, sketch
+from vitrail.tasks.classification.classifier import Classifier
+from vitrail.verbs.convert import convert
+from vitrail.weights.native import save_model
+from vitrail.weights.timm import read_arguments, read_timm
+from vitrail.weights.timm.vit import VIT
+
+pytestmark = pytest.mark.peers
+SMALL = {"embed_dim": 192, "num_heads": 3}
+KINDS = {
+    "vit_small_patch16_dinov3_qkvb": {},
+    "vit_small_plus_patch16_dinov3": {},
+    "vit_7b_patch16_dinov3": {"embed_dim": 256, "num_heads": 2},
+    "eva02_tiny_patch14_224": {},
+    "eva02_base_patch14_224": SMALL,
+    "eva02_base_patch16_clip_224": SMALL,
+    "eva02_enormous_patch14_clip_224": {"embed_dim": 224, "num_heads": 2},
+    "eva_giant_patch14_clip_224": {"embed_dim": 224, "num_heads": 2},
+    "vit_pe_core_tiny_patch16_384": {"attn_pool_num_heads": 4},
+    "vit_pe_spatial_tiny_patch16_512": {},
+    "vit_giant_patch14_reg4_dinov2": SMALL,
+    "vit_base_patch16_clip_quickgelu_224": SMALL,
+    "beit3_base_patch16_224": SMALL,
+    "vit_medium_patch16_rope_reg1_gap_256": SMALL,
+    "vit_small_patch16_rope_mixed_224": SMALL,
+    "vit_small_patch16_rope_ape_224": SMALL,
+    "vit_base_patch16_radio_v3": SMALL,
+    "vit_intern300m_patch14_448": SMALL,
+    "vit_base_patch14_reg1_tipsv2": SMALL,
+    "vit_so400m_patch16_siglip_256": {"embed_dim": 144, "num_heads": 2},
+    "aimv2_large_patch14_224": {"embed_dim": 256, "num_heads": 2},
+    "vit_base_patch16_rpn_224": SMALL,
+}
+
+
+def create_random(name: str, dtype: torch.dtype = torch.float32, scale: float = 1.0, **changes) -> torch.nn.Module:
+    patch = 14 if "patch14" in name else 16
+    changes = {"depth": 2, "num_classes": 5, "img_size": (4 * patch, 6 * patch), **KINDS[name], **changes}
+    model = timm.create_model(name, **changes).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, tensor in model.named_parameters():
+            is_input = key.startswith(("patch_embed.proj", "pos_embed")) or key.endswith("_token")
+            noise = torch.randn(tensor.shape, generator=generator) * (
+                0.05 if tensor.ndim > 1 and "token" not in key else 0.3
+            )
+            tensor.copy_((noise + (tensor.ndim == 1 and key.endswith("weight"))) * (scale if is_input else 1))
+    return model.eval()
+
+
+def write_folder(name: str, model: torch.nn.Module) -> dict:
+    """Returns what timm's config.json says of the model."""
+    patch = 14 if "patch14" in name else 16
+    arguments = {"depth": 2, **KINDS[name], "img_size": [4 * patch, 6 * patch]}
+    return {"architecture": name, "global_pool": model.global_pool, "model_args": arguments}
+
+
+def read(name: str, theirs: torch.nn.Module) -> tuple:
+    weights = read_timm(dict(theirs.state_dict()), write_folder(name, theirs), Path(name))
+    ours = create_backbone(weights.config)
+    ours.load_state_dict(weights.tensors)
+    return weights, ours.eval()
+
+
+def make_images(theirs: torch.nn.Module) -> torch.Tensor:
+    size = theirs.patch_embed.img_size or tuple(
+        side * count for side, count in zip(theirs.patch_embed.patch_size, (4, 6))
+    )
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+def assert_equal(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
+    assert (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_are_timms(name):
+    for dtype, scale, tolerance in (
+        (torch.float32, 1.0, 1e-6),
+        (torch.float64, 1.0, 1e-8),
+        (torch.float64, 1e-3, 1e-8),
+    ):
+        theirs = create_random(name, dtype, scale)
+        _, ours = read(name, theirs)
+        images = make_images(theirs).to(dtype)
+        with torch.no_grad():
+            assert_equal(ours.to(dtype)(images), theirs(images), tolerance)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_written_folders_are_equal_tensors_and_outputs_of_timm(name, tmp_path):
+    theirs = create_random(name)
+    weights, ours = read(name, theirs)
+    model = Classifier(ours, tuple("abcde"), weights.preprocessing)
+    folder = convert(save_model(tmp_path / "source", model), tmp_path / "timm", "timm").path
+    described = json.loads((folder / "config.json").read_text())
+    assert "num_classes" not in described["model_args"]  # transformers refuses it
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images = make_images(theirs)
+    with torch.no_grad():
+        assert_equal(again(images), theirs(images), 1e-6)
+    # as timm writes it, without vitrail's description
+    back = read_timm(load_file(folder / "model.safetensors"), {**described, "vitrail": None}, folder)
+    assert back.config == replace(weights.config, norm_eps=back.config.norm_eps)
+    assert back.tensors.keys() == weights.tensors.keys()
+    for key, tensor in weights.tensors.items():
+        assert torch.equal(tensor, back.tensors[key]), key
+
+
+# architectures of timm's plain ViTs that are refused, and a word of the reason
+REFUSED = {
+    "vit_(base|small)_patch16_18x2_": "parallel",
+    "vit_(pwee|dpwee)_": "parallel",
+    "vit_base_patch16_xp_|vit_huge_patch14_xp_|vit_large_patch14_xp_": "parallel",
+    "vit_(dwee|dlittle)_": "difference of two",
+    "vit_.*_sapiens2": "share a key",
+    "naflexvit_": "aspect ratio",
+}
+
+
+def read_name(name: str, theirs: torch.nn.Module) -> tuple:
+    """Reads what a file of this architecture holds and states, by the name alone."""
+    described = {"architecture": name, "global_pool": theirs.global_pool}
+    tensors = {key: torch.zeros(()).expand(tensor.shape) for key, tensor in theirs.state_dict().items()}
+    weights = read_timm(tensors, described, Path(name))
+    return weights.config, weights.tensors
+
+
+def describe_theirs(theirs: torch.nn.Module) -> dict:
+    """Returns what no tensor shows, as timm built it."""
+    block, rope = theirs.blocks[0], getattr(theirs, "rope", None)
+    act, kind = getattr(block.mlp, "act", None), type(rope).__name__
+    names = {"GELU": "exact", "GELUTanh": "tanh", "GeluTanh": "tanh", "QuickGELU": "quick", "SiLU": "exact"}
+    rows = {"RotaryEmbeddingDinoV3": "dinov3", "RotaryEmbeddingMixed": "mixed", "NoneType": "none"}
+    indexed = "eva02" if getattr(rope, "grid_indexing", "") == "ij" else "axial"
+    indexed = "pe" if indexed == "axial" and getattr(rope, "temperature", 0) == 10_000 else indexed
+    pool = theirs.attn_pool.num_heads if theirs.attn_pool is not None else None
+    return {
+        "heads": block.attn.num_heads,
+        "eps": block.norm1.eps,
+        "gelu": names[type(act).__name__],
+        "pool": {"token": "cls", "avg": "gap", "map": "map"}[theirs.global_pool],
+        "pool_heads": pool,
+        "norm_at": "post" if "Post" in type(block).__name__ else "pre",
+        "rope": rows.get(kind, indexed),
+        "rope_grid": tuple(rope.ref_feat_shape) if getattr(rope, "ref_feat_shape", None) else None,
+        "offset": getattr(rope, "grid_offset", 0),
+    }
+
+
+def describe_ours(config) -> dict:
+    offset = 1 if config.rope == "pe" and config.prefix else 0
+    return {
+        "heads": config.heads,
+        "eps": config.norm_eps,
+        "gelu": config.gelu if config.mlp == "gelu" else "exact",
+        "pool": config.pool,
+        "pool_heads": (config.pool_heads or config.heads) if config.pool == "map" else None,
+        "norm_at": config.norm_at,
+        "rope": config.rope,
+        "rope_grid": config.rope_grid,
+        "offset": offset,
+    }
+
+
+def test_every_plain_vit_of_timm_is_read_as_timm_builds_it_or_refused_by_name():
+    """Never a silent wrong model: over the whole registry, by the name alone."""
+    read, refused = [], []
+    for module in ("vision_transformer", "deit", "eva", "naflexvit"):
+        for name in timm.list_models(module=module):
+            expected = next((word for pattern, word in REFUSED.items() if re.match(pattern, name)), None)
+            if expected is not None:
+                with pytest.raises(CheckpointError, match=expected):
+                    read_arguments({"architecture": name}, VIT, Path(name))
+                refused.append(name)
+                continue
+            with torch.device("meta"):
+                theirs = timm.create_model(name, depth=2)
+            if name == "vit_so150m_patch16_reg4_map_256":  # no weights are published
+                with pytest.raises(CheckpointError, match="pools by map without the tokens before the patches"):
+                    read_name(name, theirs)
+                continue
+            config, tensors = read_name(name, theirs)
+            needed = {key: tensor.shape for key, tensor in sketch(config).state_dict().items()}
+            assert needed == {key: tensor.shape for key, tensor in tensors.items()}, name
+            assert describe_ours(config) == describe_theirs(theirs), name
+            read.append(name)
+    tags = {name: len([tag for tag in timm.list_pretrained(f"{name}.*")]) for name in (*read, *refused)}
+    assert sum(tags[name] for name in read) >= 405

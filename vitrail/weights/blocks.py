@@ -1,0 +1,59 @@
+"""Blocks of a ViT as other layouts store them: q, k and v, or gate and value, apart, and pairs of RoPE as neighbouring channels.
+
+D width, H heads, E = D / H, M width of the MLP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, cat
+
+from vitrail.weights.names import State, invert, join_parts, rename, split_parts
+
+# parts of a block that are one tensor in vitrail: attn.q, attn.k and attn.v; mlp.g, the gate of a SwiGLU, and mlp.x, its value
+PARTS = {"attn": "qkv", "mlp": "gx"}
+# where only q and v have a bias, they remain apart
+OWN = {"blocks.{}.attn.q.bias": "blocks.{}.attn.q_bias", "blocks.{}.attn.v.bias": "blocks.{}.attn.v_bias"}
+GATED = {"blocks.{}.mlp.gx": "blocks.{}.mlp.fc1"}
+
+
+def join_blocks(state: State) -> State:
+    """Joins ``attn.q``, ``attn.k`` and ``attn.v`` to ``attn.qkv``, and ``mlp.g`` and ``mlp.x`` to ``mlp.fc1``, in each block."""
+    return rename(join_parts(state, PARTS), OWN | GATED)
+
+
+def split_attention(state: State) -> State:
+    """Splits ``attn.qkv`` to ``attn.q``, ``attn.k`` and ``attn.v``."""
+    return split_parts(rename(state, invert(OWN)), {"attn": "qkv"})
+
+
+def split_gates(state: State) -> State:
+    """Splits ``mlp.fc1`` of a SwiGLU to ``mlp.g`` and ``mlp.x``."""
+    return split_parts(rename(state, invert(GATED)), {"mlp": "gx"})
+
+
+def pair_halves(config: Any, state: State) -> State:
+    """Orders the channels of q and k, whose pairs are neighbours in another layout, as `vitrail.models.rope`."""
+    return _order(config, state, (-1, 2))
+
+
+def pair_neighbours(config: Any, state: State) -> State:
+    """The inverse of `pair_halves`."""
+    return _order(config, state, (2, -1))
+
+
+def _order(config: Any, state: State, pairs: tuple[int, int]) -> State:
+    def order(rows: Tensor) -> Tensor:  # (D,) or (D, D)
+        return rows.unflatten(0, (config.heads, *pairs)).transpose(1, 2).flatten(0, 2)
+
+    ordered = dict(state)
+    for name, tensor in state.items():
+        if not name.startswith("blocks."):
+            continue
+        if ".attn.qkv." in name:
+            q, k, v = tensor.chunk(3)
+            ordered[name] = cat([order(q), order(k), v])
+        elif name.endswith(".attn.q_bias"):
+            ordered[name] = order(tensor)
+    return ordered
