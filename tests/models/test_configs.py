@@ -321,7 +321,7 @@ NAMES = {
     "vit_tiny_patch16_224": "vit-ti16",
     "vit_base_patch16_224.augreg_in21k": "vit-b16",
     "google/vit-large-patch32-384": "vit-l32",
-    "vit_so400m_patch14_siglip_384": "vit-so400m14",
+    "vit_so400m_patch14_siglip_384": "siglip-so400m14",
     "facebook/deit-tiny-distilled-patch16-224": "deit-ti16-distilled",
     "deit3_medium_patch16_224": "deit3-m16",
     "vit_base_r50_s16_384": "r50-vit-b16",

@@ -97,7 +97,7 @@ REFUSED: dict[str, Config | dict[str, Any]] = {
     "blocks without skips": {"skips": False},
     "windows of 2 patches": {"window": 2, "global_blocks": 1},
     "padding": {"pad": True, "image_size": 30},
-    r"the prefix \(\)": {"prefix": (), "pool": "gap"},
+    r"the prefix \(\)": {"prefix": (), "pool": "gap", "registers": 1, "layer_scale": 0.1},
 }
 
 

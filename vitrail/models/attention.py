@@ -359,22 +359,19 @@ class Attention(nn.Module):
         self.norm = norm or nn.Identity()
         self.proj = Dense(width, width, bias=bias)
 
-    @property
-    def bias_of_qkv(self) -> Tensor | None:
-        """The bias of q, k and v, (3 D,), if any of them has one."""
-        if self.q_bias is None or self.v_bias is None:
-            return self.qkv.bias
-        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-
     def split(
         self, x: Tensor, queries: int | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Projects (B, T, D) to q of the first ``queries`` tokens (default: all), k and v: (B, H, Q or T, E) each. q and k are
         rotated.
         """
-        weight, bias, width = self.qkv.weight, self.bias_of_qkv, x.shape[-1]
+        weight, bias, width = self.qkv.weight, self.qkv.bias, x.shape[-1]
+        if self.q_bias is not None and self.v_bias is not None:
+            bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
         if queries is None:
-            q, k, v = dense(x, weight, bias).unflatten(-1, (3, self.heads, -1)).unbind(2)
+            # the module, whose hooks run
+            qkv = self.qkv(x) if self.q_bias is None else dense(x, weight, bias)
+            q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)
         else:
             of_q, of_kv = (None, None) if bias is None else (bias[:width], bias[width:])
             q = dense(x[:, :queries], weight[:width], of_q).unflatten(-1, (self.heads, -1))

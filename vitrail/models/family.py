@@ -21,12 +21,12 @@ from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNet, AxialResNetConfig, ResNet, ResNetConfig
 from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import ViT, ViTConfig
-from vitrail.models.vit_sizes import DEITS, HYBRIDS, VITS
+from vitrail.models.vit_sizes import DEITS, FOUNDATIONS, HYBRIDS, VITS
 from vitrail.plugins import is_registered, suggest_name
 
 SIZES = {
     "tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h", "giant": "giant", "gigantic": "gigantic",
-    "so400m": "so400m",
+    "so400m": "so400m", "giant_opt": "giantopt", "huge_plus": "h", "bigg": "gigantic", "g": "giant",
 }  # fmt: skip
 FIELDS = {
     "num_classes": "classes", "num_labels": "classes", "in_chans": "in_channels", "num_channels": "in_channels",
@@ -37,6 +37,20 @@ FIELDS = {
 }  # fmt: skip
 # a pattern of names with "-" replaced by "_", and the name here, from the groups of the pattern
 FOREIGN_MODELS = {
+    r"vit_(?P<size>\w+?)_plus_patch(?P<patch>\d+)_dinov3": "dinov3-{size}{patch}plus",
+    r"vit_(?P<size>\w+?)_patch(?P<patch>\d+)_dinov3_qkvb\.eupe": "eupe-{size}{patch}",
+    r"vit_(?P<size>\w+?)_patch(?P<patch>\d+)_dinov3": "dinov3-{size}{patch}",
+    r"dinov3_vit(?P<size>[a-z])(?P<patch>\d+)plus": "dinov3-{size}{patch}plus",
+    r"dinov3_vit(?P<size>[a-z]|7b)(?P<patch>\d+)": "dinov3-{size}{patch}",
+    r"(vit_giant_patch14_(reg4_)?dinov2|dinov2_(with_registers_)?giant)": "dinov2-giant14",
+    r"vit_(?P<size>\w+?)_patch(?P<patch>\d+)_clip": "clip-{size}{patch}",
+    r"clip_vit_(?P<size>[a-z]+)_(patch)?(?P<patch>\d+)": "clip-{size}{patch}",
+    r"vit_(?P<size>\w+?)_patch(?P<patch>\d+)_siglip_\d+\.v2": "siglip2-{size}{patch}",
+    r"vit_(?P<size>\w+?)_patch(?P<patch>\d+)_siglip": "siglip-{size}{patch}",
+    r"siglip(?P<second>2?)_(?P<size>\w+?)_patch(?P<patch>\d+)": "siglip{second}-{size}{patch}",
+    r"eva02_(?P<size>[a-z]+)_patch(?P<patch>14)_\d": "eva02-{size}{patch}",
+    r"vit_pe_core_(?P<size>[a-z]+)_patch(?P<patch>\d+)": "pe-core-{size}{patch}",
+    r"aimv2_(?P<size>\w+?)_patch(?P<patch>\d+)": "aimv2-{size}{patch}",
     r"vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)": "vit-{size}{patch}",
     r"deit_(?P<size>\w+?)_distilled_patch(?P<patch>\d+)": "deit-{size}{patch}-distilled",
     r"deit_(?P<size>\w+?)_patch(?P<patch>\d+)": "deit-{size}{patch}",
@@ -70,6 +84,7 @@ MODELS: dict[str, Config] = {
     **VITS,
     **DEITS,
     **HYBRIDS,
+    **FOUNDATIONS,
     **AXIALS,
     **CAITS,
     **BEITS,

@@ -44,7 +44,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.layers import SwiGLU
 from vitrail.models.positions import sincos2d
 
 # standard deviation of a standard normal variable truncated at +-2, to correct LeCun's
@@ -72,7 +71,7 @@ def fills(fill: Callable[Concatenate[M, P], None]) -> Callable[Concatenate[M, P]
 @fills
 def initialise(model: nn.Module, config: Any) -> None:
     """Initialises every parameter of a ViT in place, with torch's default generator."""
-    fill_as_paper(model, head_bias=config.head_bias, layer_scale=config.layer_scale)
+    fill_as_paper(model, head_bias=config.head_bias, layer_scale=config.layer_scale, is_gated=config.mlp == "swiglu")
     named = dict(model.named_parameters())
     if config.initial == "truncated":
         _truncate(named)
@@ -86,7 +85,9 @@ def initialise(model: nn.Module, config: Any) -> None:
 
 
 @fills
-def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | None = None) -> None:
+def fill_as_paper(
+    model: nn.Module, *, head_bias: float, layer_scale: float | None = None, is_gated: bool = False
+) -> None:
     """Applies the table of this module to a network whose parts have the names of the ViT's."""
     for name, parameter in model.named_parameters():
         owner, _, last = name.rpartition(".")
@@ -100,7 +101,13 @@ def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | No
         elif last == "weight" and is_head(owner):
             parameter.zero_()
         elif last == "weight":
-            parts = 3 if owner.endswith("qkv") else 2 if owner.endswith("kv") or _is_gated(model, owner) else 1
+            parts = (
+                3
+                if owner.endswith("qkv")
+                else 2
+                if owner.endswith("kv") or (is_gated and owner.endswith("mlp.fc1"))
+                else 1
+            )
             for matrix in parameter.chunk(parts):
                 nn.init.xavier_uniform_(matrix)
         elif last == "freqs":
@@ -117,12 +124,6 @@ def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | No
         else:
             assert last == "reg_token" or last.startswith("pos_embed"), last
             parameter.normal_(std=0.02)
-
-
-def _is_gated(model: nn.Module, owner: str) -> bool:
-    """Whether a layer is the first of a SwiGLU MLP."""
-    mlp, _, layer = owner.rpartition(".")
-    return layer == "fc1" and isinstance(model.get_submodule(mlp), SwiGLU)
 
 
 def _mimic(block: dict[str, nn.Parameter], config: Any) -> None:

@@ -57,6 +57,15 @@ DINO = "Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transfo
 DINO2 = "Oquab et al. 2023, DINOv2"
 DEIT = "Touvron et al. 2021, Training data-efficient image transformers"
 DEIT3 = "Touvron et al. 2022, DeiT III"
+DINO3 = "Siméoni et al. 2025, DINOv3"
+EUPE = "EUPE (Meta), in the architecture of DINOv3"
+CLIP = "Radford et al. 2021, CLIP"
+OPENCLIP = "Cherti et al. 2023, Reproducible scaling laws for contrastive language-image learning"
+SIGLIP = "Zhai et al. 2023, Sigmoid Loss for Language Image Pre-Training"
+SIGLIP2 = "Tschannen et al. 2025, SigLIP 2"
+EVA02 = "Fang et al. 2023, EVA-02"
+PE = "Bolya et al. 2025, Perception Encoder"
+AIMV2 = "Fini et al. 2024, AIMv2"
 SWIN = "Liu et al. 2021, Swin Transformer"
 PVT = "Wang et al. 2021, Pyramid Vision Transformer"
 PVT2 = "Wang et al. 2022, PVT v2"
@@ -119,6 +128,43 @@ KNOWN: dict[str, Known] = {
     "r50-vit-b32": Known(Cost(110_945_832, 8_457_787_392, 46_080_000, 50), Published(VIT, 84.90, JFT)),
     "r50-vit-l16": Known(Cost(316_483_624, 65_539_088_384, 1_907_539_968, 197), Published(VIT, 86.60, JFT)),
     "r50-vit-l32": Known(Cost(328_994_856, 19_413_295_104, 122_880_000, 50), Published(AUGREG, 85.99, I21K_384)),
+    "dinov3-s16": Known(Cost(21_981_160, 6_245_670_912, 627_803_136, 261), Published(DINO3), side=256),
+    "dinov3-s16plus": Known(Cost(29_077_480, 8_092_999_680, 627_803_136, 261), Published(DINO3), side=256),
+    "dinov3-b16": Known(Cost(86_428_648, 23_575_314_432, 1_255_606_272, 261), Published(DINO3), side=256),
+    "dinov3-l16": Known(Cost(304_153_576, 82_369_994_752, 3_348_283_392, 261), Published(DINO3), side=256),
+    "dinov3-h16plus": Known(Cost(841_872_360, 224_776_079_360, 5_580_472_320, 261), Published(DINO3), side=256),
+    "dinov3-7b16": Known(Cost(6_720_127_976, 1_774_672_642_048, 22_321_889_280, 261), Published(DINO3), side=256),
+    "eupe-ti16": Known(Cost(5_682_664, 1_737_338_880, 313_901_568, 261), Published(EUPE), side=256),
+    "eupe-s16": Known(Cost(21_981_160, 6_245_670_912, 627_803_136, 261), Published(EUPE), side=256),
+    "eupe-b16": Known(Cost(86_428_648, 23_575_314_432, 1_255_606_272, 261), Published(EUPE), side=256),
+    "dinov2-giant14": Known(Cost(1_136_306_664, 299_391_602_688, 8_116_101_120, 257), Published(DINO2)),
+    "clip-b32": Known(Cost(88_225_000, 4_409_186_304, 46_080_000, 50), Published(CLIP)),
+    "clip-b16": Known(Cost(86_568_424, 17_563_828_224, 715_327_488, 197), Published(CLIP)),
+    "clip-l14": Known(Cost(304_204_776, 81_013_006_336, 3_246_440_448, 257), Published(CLIP)),
+    "clip-h14": Known(Cost(632_047_080, 167_295_109_120, 5_410_734_080, 257), Published(OPENCLIP)),
+    "clip-giant14": Known(Cost(1_012_612_840, 267_031_491_584, 7_439_759_360, 257), Published(OPENCLIP)),
+    "clip-gigantic14": Known(Cost(1_844_442_344, 483_747_550_208, 10_550_931_456, 257), Published(OPENCLIP)),
+    "siglip-b16": Known(Cost(93_653_224, 17_709_060_096, 708_083_712, 196), Published(SIGLIP)),
+    "siglip-l16": Known(Cost(316_981_224, 81_280_868_352, 3_221_225_472, 256), Published(SIGLIP), side=256),
+    "siglip-so400m14": Known(Cost(428_833_704, 110_178_100_224, 4_076_863_488, 256), Published(SIGLIP)),
+    "siglip2-b16": Known(Cost(93_653_224, 17_709_060_096, 708_083_712, 196), Published(SIGLIP2)),
+    "siglip2-l16": Known(Cost(316_981_224, 81_280_868_352, 3_221_225_472, 256), Published(SIGLIP2), side=256),
+    "siglip2-so400m14": Known(Cost(428_833_704, 110_178_100_224, 4_076_863_488, 256), Published(SIGLIP2)),
+    "siglip2-so400m16": Known(Cost(429_041_064, 110_231_184_384, 4_076_863_488, 256), Published(SIGLIP2), side=256),
+    "siglip2-giantopt16": Known(Cost(1_164_705_256, 299_499_220_992, 8_053_063_680, 256), Published(SIGLIP2), side=256),
+    "eva02-ti14": Known(Cost(5_695_144, 1_697_710_080, 304_353_792, 257), Published(EVA02)),
+    "eva02-s14": Known(Cost(22_006_120, 6_123_945_984, 608_707_584, 257), Published(EVA02)),
+    "eva02-b14": Known(Cost(86_527_720, 23_161_995_264, 1_217_415_168, 257), Published(EVA02)),
+    "eva02-l14": Known(Cost(304_293_800, 81_000_374_272, 3_246_440_448, 257), Published(EVA02)),
+    "pe-core-ti16": Known(Cost(6_235_240, 4_725_350_784, 1_534_136_832, 577), Published(PE), side=384),
+    "pe-core-s16": Known(Cost(23_971_048, 15_662_433_024, 3_068_273_664, 577), Published(PE), side=384),
+    "pe-core-b16": Known(Cost(93_655_528, 17_802_419_712, 715_327_488, 197), Published(PE)),
+    "pe-core-l14": Known(Cost(317_127_656, 192_181_856_256, 16_364_126_208, 577), Published(PE), side=336),
+    "pe-core-gigantic14": Known(Cost(1_881_603_560, 2_059_316_195_328, 161_061_273_600, 1024), Published(PE), side=448),
+    "aimv2-l14": Known(Cost(310_222_824, 82_296_414_208, 3_221_225_472, 256), Published(AIMV2)),
+    "aimv2-h14": Known(Cost(682_388_968, 179_010_760_704, 4_831_838_208, 256), Published(AIMV2)),
+    "aimv2-1b14": Known(Cost(1_237_007_336, 322_432_876_544, 6_442_450_944, 256), Published(AIMV2)),
+    "aimv2-3b14": Known(Cost(2_723_731_432, 705_913_872_384, 9_663_676_416, 256), Published(AIMV2)),
     "axial-b32": Known(Cost(173_277_160, 8_452_614_144, 12_644_352, 49), Published(VIT), "N (h + w)"),
     "axial-b16": Known(Cost(171_620_584, 33_511_913_472, 101_154_816, 196), Published(VIT), "N (h + w)"),
     "cait-xxs24": Known(Cost(11_956_264, 2_523_475_200, 383_696_640, 197), Published(CAIT, 78.4, TAUGHT)),

@@ -40,11 +40,11 @@ class Rope(NamedTuple):
 
 
 ROPES = {
-    "dinov3": Rope(100, is_centred=True),  # Siméoni et al. 2025, section 3.2
-    "eva02": Rope(10_000),  # Fang et al. 2023, EVA-02
-    "pe": Rope(10_000, axes="xy", after_prefix=1),  # Bolya et al. 2025, Perception Encoder
-    "axial": Rope(100, axes="xy"),  # Heo et al. 2024, section 3.2
-    "mixed": Rope(10, axes="xy", is_learned=True),  # the same
+    "dinov3": Rope(100.0, is_centred=True),  # Siméoni et al. 2025, section 3.2
+    "eva02": Rope(10_000.0),  # Fang et al. 2023, EVA-02
+    "pe": Rope(10_000.0, axes="xy", after_prefix=1),  # Bolya et al. 2025, Perception Encoder
+    "axial": Rope(100.0, axes="xy"),  # Heo et al. 2024, section 3.2
+    "mixed": Rope(10.0, axes="xy", is_learned=True),  # the same
 }
 
 

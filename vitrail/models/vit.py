@@ -49,6 +49,7 @@ from vitrail.models.layers import (
 )
 from vitrail.models.rope import ROPES, Frequencies, Rotation, change_coordinates, coordinates, make_rotations
 
+ROPE_FIELDS = ("rope", "rope_theta", "rope_grid", "rope_shift", "rope_jitter", "rope_rescale")
 PREFIXES = ((), ("cls",), ("cls", "dist"))
 
 
@@ -188,7 +189,8 @@ class ViTConfig(IsotropicConfig):
         if self.stem is not None:
             self._check_stem(self.stem)
         super()._check_together()
-        self._check_rope()
+        if any(getattr(self, name) != getattr(type(self), name) for name in ROPE_FIELDS):
+            self._check_rope()
 
     def _check_rope(self) -> None:
         rule, theta = ROPES.get(self.rope), self.rope_theta
@@ -338,7 +340,12 @@ class ViT(Backbone):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         width, depth = config.width, config.depth
-        self.patch_embed = HybridEmbed(config) if config.stem is not None else self._make_patch_embed()
+        if config.stem is not None:
+            self.patch_embed = HybridEmbed(config)
+        else:
+            norm = make_norm(width, config) if config.patch_norm else None
+            has_bias = not config.pre_norm
+            self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size, bias=has_bias, norm=norm)
         for name in config.prefix:
             self.register_parameter(f"{name}_token", nn.Parameter(torch.empty(1, 1, width)))
         if config.registers:
@@ -354,19 +361,10 @@ class ViT(Backbone):
         self.norm = make_norm(width, config) if is_last else nn.Identity()
         self.fc_norm = make_norm(width, config) if config.pool_norm else nn.Identity()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
-        pooled = width * (2 if config.pool == "cls+gap" else self._count_heads())
+        pooled = width * (2 if config.pool == "cls+gap" else 1)
         self.projection = Dense(pooled, config.projection, bias=False) if config.projection else None
         self.head = self._make_head()
         initialise(self, config)
-
-    def _make_patch_embed(self) -> PatchEmbed:
-        config = self.config
-        norm = make_norm(config.width, config) if config.patch_norm else None
-        return PatchEmbed(config.in_channels, config.width, config.patch_size, bias=not config.pre_norm, norm=norm)
-
-    def _count_heads(self) -> int:
-        """Returns the number of prefix tokens that have a head each."""
-        return len(self.prefix) if self.config.pool == "cls" else 1
 
     def _make_head(self) -> nn.Module:
         config = self.config
@@ -374,7 +372,8 @@ class ViT(Backbone):
             return nn.Identity()
         width = config.projection or self.width * (2 if config.pool == "cls+gap" else 1)
         make = partial(Head, width, config.classes, pre_logits=config.pre_logits)
-        return Heads({name: make() for name in self.prefix}) if self._count_heads() > 1 else make()
+        two = config.pool == "cls" and len(self.prefix) > 1
+        return Heads({name: make() for name in self.prefix}) if two else make()
 
     @property
     def first_layer(self) -> str:
@@ -461,22 +460,23 @@ class ViT(Backbone):
             relative = [Relative(table, index) for table in tables]
         elif config.positions != "none" and config.positions_at != "stem":
             added = [self._slots(patches, table) for table in range(depth if config.positions_at == "every" else 1)]
-        rotations = self._rotations(patches, is_recorded=is_recorded)
-        windows = GridWindows.over(self.leading, grid, config.window) if config.window else None
+        rotations: list[Rotation | None] = [None]
+        if config.rope != "none":
+            rotations = self._rotations(patches, is_recorded=is_recorded)
+        windows: list[GridWindows | None] = [None]
+        if config.window:
+            cut = GridWindows.over(self.leading, grid, config.window)
+            windows = [None if is_global else cut for is_global in config.attends_globally]
         contexts = [
-            Context(offsets, None if is_global else windows, rotation=rotation)
-            for offsets, is_global, rotation in zip(
-                (relative * depth)[:depth], config.attends_globally, (rotations * depth)[:depth]
-            )
+            Context(offsets, window, rotation=rotation)
+            for offsets, window, rotation in zip(*((each * depth)[:depth] for each in (relative, windows, rotations)))
         ]
         contexts[-1] = contexts[-1]._replace(queries=reads)
         return list(zip(self.blocks, (added * depth)[:depth], contexts))
 
     def _rotations(self, patches: Patches, *, is_recorded: bool) -> list[Rotation | None]:
-        """Returns the rotation of q and k in each layer, or one for all, if there is any."""
+        """Returns the rotation of q and k in each layer, or one for all."""
         x, grid, ids = patches
-        if self.config.rope == "none":
-            return [None]
         places = coordinates(self.config, grid, x.device)
         if self.training and not is_recorded and not torch.compiler.is_exporting():
             places = change_coordinates(self.config, places)
@@ -493,16 +493,15 @@ class ViT(Backbone):
         """Pools tokens (B, T, D) to (B, D), y of equation (4); to (B, P D) if each prefix token has a head, or (B, 2 D) for the
         class token and the mean; to (B, F) with a projection of width F.
         """
-        pooled = self._pool(tokens.x)
-        return pooled if self.projection is None else self.projection(pooled)
-
-    def _pool(self, x: Tensor) -> Tensor:
+        x = tokens.x
         if self.attn_pool is not None:
-            return self.attn_pool(x)
-        if self._reads is not None:
-            return x[:, : self._reads].flatten(1)
-        mean = x[:, self.leading :].mean(1)
-        return self.fc_norm(mean) if self.config.pool == "gap" else torch.cat([x[:, 0], mean], 1)
+            pooled = self.attn_pool(x)
+        elif self._reads is not None:
+            pooled = x[:, : self._reads].flatten(1)
+        else:
+            mean = x[:, self.leading :].mean(1)
+            pooled = self.fc_norm(mean) if self.config.pool == "gap" else torch.cat([x[:, 0], mean], 1)
+        return pooled if self.projection is None else self.projection(pooled)
 
     def pooling_shares(self, tokens: int) -> Tensor:
         """Returns the weights of the tokens in `pool`, (T,); for attention pooling, which depends on the image, the mean."""

@@ -71,3 +71,112 @@ HYBRIDS: dict[str, Config] = {
     "r50-vit-l16": replace(VITS["vit-l16"], stem=(3, 4, 9)),
     "r50-vit-l32": replace(VITS["vit-l32"], stem=(3, 4, 6, 3)),
 }
+
+
+def _dinov3(width: int, depth: int, heads: int, mlp_width: int, **changes: Any) -> ViTConfig:
+    size = _vit(width, depth, heads, mlp_width, 16)
+    numerics: dict[str, Any] = {"gelu": "exact", "norm_eps": 1e-5, "position_resize": "bicubic", "initial": "truncated"}
+    places: dict[str, Any] = {
+        "rope": "dinov3",
+        "positions": "none",
+        "registers": 4,
+        "qkv_bias": "qv",
+        "layer_scale": 1e-5,
+    }
+    return replace(size, image_size=(256, 256), **{**numerics, **places, **changes})
+
+
+def _clip(like: str, **changes: Any) -> ViTConfig:
+    numerics: dict[str, Any] = {"gelu": "exact", "norm_eps": 1e-5, "position_resize": "bicubic-antialias"}
+    return replace(VITS[like], pre_norm=True, initial="truncated", **{**numerics, **changes})
+
+
+def _siglip(width: int, depth: int, heads: int, mlp_width: int, patch: int, side: int = 256) -> ViTConfig:
+    size = _vit(width, depth, heads, mlp_width, patch)
+    return replace(size, image_size=(side, side), prefix=(), pool="map", position_resize="bicubic-antialias")
+
+
+def _eva02(width: int, depth: int, heads: int, mlp_width: int, **changes: Any) -> ViTConfig:
+    size = _vit(width, depth, heads, mlp_width, 14)
+    numerics: dict[str, Any] = {"gelu": "exact", "position_resize": "bicubic-antialias", "initial": "truncated"}
+    places: dict[str, Any] = {"rope": "eva02", "rope_grid": (16, 16), "mlp": "swiglu", "qkv_bias": "qv"}
+    return replace(size, pool="gap", pool_norm=True, **numerics, **places, **changes)
+
+
+def _pe(width: int, depth: int, heads: int, mlp_width: int, patch: int, side: int, **changes: Any) -> ViTConfig:
+    size, cells = _vit(width, depth, heads, mlp_width, patch), side // patch
+    numerics: dict[str, Any] = {
+        "gelu": "exact",
+        "norm_eps": 1e-5,
+        "position_resize": "bilinear",
+        "initial": "truncated",
+    }
+    places: dict[str, Any] = {
+        "rope": "pe",
+        "rope_grid": (cells, cells),
+        "pre_norm": True,
+        "pool": "map",
+        "pool_heads": 8,
+    }
+    return replace(size, image_size=(side, side), **numerics, **places, **changes)
+
+
+def _aimv2(width: int, heads: int, mlp_width: int) -> ViTConfig:
+    parts: dict[str, Any] = {
+        "norm": "rms",
+        "norm_eps": 1e-5,
+        "patch_norm": True,
+        "mlp": "swiglu",
+        "initial": "truncated",
+    }
+    absent: dict[str, Any] = {"prefix": (), "pool": "gap", "qkv_bias": False, "bias": False}
+    return replace(
+        _vit(width, 24, heads, mlp_width, 14), gelu="exact", position_resize="bicubic-antialias", **parts, **absent
+    )
+
+
+SIGLIPS = {
+    "b16": _siglip(768, 12, 12, 3072, 16, 224),
+    "l16": _siglip(1024, 24, 16, 4096, 16),
+    "so400m14": _siglip(1152, 27, 16, 4304, 14, 224),
+}
+# foundation models. Siméoni et al. 2025, DINOv3; Oquab et al. 2023, DINOv2; Radford et al. 2021, CLIP, and OpenCLIP; Zhai et al.
+# 2023, SigLIP, and Tschannen et al. 2025, SigLIP 2; Fang et al. 2023, EVA-02; Bolya et al. 2025, Perception Encoder; Fini et al.
+# 2024, AIMv2
+FOUNDATIONS: dict[str, Config] = {
+    "dinov3-s16": _dinov3(384, 12, 6, 1536),
+    "dinov3-s16plus": _dinov3(384, 12, 6, 1536, mlp="swiglu"),
+    "dinov3-b16": _dinov3(768, 12, 12, 3072),
+    "dinov3-l16": _dinov3(1024, 24, 16, 4096),
+    "dinov3-h16plus": _dinov3(1280, 32, 20, 5120, mlp="swiglu"),
+    "dinov3-7b16": _dinov3(4096, 40, 32, 8192, mlp="swiglu", qkv_bias=False),
+    "eupe-ti16": _dinov3(192, 12, 3, 768),
+    "eupe-s16": _dinov3(384, 12, 6, 1536),
+    "eupe-b16": _dinov3(768, 12, 12, 3072),
+    "dinov2-giant14": replace(
+        _vit(1536, 40, 24, 4096, 14), mlp="swiglu", layer_scale=1e-5, gelu="exact", position_resize="bicubic"
+    ),
+    "clip-b32": _clip("vit-b32"),
+    "clip-b16": _clip("vit-b16"),
+    "clip-l14": _clip("vit-l14"),
+    "clip-h14": _clip("vit-h14"),
+    "clip-giant14": _clip("vit-giant14"),
+    "clip-gigantic14": _clip("vit-gigantic14"),
+    **{f"siglip-{size}": config for size, config in SIGLIPS.items()},
+    **{f"siglip2-{size}": config for size, config in SIGLIPS.items()},
+    "siglip2-so400m16": _siglip(1152, 27, 16, 4304, 16),
+    "siglip2-giantopt16": _siglip(1536, 40, 16, 6144, 16),
+    "eva02-ti14": _eva02(192, 12, 3, 512),
+    "eva02-s14": _eva02(384, 12, 6, 1024),
+    "eva02-b14": _eva02(768, 12, 12, 2048, mlp_norm=True),
+    "eva02-l14": _eva02(1024, 24, 16, 2730, mlp_norm=True),
+    "pe-core-ti16": _pe(192, 12, 3, 768, 16, 384),
+    "pe-core-s16": _pe(384, 12, 6, 1536, 16, 384),
+    "pe-core-b16": _pe(768, 12, 12, 3072, 16, 224),
+    "pe-core-l14": _pe(1024, 24, 16, 4096, 14, 336),
+    "pe-core-gigantic14": _pe(1536, 50, 16, 8960, 14, 448, prefix=(), pool_mlp_width=6144),
+    "aimv2-l14": _aimv2(1024, 8, 2816),
+    "aimv2-h14": _aimv2(1536, 12, 4096),
+    "aimv2-1b14": _aimv2(2048, 16, 5632),
+    "aimv2-3b14": _aimv2(3072, 24, 8192),
+}

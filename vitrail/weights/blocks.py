@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, cat
 
+from vitrail.models import ViTConfig
 from vitrail.weights.names import State, invert, join_parts, rename, split_parts
 
 # parts of a block that are one tensor in vitrail: attn.q, attn.k and attn.v; mlp.g, the gate of a SwiGLU, and mlp.x, its value
@@ -23,14 +24,27 @@ def join_blocks(state: State) -> State:
     return rename(join_parts(state, PARTS), OWN | GATED)
 
 
-def split_attention(state: State) -> State:
-    """Splits ``attn.qkv`` to ``attn.q``, ``attn.k`` and ``attn.v``."""
-    return split_parts(rename(state, invert(OWN)), {"attn": "qkv"})
+def split_biases(state: State) -> State:
+    """Names the biases of q and v as if they were apart from that of k."""
+    return rename(state, invert(OWN))
 
 
 def split_gates(state: State) -> State:
     """Splits ``mlp.fc1`` of a SwiGLU to ``mlp.g`` and ``mlp.x``."""
     return split_parts(rename(state, invert(GATED)), {"mlp": "gx"})
+
+
+# fields of a ViT's blocks and of what is around them, in which later models differ from the paper
+OTHER_FIELDS = (
+    "rope", "norm", "norm_at", "pre_norm", "patch_norm", "final_norm", "mlp", "mlp_norm", "attention_norm", "qkv_bias", "bias",
+    "pool_heads", "pool_mlp_width", "projection",
+)  # fmt: skip
+
+
+def find_other_parts(config: ViTConfig, *, but: tuple[str, ...] = ()) -> dict[str, bool]:
+    """Returns for each of `OTHER_FIELDS` ``but`` some whether it differs from the paper, by name and value."""
+    values = {name: getattr(config, name) for name in OTHER_FIELDS if name not in but}
+    return {f"{name}={value!r}": value != getattr(ViTConfig, name) for name, value in values.items()}
 
 
 def pair_halves(config: Any, state: State) -> State:

@@ -28,6 +28,7 @@ from vitrail.models import Config, ViTConfig
 from vitrail.models.resnet import ResNetConfig
 from vitrail.untrusted.archives import ObjectArrayError, check_expansion, read_array_member
 from vitrail.untrusted.limits import EXPANSION as MAX_EXPANSION
+from vitrail.weights.blocks import find_other_parts
 from vitrail.weights.description import parse_config
 from vitrail.weights.layout import KEEP, Weights, describe_numerics, refuse
 from vitrail.weights.names import QKV, Names, State, invert, join_parts, nest, rename, rename_with, split_parts
@@ -259,7 +260,8 @@ def _check_writable(config: ViTConfig) -> None:
         f"windows of {config.window} patches": config.window > 0,
         "layers without skips": not config.skips,
         "LayerScale": config.layer_scale is not None,
-        "no bias of q, k and v": not config.qkv_bias,
+        "biases of q, k and v": config.qkv_bias is not True,
+        **find_other_parts(config),
         f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
         not in (("learned", "stem"), ("sincos2d", "stem")),
     }

@@ -11,7 +11,7 @@ from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.runtime.progress import LogFunction, to_stderr
 from vitrail.text import large
 from vitrail.weights.description import hash_file
-from vitrail.weights.public import find_repository
+from vitrail.weights.public import find_repository, list_public
 from vitrail.weights.tensors import printable, read_json
 
 REMOTE = "hf:"
@@ -108,6 +108,13 @@ def _not_fetched(model: str, error: Exception) -> VitrailError:
     # gated models raise the first
     if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):
         remedy = "check owner, name and revision; for private or gated models run: hf auth login"
+        public = find_repository(model.removeprefix(REMOTE).partition("@")[0])
+        if public is not None and public.is_gated:
+            remedy = (
+                "accept its licence on its page of the hub, wait until the owner admits you, and run: hf auth login"
+            )
+            others = [each.source for each in list_public(public.model).values() if not each.is_gated]
+            remedy += f"; or take a copy that is not gated by its owner: {', '.join(others)}" if others else ""
         return ConfigError(f"{model} cannot be downloaded from the hub: {line}", remedy)
     offline = is_offline_mode()
     line = "HF_HUB_OFFLINE is set" if offline else line

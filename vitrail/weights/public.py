@@ -18,6 +18,7 @@ def _list(start: str, ends: str) -> tuple[str, ...]:
 AUGREG = "224.augreg_in21k_ft_in1k 384.augreg_in21k_ft_in1k 224.augreg_in21k"
 DEIT3 = "224.fb_in22k_ft_in1k 384.fb_in22k_ft_in1k 224.fb_in1k 384.fb_in1k"
 BEIT = "224.in22k_ft_in22k_in1k 384.in22k_ft_in22k_in1k 224.in22k_ft_in22k"
+CLIP = "laion2b datacompxl metaclip_2pt5b"
 BIT = "goog_in21k_ft_in1k goog_in21k"
 # repositories by model, the default first. Most are conversions by timm (https://github.com/huggingface/pytorch-image-models),
 # named ARCHITECTURE_SIZE.TRAINING: "ft" is fine-tuned, "in1k", "in21k" and "in22k" are sets of ImageNet
@@ -60,6 +61,46 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "r26-vit-s32": _list("timm/vit_small_r26_s32_", AUGREG),
     "r50-vit-b16": _list("timm/vit_base_r50_s16_", "384.orig_in21k_ft_in1k 224.orig_in21k"),
     "r50-vit-l32": _list("timm/vit_large_r50_s32_", AUGREG),
+    "dinov3-s16": ("timm/vit_small_patch16_dinov3.lvd1689m", "facebook/dinov3-vits16-pretrain-lvd1689m"),
+    "dinov3-s16plus": ("timm/vit_small_plus_patch16_dinov3.lvd1689m", "facebook/dinov3-vits16plus-pretrain-lvd1689m"),
+    "dinov3-b16": ("timm/vit_base_patch16_dinov3.lvd1689m", "facebook/dinov3-vitb16-pretrain-lvd1689m"),
+    "dinov3-l16": _list("timm/vit_large_patch16_dinov3.", "lvd1689m sat493m")
+    + _list("facebook/dinov3-vitl16-pretrain-", "lvd1689m sat493m"),
+    "dinov3-h16plus": ("timm/vit_huge_plus_patch16_dinov3.lvd1689m", "facebook/dinov3-vith16plus-pretrain-lvd1689m"),
+    "dinov3-7b16": _list("timm/vit_7b_patch16_dinov3.", "lvd1689m sat493m")
+    + _list("facebook/dinov3-vit7b16-pretrain-", "lvd1689m sat493m"),
+    "eupe-ti16": ("timm/vit_tiny_patch16_dinov3_qkvb.eupe_lvd1689m",),
+    "eupe-s16": ("timm/vit_small_patch16_dinov3_qkvb.eupe_lvd1689m",),
+    "eupe-b16": ("timm/vit_base_patch16_dinov3_qkvb.eupe_lvd1689m",),
+    "dinov2-giant14": _list("facebook/", "dinov2-giant dinov2-with-registers-giant"),
+    "clip-b32": ("openai/clip-vit-base-patch32", *_list("timm/vit_base_patch32_clip_224.", CLIP)),
+    "clip-b16": ("openai/clip-vit-base-patch16", *_list("timm/vit_base_patch16_clip_224.", f"{CLIP} dfn2b")),
+    "clip-l14": _list("openai/clip-vit-large-", "patch14 patch14-336")
+    + _list("timm/vit_large_patch14_clip_224.", f"{CLIP} dfn2b_s39b"),
+    "clip-h14": _list("timm/vit_huge_patch14_clip_224.", "laion2b metaclip_altogether"),
+    "clip-giant14": ("timm/vit_giant_patch14_clip_224.laion2b",),
+    "clip-gigantic14": ("timm/vit_gigantic_patch14_clip_224.laion2b",),
+    "siglip-b16": _list("google/siglip-base-patch16-", "224 256 384 512"),
+    "siglip-l16": _list("google/siglip-large-patch16-", "256 384"),
+    "siglip-so400m14": ("google/siglip-so400m-patch14-224",),
+    "siglip2-b16": _list("google/siglip2-base-patch16-", "224 256 384 512"),
+    "siglip2-l16": _list("google/siglip2-large-patch16-", "256 384 512"),
+    "siglip2-so400m14": ("google/siglip2-so400m-patch14-224",),
+    "siglip2-so400m16": _list("google/siglip2-so400m-patch16-", "256 384 512"),
+    "siglip2-giantopt16": _list("google/siglip2-giant-opt-patch16-", "256 384"),
+    "eva02-ti14": ("timm/eva02_tiny_patch14_224.mim_in22k", "timm/eva02_tiny_patch14_336.mim_in22k_ft_in1k"),
+    "eva02-s14": ("timm/eva02_small_patch14_224.mim_in22k", "timm/eva02_small_patch14_336.mim_in22k_ft_in1k"),
+    "eva02-b14": ("timm/eva02_base_patch14_224.mim_in22k", "timm/eva02_base_patch14_448.mim_in22k_ft_in22k_in1k"),
+    "eva02-l14": ("timm/eva02_large_patch14_224.mim_m38m", "timm/eva02_large_patch14_448.mim_m38m_ft_in22k_in1k"),
+    "pe-core-ti16": ("timm/vit_pe_core_tiny_patch16_384.fb",),
+    "pe-core-s16": ("timm/vit_pe_core_small_patch16_384.fb",),
+    "pe-core-b16": ("timm/vit_pe_core_base_patch16_224.fb",),
+    "pe-core-l14": ("timm/vit_pe_core_large_patch14_336.fb",),
+    "pe-core-gigantic14": ("timm/vit_pe_core_gigantic_patch14_448.fb",),
+    "aimv2-l14": _list("timm/aimv2_large_patch14_", "224.apple_pt 336.apple_pt 448.apple_pt"),
+    "aimv2-h14": _list("timm/aimv2_huge_patch14_", "224.apple_pt 336.apple_pt 448.apple_pt"),
+    "aimv2-1b14": _list("timm/aimv2_1b_patch14_", "224.apple_pt 336.apple_pt 448.apple_pt"),
+    "aimv2-3b14": _list("timm/aimv2_3b_patch14_", "224.apple_pt 336.apple_pt 448.apple_pt"),
     "cait-xxs24": _list("timm/cait_xxs24_", "224.fb_dist_in1k 384.fb_dist_in1k"),
     "cait-xxs36": _list("timm/cait_xxs36_", "224.fb_dist_in1k 384.fb_dist_in1k"),
     "cait-xs24": ("timm/cait_xs24_384.fb_dist_in1k",),
@@ -90,7 +131,16 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "bit-r152x4": _list("timm/resnetv2_152x4_bit.", BIT),
 }
 SIZE = re.compile(r"[-_](\d{3})(?=[-_.]|$)")
-APACHE, MIT, NON_COMMERCIAL = "Apache-2.0", "MIT", "CC-BY-NC-4.0"
+# by the name of a repository, the first that fits; of others the licence is `APACHE`
+LICENCES = {
+    r"/swin_|/eva02_|^openai/": "MIT",
+    r"\.mae$|metaclip": "CC-BY-NC-4.0",
+    r"eupe": "FAIR Noncommercial Research License",
+    r"dinov3": "DINOv3 License",
+    r"/aimv2_|dfn2b": "Apple Sample Code License",
+}
+APACHE = "Apache-2.0"
+GATED = re.compile(r"facebook/dinov3-")  # repositories whose owner must admit a user first
 
 
 @dataclass(frozen=True)
@@ -113,16 +163,22 @@ class PublicWeights:
         other = size and int(size[1]) != KNOWN[self.model].image_size[0]
         if owner == "timm":
             return name.partition(".")[2].replace("_", "-") + (f"-{size[1]}" if other else "")
+        if "-pretrain-" in name:
+            return f"{owner}-{name.rpartition('-')[2]}"
         if owner == "facebook":
             return "dinov2-registers" if "with-registers" in name else "dinov2"
-        return "google" + ("-in21k" if name.endswith("in21k") else "") + (f"-{size[1]}" if other else "")
+        return owner + ("-in21k" if name.endswith("in21k") else "") + (f"-{size[1]}" if other else "")
 
     @property
     def licence(self) -> str:
         """As timm and the owner state it."""
-        if "/swin_" in self.repository:
-            return MIT
-        return NON_COMMERCIAL if self.repository.endswith(".mae") else APACHE
+        fitting = (licence for pattern, licence in LICENCES.items() if re.search(pattern, self.repository))
+        return next(fitting, APACHE)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the owner must admit a user before the weights can be downloaded."""
+        return GATED.match(self.repository) is not None
 
 
 def list_public(model: str) -> dict[str, PublicWeights]:

@@ -149,7 +149,7 @@ def _prove(model: Task, copy: ResolvedModel) -> float:
 
     Raises `CheckpointError` if a tensor, a fact or an output of the copy is another one.
     """
-    again = read_model(copy, log_nothing).model
+    again = read_model(copy, log_nothing).model.eval()
     facts, copied = _collect_facts(model), _collect_facts(again)
     wrong = [name for name in facts if facts[name] != copied[name]]
     tensors, same = model.backbone.state_dict(), again.backbone.state_dict()
@@ -171,7 +171,7 @@ def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tupl
     Raises `CheckpointError` if its outputs are off though nothing is missing.
     """
     try:
-        alone = read_model(copy, log_nothing, use_sidecar=False).model
+        alone = read_model(copy, log_nothing, use_sidecar=False).model.eval()
     except CheckpointError as error:
         return (f"without its description the copy cannot be read: {error.what}",), (), None
     facts, facts_alone = _collect_facts(model), _collect_facts(alone)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
+from vitrail.weights.blocks import join_blocks, split_biases
 from vitrail.weights.names import QKV, Names, Parts, State, invert, join_parts, nest, pattern_of, rename, split_parts
 from vitrail.weights.shapes import count_outputs
 from vitrail.weights.tensors import printable
@@ -25,6 +26,7 @@ GELUS = {
     "gelu_new": "tanh",
     "gelu_fast": "tanh",
     "gelu_accurate": "tanh",
+    "quick_gelu": "quick",
 }
 
 
@@ -43,10 +45,12 @@ class Family:
     """The mapping between one model type of transformers and vitrail.
 
     Args:
+        is_nested: whether the fields of the image tower are those of ``vision_config``, beside a text tower.
         body: prefix of their names in models with a head; the names of the head do not have it.
         names, heads: our names -> theirs, without ``body``.
         also: their names -> ours, for tensors that some of their classes store outside of the body.
         unused, unused_heads: their modules and parameters without a counterpart, inside and outside of the body.
+        unused_with_classes: those inside of the body that a classifier does not use.
         parts: projections that are one tensor in vitrail and several in transformers.
         model: the first part of the names of their classes.
         processor: their image processor, see `processor.PROCESSORS`.
@@ -59,15 +63,18 @@ class Family:
         express, express_state: convert a config and its tensors to an equivalent that transformers supports, with the same
             outputs, and with notes on differences.
         restore_state: the inverse of `express_state`, for the original config.
+        prepare, express_parts: convert tensors by our names from and to the shapes of theirs, whatever the config.
     """
 
     model_type: str
+    is_nested: bool = False
     body: str
     names: Names
     heads: Names = field(default_factory=lambda: {"head": "classifier"})
     also: Names = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     unused_heads: tuple[str, ...] = ()
+    unused_with_classes: tuple[str, ...] = ()
     parts: Parts = field(default_factory=lambda: QKV)
     model: str
     processor: str
@@ -78,6 +85,8 @@ class Family:
     express: Callable[[Any], tuple[Config, list[str]]] = lambda config: (config, [])
     express_state: Callable[[Any, State], State] = lambda config, state: state
     restore_state: Callable[[Any, State], State] = lambda config, state: state
+    prepare: Callable[[State], State] = lambda state: state
+    express_parts: Callable[[State], State] = lambda state: state
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -86,7 +95,10 @@ class Family:
 
     def read_config(self, described: Mapping[str, Any], state: State) -> Config:
         """Returns our config of a model with the tensors ``state``, by our names, and the config.json ``described``."""
-        stated = {name: value for name, value in described.items() if value is not None}
+        tower = described.get("vision_config") if self.is_nested else described
+        if not isinstance(tower, Mapping):
+            raise CheckpointError(f"its vision_config is {printable(repr(tower))}", "an object is needed")
+        stated = {name: value for name, value in tower.items() if value is not None}
         fields = {**self.defaults, **stated}
         values = {each.ours: each.read(fields[each.theirs]) for each in self.fields}
         return self.read({"classes": count_outputs(state), **values}, fields, state)
@@ -96,6 +108,8 @@ class Family:
         others, notes = self.write(config)
         fields = {each.theirs: each.write(getattr(config, each.ours)) for each in self.fields}
         name = self.model + ("ForImageClassification" if config.classes else "Model")
+        if self.is_nested:
+            fields = {"vision_config": fields}
         return {"architectures": [name], "model_type": self.model_type, **fields, **others}, notes
 
     @property
@@ -115,15 +129,16 @@ class Family:
         """Renames their tensors to our names, and lists those without a counterpart. Unknown names are kept."""
         has_body = any(name.startswith(f"{self.body}.") for name in tensors)
         inside = f"{self.body}." if has_body else ""
-        idle = [pattern_of(name) for name in (*(inside + name for name in self.unused), *self.unused_heads)]
+        within = (*self.unused, *(self.unused_with_classes if "classifier.weight" in tensors else ()))
+        idle = [pattern_of(name) for name in (*(inside + name for name in within), *self.unused_heads)]
         unused = {name for name in tensors if any(pattern.fullmatch(name) for pattern in idle)}
         used = {name: tensor for name, tensor in tensors.items() if name not in unused}
         renamed = rename(used, {**invert(self.table(has_body)), **self.also})
-        return join_parts(renamed, self.parts), tuple(sorted(unused))
+        return join_blocks(self.prepare(join_parts(renamed, self.parts))), tuple(sorted(unused))
 
     def to_transformers_names(self, state: State, *, has_body: bool) -> State:
         """The inverse of `to_own_names`."""
-        return rename(split_parts(state, self.parts), self.table(has_body))
+        return rename(split_parts(self.express_parts(split_biases(state)), self.parts), self.table(has_body))
 
     def set_size(self, config: Config, preprocessing: Preprocessing) -> Config:
         """Returns the config at the size of the preprocessing, if config.json does not state one."""

@@ -30,13 +30,16 @@ def _silent(
     return {**ALWAYS, **normal, "size": size, "do_center_crop": crop, "crop_size": SQUARE}
 
 
-# the defaults of each; a single number as the size of Bit's is the shorter side
+# the defaults of each; a single number as the size of Bit's and CLIP's is the shorter side
 PROCESSORS = {
     "ViT": _silent(SQUARE, 2, HALF, HALF),
     "DeiT": _silent({"height": 256, "width": 256}, 3, HALF, HALF, crop=True),
     "Beit": _silent(SQUARE, 3, HALF, HALF),
     "Pvt": _silent(SQUARE, 3, *IMAGENET),
     "Bit": _silent({"shortest_edge": 224}, 3, *CLIP, crop=True),
+    "CLIP": _silent({"shortest_edge": 224}, 3, *CLIP, crop=True),
+    "Siglip": _silent(SQUARE, 3, HALF, HALF),
+    "DINOv3ViT": _silent(SQUARE, 2, *IMAGENET),
 }
 MAX_CHANNELS = 10_000
 ENDS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
@@ -62,7 +65,7 @@ def from_processor(
     value = {**silent, **{name: field for name, field in stated.items() if field is not None}}
     remedy = "correct preprocessor_config.json, or remove it and state --mean, --std, --resize"
     with refusing_values(f"the preprocessing in {where} cannot be used", remedy):
-        preprocessing, assumed = _framing(value, config, square=kind != "Bit")
+        preprocessing, assumed = _framing(value, config, square=kind not in ("Bit", "CLIP"))
         mean, std = _normal(value, config.in_channels)
         preprocessing = replace(preprocessing, interpolation=FILTERS[value["resample"]], mean=mean, std=std)
         preprocessing = preprocessing if stated else preprocessing.at(config.image_size)

@@ -16,6 +16,8 @@ import torch
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, positions
 from vitrail.models.beit import BEiTConfig
+from vitrail.weights.blocks import find_other_parts
+from vitrail.weights.huggingface import foundation
 from vitrail.weights.huggingface.family import (
     CHANNELS,
     COMMON,
@@ -28,7 +30,7 @@ from vitrail.weights.huggingface.family import (
     note_sizes,
 )
 from vitrail.weights.layout import is_cut, refuse
-from vitrail.weights.names import State, nest
+from vitrail.weights.names import State, invert, nest, rename
 
 AROUND = {
     "cls_token": "embeddings.cls_token",
@@ -41,6 +43,8 @@ OF_VIT = {**AROUND, **nest("blocks.{}.", "encoder.layer.{}.", BLOCK)}
 OF_DINOV2 = {
     **OF_VIT,
     **{f"blocks.{{}}.{name}": f"encoder.layer.{{}}.{name}" for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")},
+    "blocks.{}.mlp.w12": "encoder.layer.{}.mlp.weights_in",  # of a SwiGLU
+    "blocks.{}.mlp.w3": "encoder.layer.{}.mlp.weights_out",
     "blocks.{}.ls1.gamma": "encoder.layer.{}.layer_scale1.lambda1",
     "blocks.{}.ls2.gamma": "encoder.layer.{}.layer_scale2.lambda1",
 }
@@ -57,33 +61,44 @@ OF_DINO = (
     Field("layer_scale", "layerscale_value", 1.0),
     Field("drop_path", "drop_path_rate", 0.0),
 )
+GATED = {"blocks.{}.mlp.w12": "blocks.{}.mlp.fc1", "blocks.{}.mlp.w3": "blocks.{}.mlp.fc2"}
 RULES = {"dinov2_with_registers": "bicubic-antialias"}  # interpolation of positions; the others have no antialiasing
-POOLS = {"vit": ("cls",), "deit": ("cls", "cls-only"), "dinov2": ("cls+gap",), "dinov2_with_registers": ("cls+gap",)}
+PREFIXES: dict[str, tuple[str, ...]] = {"deit": ("cls", "dist"), "ijepa": ()}
+POOLS = {
+    "vit": ("cls",),
+    "ijepa": ("gap",),
+    "deit": ("cls", "cls-only"),
+    "dinov2": ("cls+gap",),
+    "dinov2_with_registers": ("cls+gap",),
+}
 
 
 def read(model_type: str, values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
     """Bare models of transformers have no head and pool the class token, or both tokens in DeiT."""
-    if fields.get("use_swiglu_ffn"):
-        what = "it has SwiGLU layers (use_swiglu_ffn), as DINOv2's giant"
-        raise CheckpointError(what, "only MLP layers are supported")
     pool = "cls-only" if model_type == "deit" and "head.weight" in state else "cls"
     if model_type.startswith("dinov2"):
         values["mlp_width"] = int(fields["hidden_size"] * float(fields["mlp_ratio"]))
+        if fields["use_swiglu_ffn"]:  # two thirds, in steps of 8
+            values |= {"mlp": "swiglu", "mlp_width": (int(values["mlp_width"] * 2 / 3) + 7) // 8 * 8}
         pool = "cls+gap" if values["classes"] else "cls"
     return ViTConfig(
         **values,
-        prefix=("cls", "dist") if model_type == "deit" else ("cls",),
-        pool=pool,
+        prefix=PREFIXES.get(model_type, ("cls",)),
+        pool="gap" if model_type == "ijepa" else pool,
         position_resize=RULES.get(model_type, "bicubic"),
     )
 
 
 def model_type_of(config: ViTConfig) -> str:
     """Returns the closest model type."""
+    if (foundation_type := foundation.model_type_of(config)) is not None:
+        return foundation_type
     if "dist" in config.prefix:
         return "deit"
     if config.registers:
         return "dinov2_with_registers"
+    if config.prefix == () and config.layer_scale is None:
+        return "ijepa"
     return "vit" if config.layer_scale is None else "dinov2"
 
 
@@ -91,7 +106,9 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
     _check_writable(model_type, config)
     fields: dict[str, Any] = {}
     if config.layer_scale is not None:
-        fields = {"mlp_ratio": config.mlp_width // config.width, "use_swiglu_ffn": False}
+        is_gated = config.mlp == "swiglu"
+        ratio = math.ceil(config.mlp_width * 1.5 / config.width) if is_gated else config.mlp_width // config.width
+        fields = {"mlp_ratio": ratio, "use_swiglu_ffn": is_gated}
     if model_type == "deit" and config.classes and config.pool == "cls":
         fields = {"architectures": ["DeiTForImageClassificationWithTeacher"]}
     notes = note_sizes(config, {"positions": (config.position_resize, RULES.get(model_type, "bicubic"))})
@@ -100,18 +117,27 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
     return fields, notes
 
 
+def _is_two_thirds(config: ViTConfig) -> bool:
+    """Whether transformers would compute the width of the SwiGLU from a whole ratio."""
+    ratio = math.ceil(config.mlp_width * 1.5 / config.width)
+    return (int(int(config.width * ratio) * 2 / 3) + 7) // 8 * 8 == config.mlp_width
+
+
 def _check_writable(model_type: str, config: ViTConfig) -> None:
     of_dino = model_type.startswith("dinov2")
-    pools = POOLS[model_type] if config.classes else ("cls", *POOLS[model_type])
+    bare = () if model_type == "ijepa" or config.classes else ("cls",)
+    pools = (*bare, *POOLS[model_type])
     wrong = {
-        f"the prefix {config.prefix}": config.prefix != (("cls", "dist") if model_type == "deit" else ("cls",)),
+        f"the prefix {config.prefix}": config.prefix != PREFIXES.get(model_type, ("cls",)),
         f"pool={config.pool!r}": config.pool not in pools,
         "a stem of convolutions": config.stem is not None,
         "registers": config.registers > 0 and not of_dino,
         "LayerScale": config.layer_scale is not None and not of_dino,
         "registers without LayerScale": config.layer_scale is None and of_dino,
         f"an MLP {config.mlp_width} wide, no multiple of {config.width},": of_dino
-        and config.mlp_width % config.width > 0,
+        and (config.mlp == "gelu" and config.mlp_width % config.width > 0),
+        "SwiGLU layers": config.mlp == "swiglu" and not (of_dino and _is_two_thirds(config)),
+        **find_other_parts(config, but=("mlp", "qkv_bias")),
         f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
         != ("learned", "stem"),
         "a hidden layer in the head": config.pre_logits,
@@ -140,7 +166,8 @@ def express_state(config: ViTConfig, state: State) -> State:
     else:
         table = state.get("pos_embed", torch.zeros(1, patches, config.width))
     nowhere = table.new_zeros(1, len(config.prefix) + patches - table.shape[1], config.width)
-    return {**state, "pos_embed": torch.cat([nowhere, table], 1)}
+    gated = rename(state, invert(GATED)) if config.mlp == "swiglu" else state
+    return {**gated, "pos_embed": torch.cat([nowhere, table], 1)}
 
 
 def restore_state(config: ViTConfig, state: State) -> State:
@@ -168,12 +195,20 @@ def _family(model_type: str, *, body: str | None = None, fields: tuple[Field, ..
 def _dinov2(model_type: str, *, fields: tuple[Field, ...] = (), **parts: Any) -> Family:
     others = {"mlp_ratio": 4, "use_swiglu_ffn": False}
     unused = ("embeddings.mask_token",)
+    parts |= {"prepare": lambda state: rename(state, GATED)}
     return _family(model_type, fields=(*OF_DINO, *fields), unused=unused, processor="Bit", others=others, **parts)
 
 
 UNUSED: dict[str, Any] = {"unused": ("embeddings.mask_token", "pooler."), "unused_heads": ("decoder.",)}
 FAMILIES = (
     _family("vit", names=OF_VIT, model="ViT", processor="ViT", **UNUSED),
+    _family(
+        "ijepa",
+        names={ours: theirs for ours, theirs in OF_VIT.items() if ours != "cls_token"},
+        model="IJepa",
+        processor="ViT",
+        unused=("embeddings.mask_token", "pooler."),
+    ),
     _family(
         "deit",
         names={**OF_VIT, "dist_token": "embeddings.distillation_token"},
@@ -184,6 +219,7 @@ FAMILIES = (
     ),
     _family("vit_mae", body="vit", names=OF_VIT, heads={}, unused_heads=("decoder.",), model="ViTMAE", processor="ViT"),
     _dinov2("dinov2", names=OF_DINOV2, model="Dinov2", fields=(PATCH_SIZE._replace(default=14),)),
+    *foundation.FAMILIES,
     _dinov2(
         "dinov2_with_registers",
         names={**OF_DINOV2, "reg_token": "embeddings.register_tokens"},

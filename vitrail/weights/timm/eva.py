@@ -48,7 +48,6 @@ def _find_wrong(config: ViTConfig) -> dict[str, bool]:
     place = "stem" if config.positions == "none" else config.positions_at
     return find_wrong(replace(config, positions="learned", positions_at=place, norm_at="pre", norm_eps=1e-6)) | {
         f"{config.positions} positions": config.positions not in ("learned", "none"),
-        "rotary positions that differ in training": any((config.rope_shift, config.rope_jitter, config.rope_rescale)),
         f"blocks with {config.gelu} GELU, {config.norm} norms or a second token": not _find_entry(config),
     }
 
@@ -79,6 +78,9 @@ EVA = replace(
         "rope_temperature": lambda config: config.rope_theta or getattr(ROPES.get(config.rope), "theta", 10_000.0),
         "rope_grid_indexing": lambda config: "xy" if config.rope in ("pe", "axial", "mixed") else "ij",
         "rope_grid_offset": lambda config: 1.0 if config.rope == "pe" and config.prefix else 0.0,
+        "rope_shift_coords": "rope_shift",
+        "rope_jitter_coords": "rope_jitter",
+        "rope_rescale_coords": "rope_rescale",
         "ref_feat_shape": lambda config: config.rope_grid,
         "use_post_norm": lambda config: config.norm_at == "post",
         "use_pre_transformer_norm": "pre_norm",

@@ -15,6 +15,7 @@ from vitrail.weights.tensors import printable
 HIDDEN = frozenset(
     {"use_rot_pos_emb", "rope_type", "rope_grid_offset", "rope_grid_indexing", "rope_temperature", "rope_rotate_half"}
     | {"ref_feat_shape", "use_post_norm", "attn_pool_num_heads", "final_norm", "use_post_transformer_norm"}
+    | {"rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords"}
 )
 
 
@@ -33,7 +34,8 @@ def find_rope(state: State, arguments: Mapping[str, Any], where: Path) -> dict[s
     theta, offset = float(arguments.get("rope_temperature") or 10_000), arguments.get("rope_grid_offset") or 0
     is_half, reference = bool(arguments.get("rope_rotate_half")), arguments.get("ref_feat_shape")
     if kind == "dinov3" and is_half and not offset:
-        return {"rope": "dinov3", "rope_theta": None if theta == ROPES["dinov3"].theta else theta}
+        drawn = {name: arguments.get(f"{name}_coords") for name in ("rope_shift", "rope_jitter", "rope_rescale")}
+        return {"rope": "dinov3", "rope_theta": None if theta == ROPES["dinov3"].theta else theta, **drawn}
     if (
         kind != "cat"
         or is_half

@@ -245,7 +245,6 @@ def find_wrong(config: ViTConfig) -> dict[str, bool]:
         unread: distilled and not is_read,
         "images that are not whole patches": is_cut(config),
         "classes after an image-text projection": bool(config.projection and config.classes),
-        "rotary positions that differ in training": any((config.rope_shift, config.rope_jitter, config.rope_rescale)),
     }
 
 
@@ -264,8 +263,8 @@ ENTRIES = {
 
 
 def round_eps(config: ViTConfig) -> float:
-    """Returns the eps of a config in timm, whose smallest is 1e-6; a smaller one changes no output."""
-    return max(config.norm_eps, 1e-6)
+    """Returns the eps of timm's entries that is nearest to a config's; what differs is described when a model is converted."""
+    return 1e-5 if config.norm_eps == 1e-5 else 1e-6
 
 
 def _find_entry(config: ViTConfig) -> str:
