@@ -26,6 +26,20 @@ def test_a_row_says_what_the_table_of_public_weights_says(repository, model, tag
     assert 70 < float(top1) < 90
 
 
+FOUNDATIONS = re.findall(
+    r"^\| `([a-z0-9-]+)`[^|]*\| [^|`]*`([^`]+)`[^|]*\| [^|]+\| ([^|]+) \| [FG] \|$", PAGE, re.MULTILINE
+)
+
+
+def test_rows_of_foundation_models_name_weights_of_their_model_and_their_licence():
+    assert len(FOUNDATIONS) >= 10
+    for model, repository, licence in FOUNDATIONS:
+        weights = find_repository(repository)
+        assert weights is not None and weights.model == model, repository
+        assert weights.licence in licence
+        assert weights.is_gated == (f"`{repository}` and others, **gated**" in PAGE)
+
+
 def test_every_row_was_read():
     assert len(ROWS) == PAGE.count("\n| `timm/") > 50
 

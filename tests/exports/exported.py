@@ -25,6 +25,11 @@ CONFIGS: dict[str, Config] = {
         VIT, positions="learned2d", positions_at="every", pool="map", pad=True
     ),
     "deit": replace(VIT, prefix=("cls", "dist"), layer_scale=0.1, registers=2, position_resize="bicubic-antialias"),
+    "dinov3": replace(TINY["vit, dinov3"], depth=1),
+    "eva02": replace(TINY["vit, eva02"], depth=1),
+    "pe core": replace(VIT, rope="pe", rope_grid=(4, 4), pre_norm=True, gelu="quick", pool="map", pool_heads=1),
+    "aimv2": replace(VIT, norm="rms", patch_norm=True, bias=False, qkv_bias=False, mlp="swiglu", prefix=(), pool="gap"),
+    "rope-vit": replace(VIT, rope="mixed", positions="none", layer_scale=0.1),
     "encoder, relative": replace(VIT, classes=0, positions="relative", registers=1),
     "beit, one cubic table": replace(TINY["beit, one table"], depth=1, bias_resize="geometric-cubic"),
     "pvt v2, linear": replace(TINY["pvt v2, linear"], **TWO_STAGES),

@@ -39,6 +39,16 @@ TINY: dict[str, Config] = {
         window=2,
         global_blocks=1,
     ),
+    "vit, dinov3": ViTConfig(
+        **THREE_HEADS, rope="dinov3", positions="none", registers=2, qkv_bias="qv", layer_scale=0.1, mlp="swiglu"
+    ),
+    "vit, eva02": ViTConfig(
+        **THREE_HEADS,
+        **{"rope": "eva02", "rope_grid": (16, 16), "mlp": "swiglu", "mlp_norm": True, "attention_norm": True},
+        qkv_bias="qv",
+        pool="gap",
+        pool_norm=True,
+    ),
     "axial": AxialConfig(**SMALL, patch_size=8, width=16, depth=2, heads=2, mlp_width=24),
     # maps of 8 x 8 and 4 x 4, filled up to windows of 3 x 3, every second one shifted
     "swin": SwinConfig(**SMALL, width=8, depths=(2, 2), heads=(1, 2), window=3, mlp_ratio=2.0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +11,12 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from vitrail.errors import CheckpointError
-from vitrail.models import create_backbone, sketch
+from tests.peers.count_timm import REFUSED, check, list_architectures
+from vitrail.models import create_backbone
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.verbs.convert import convert
 from vitrail.weights.native import save_model
-from vitrail.weights.timm import read_arguments, read_timm
-from vitrail.weights.timm.vit import VIT
+from vitrail.weights.timm import read_timm
 
 pytestmark = pytest.mark.peers
 SMALL = {"embed_dim": 192, "num_heads": 3}
@@ -122,83 +120,8 @@ def test_written_folders_are_equal_tensors_and_outputs_of_timm(name, tmp_path):
         assert torch.equal(tensor, back.tensors[key]), key
 
 
-# architectures of timm's plain ViTs that are refused, and a word of the reason
-REFUSED = {
-    "vit_(base|small)_patch16_18x2_": "parallel",
-    "vit_(pwee|dpwee)_": "parallel",
-    "vit_base_patch16_xp_|vit_huge_patch14_xp_|vit_large_patch14_xp_": "parallel",
-    "vit_(dwee|dlittle)_": "difference of two",
-    "vit_.*_sapiens2": "share a key",
-    "naflexvit_": "aspect ratio",
-}
-
-
-def read_name(name: str, theirs: torch.nn.Module) -> tuple:
-    """Reads what a file of this architecture holds and states, by the name alone."""
-    described = {"architecture": name, "global_pool": theirs.global_pool}
-    tensors = {key: torch.zeros(()).expand(tensor.shape) for key, tensor in theirs.state_dict().items()}
-    weights = read_timm(tensors, described, Path(name))
-    return weights.config, weights.tensors
-
-
-def describe_theirs(theirs: torch.nn.Module) -> dict:
-    """Returns what no tensor shows, as timm built it."""
-    block, rope = theirs.blocks[0], getattr(theirs, "rope", None)
-    act, kind = getattr(block.mlp, "act", None), type(rope).__name__
-    names = {"GELU": "exact", "GELUTanh": "tanh", "GeluTanh": "tanh", "QuickGELU": "quick", "SiLU": "exact"}
-    rows = {"RotaryEmbeddingDinoV3": "dinov3", "RotaryEmbeddingMixed": "mixed", "NoneType": "none"}
-    indexed = "eva02" if getattr(rope, "grid_indexing", "") == "ij" else "axial"
-    indexed = "pe" if indexed == "axial" and getattr(rope, "temperature", 0) == 10_000 else indexed
-    pool = theirs.attn_pool.num_heads if theirs.attn_pool is not None else None
-    return {
-        "heads": block.attn.num_heads,
-        "eps": block.norm1.eps,
-        "gelu": names[type(act).__name__],
-        "pool": {"token": "cls", "avg": "gap", "map": "map"}[theirs.global_pool],
-        "pool_heads": pool,
-        "norm_at": "post" if "Post" in type(block).__name__ else "pre",
-        "rope": rows.get(kind, indexed),
-        "rope_grid": tuple(rope.ref_feat_shape) if getattr(rope, "ref_feat_shape", None) else None,
-        "offset": getattr(rope, "grid_offset", 0),
-    }
-
-
-def describe_ours(config) -> dict:
-    offset = 1 if config.rope == "pe" and config.prefix else 0
-    return {
-        "heads": config.heads,
-        "eps": config.norm_eps,
-        "gelu": config.gelu if config.mlp == "gelu" else "exact",
-        "pool": config.pool,
-        "pool_heads": (config.pool_heads or config.heads) if config.pool == "map" else None,
-        "norm_at": config.norm_at,
-        "rope": config.rope,
-        "rope_grid": config.rope_grid,
-        "offset": offset,
-    }
-
-
 def test_every_plain_vit_of_timm_is_read_as_timm_builds_it_or_refused_by_name():
     """Never a silent wrong model: over the whole registry, by the name alone."""
-    read, refused = [], []
-    for module in ("vision_transformer", "deit", "eva", "naflexvit"):
-        for name in timm.list_models(module=module):
-            expected = next((word for pattern, word in REFUSED.items() if re.match(pattern, name)), None)
-            if expected is not None:
-                with pytest.raises(CheckpointError, match=expected):
-                    read_arguments({"architecture": name}, VIT, Path(name))
-                refused.append(name)
-                continue
-            with torch.device("meta"):
-                theirs = timm.create_model(name, depth=2)
-            if name == "vit_so150m_patch16_reg4_map_256":  # no weights are published
-                with pytest.raises(CheckpointError, match="pools by map without the tokens before the patches"):
-                    read_name(name, theirs)
-                continue
-            config, tensors = read_name(name, theirs)
-            needed = {key: tensor.shape for key, tensor in sketch(config).state_dict().items()}
-            assert needed == {key: tensor.shape for key, tensor in tensors.items()}, name
-            assert describe_ours(config) == describe_theirs(theirs), name
-            read.append(name)
-    tags = {name: len([tag for tag in timm.list_pretrained(f"{name}.*")]) for name in (*read, *refused)}
-    assert sum(tags[name] for name in read) >= 405
+    counts = [check(name) for name in list_architectures()]
+    assert sum(count.tags for count in counts if not count.refused) >= 405
+    assert {count.refused for count in counts if count.refused} == set(REFUSED.values())

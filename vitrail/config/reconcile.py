@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 def changes_for(run: Run, config: Config, log: LogFunction, *, from_weights: bool = False) -> dict[str, Any]:
     """Returns the changes of ``run`` to the network ``config``, without changes of its recipe that do not apply to this network.
 
-    Fields that this architecture does not have are left out; with ``from_weights`` so are those that the weights determine.
+    Fields that this architecture does not have are left out; with ``from_weights``, and for a ViT with parts that the paper's
+    does not have, so are those that determine the network.
     Changes that the user requested are kept; invalid ones are refused later, by name.
     """
     from vitrail.models.config import TRAINING_FIELDS  # vitrail.models loads torch
 
     changes = run.model.changes
-    if from_weights:
+    # a model with parts of its own is a whole, as weights are
+    if from_weights or getattr(config, "is_later", False):
         decided = [name for name in _find_recipe_changes(run, changes) if name not in TRAINING_FIELDS]
-        changes = _drop_changes(run, changes, decided, "which the weights decide", log)
+        decider = "the weights decide" if from_weights else "the model decides"
+        changes = _drop_changes(run, changes, decided, f"which {decider}", log)
     known = {field.name: getattr(config, field.name) for field in fields(config)}
     # a field of the same name may have another type: positions are a string in a ViT and a bool in BEiT
     foreign = [

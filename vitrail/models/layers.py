@@ -148,9 +148,7 @@ class RMSNorm(nn.RMSNorm):
         return y.to(working_dtype(x, self.weight))
 
 
-def make_norm(width: int, config: Any) -> LayerNorm | RMSNorm:
-    """Returns a norm of the kind that the config of a ViT names."""
-    return (RMSNorm if config.norm == "rms" else LayerNorm)(width, eps=config.norm_eps)
+NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 class Conv(nn.Conv2d):

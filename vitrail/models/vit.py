@@ -33,6 +33,7 @@ from vitrail.models.config import (
 from vitrail.models.hybrid import HybridEmbed
 from vitrail.models.initialise import initialise
 from vitrail.models.layers import (
+    NORMS,
     Dense,
     Head,
     LayerScale,
@@ -43,12 +44,16 @@ from vitrail.models.layers import (
     SwiGLU,
     Tokens,
     drop_rates,
-    make_norm,
     residual_stream,
     whole_patches,
 )
 from vitrail.models.rope import ROPES, Frequencies, Rotation, change_coordinates, coordinates, make_rotations
 
+# in which later models differ from the paper
+LATER_FIELDS = (
+    "rope", "norm", "norm_at", "pre_norm", "patch_norm", "final_norm", "mlp", "mlp_norm", "attention_norm", "qkv_bias", "bias",
+    "pool_heads", "pool_mlp_width", "projection",
+)  # fmt: skip
 ROPE_FIELDS = ("rope", "rope_theta", "rope_grid", "rope_shift", "rope_jitter", "rope_rescale")
 PREFIXES = ((), ("cls",), ("cls", "dist"))
 
@@ -237,6 +242,11 @@ class ViTConfig(IsotropicConfig):
         return [before < after for before, after in pairwise(parts)]
 
     @property
+    def is_later(self) -> bool:
+        """Whether it has parts that the paper's ViT does not have."""
+        return any(getattr(self, name) != getattr(type(self), name) for name in LATER_FIELDS)
+
+    @property
     def prefix_slots(self) -> int:
         """Number of prefix tokens with a position."""
         return len(self.prefix) if self.prefix_positions else 0
@@ -259,23 +269,24 @@ class Block(ResidualBlock):
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         width, hidden, scaled = config.width, config.mlp_width, config.layer_scale is not None
+        norm = partial(NORMS[config.norm], eps=config.norm_eps)
         self.drop_path = drop_path
         self.skips = config.skips
         self.is_post_norm = config.norm_at == "post"
-        self.norm1 = make_norm(width, config)
+        self.norm1 = norm(width)
         self.attn = Attention(
             width,
             config.heads,
             qkv_bias=config.qkv_bias,
             dropout=config.attention_dropout,
             bias=config.bias,
-            norm=make_norm(width, config) if config.attention_norm else None,
+            norm=norm(width) if config.attention_norm else None,
         )
         self.dropout = nn.Dropout(config.dropout)
         self.ls1 = LayerScale(width) if scaled else nn.Identity()
-        self.norm2 = make_norm(width, config)
+        self.norm2 = norm(width)
         parts: dict[str, Any] = {"dropout": config.dropout, "bias": config.bias}
-        parts["norm"] = make_norm(hidden, config) if config.mlp_norm else None
+        parts["norm"] = norm(hidden) if config.mlp_norm else None
         is_gated = config.mlp == "swiglu"
         self.mlp = SwiGLU(width, hidden, **parts) if is_gated else Mlp(width, hidden, gelu=config.gelu, **parts)
         self.ls2 = LayerScale(width) if scaled else nn.Identity()
@@ -308,7 +319,7 @@ class AttentionPool(nn.Module):
         self.q = Dense(width, width)
         self.kv = Dense(width, 2 * width)
         self.proj = Dense(width, width)
-        self.norm = make_norm(width, config)
+        self.norm = NORMS[config.norm](width, eps=config.norm_eps)
         self.mlp = Mlp(width, config.pool_mlp_width or config.mlp_width, gelu=config.gelu)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -340,12 +351,12 @@ class ViT(Backbone):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         width, depth = config.width, config.depth
+        norm = partial(NORMS[config.norm], eps=config.norm_eps)
         if config.stem is not None:
             self.patch_embed = HybridEmbed(config)
         else:
-            norm = make_norm(width, config) if config.patch_norm else None
-            has_bias = not config.pre_norm
-            self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size, bias=has_bias, norm=norm)
+            before = {"bias": not config.pre_norm, "norm": norm(width) if config.patch_norm else None}
+            self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size, **before)
         for name in config.prefix:
             self.register_parameter(f"{name}_token", nn.Parameter(torch.empty(1, 1, width)))
         if config.registers:
@@ -355,11 +366,11 @@ class ViT(Backbone):
         is_learned = config.rope != "none" and ROPES[config.rope].is_learned
         self.rope = Frequencies(config) if is_learned else None
         self.dropout = nn.Dropout(config.dropout)
-        self.norm_pre = make_norm(width, config) if config.pre_norm else nn.Identity()
+        self.norm_pre = norm(width) if config.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, drop) for drop in drop_rates(config.drop_path, depth))
         is_last = config.final_norm and not config.pool_norm
-        self.norm = make_norm(width, config) if is_last else nn.Identity()
-        self.fc_norm = make_norm(width, config) if config.pool_norm else nn.Identity()
+        self.norm = norm(width) if is_last else nn.Identity()
+        self.fc_norm = norm(width) if config.pool_norm else nn.Identity()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         pooled = width * (2 if config.pool == "cls+gap" else 1)
         self.projection = Dense(pooled, config.projection, bias=False) if config.projection else None

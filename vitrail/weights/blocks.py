@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, cat
 
-from vitrail.models import ViTConfig
+from vitrail.models.vit import LATER_FIELDS, ViTConfig
 from vitrail.weights.names import State, invert, join_parts, rename, split_parts
 
 # parts of a block that are one tensor in vitrail: attn.q, attn.k and attn.v; mlp.g, the gate of a SwiGLU, and mlp.x, its value
@@ -34,16 +34,9 @@ def split_gates(state: State) -> State:
     return split_parts(rename(state, invert(GATED)), {"mlp": "gx"})
 
 
-# fields of a ViT's blocks and of what is around them, in which later models differ from the paper
-OTHER_FIELDS = (
-    "rope", "norm", "norm_at", "pre_norm", "patch_norm", "final_norm", "mlp", "mlp_norm", "attention_norm", "qkv_bias", "bias",
-    "pool_heads", "pool_mlp_width", "projection",
-)  # fmt: skip
-
-
 def find_other_parts(config: ViTConfig, *, but: tuple[str, ...] = ()) -> dict[str, bool]:
-    """Returns for each of `OTHER_FIELDS` ``but`` some whether it differs from the paper, by name and value."""
-    values = {name: getattr(config, name) for name in OTHER_FIELDS if name not in but}
+    """Returns for each of `LATER_FIELDS` ``but`` some whether it differs from the paper, by name and value."""
+    values = {name: getattr(config, name) for name in LATER_FIELDS if name not in but}
     return {f"{name}={value!r}": value != getattr(ViTConfig, name) for name, value in values.items()}
 
 
