@@ -39,6 +39,7 @@ from vitrail.exports.quantise import to_int8
 from vitrail.models import configure, cost_of, create_backbone
 from vitrail.runtime.process import keep_large_buffers
 from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.weights.timm import read_timm
 
 Step = Callable[[], object]
 Builders = Mapping[str, Callable[[], nn.Module]]
@@ -56,7 +57,10 @@ TIMM = {
     "swin-t": "swin_tiny_patch4_window7_224",
     "pvt-v2-b1": "pvt_v2_b1",
     "bit-r50x1": "resnetv2_50x1_bit",
+    "dinov3-s16": "vit_small_patch16_dinov3_qkvb",
+    "eva02-ti14": "eva02_tiny_patch14_224",
 }
+FOUNDATIONS = ("dinov3-s16", "eva02-ti14")
 HOPELESS = 1.5  # of the time of a library's best setting, above which a setting takes no turns
 SIDE = 1024  # rows of the matrices of the bound
 BOUND = "bound: products alone"
@@ -74,13 +78,30 @@ class HuggingFace(nn.Module):
 
 
 def ours(name: str) -> nn.Module:
-    exact = {"gelu": "exact"} if name in VITS else {"standardise": "timm"} if name.startswith("bit") else {}
+    exact: dict[str, object] = {"gelu": "exact"} if name in VITS else {}
+    exact |= {"standardise": "timm"} if name.startswith("bit") else {}
+    exact |= {"image_size": 224, "pool": "gap"} if name in FOUNDATIONS else {}  # as timm pools them
     return create_backbone(name, **exact)
 
 
 def of_timm(name: str, *, fused: bool = True) -> nn.Module:
     timm.layers.set_fused_attn(fused)  # read when the model is made
-    return timm.create_model(TIMM[name])
+    sized = {"img_size": 224, "num_classes": 1000} if name in FOUNDATIONS else {}
+    return timm.create_model(TIMM[name], **sized)
+
+
+class DINOv3(nn.Module):
+    """The backbone of transformers, which has no classifier, with a linear layer on the mean of its patches."""
+
+    def __init__(self, *, attention: str) -> None:
+        super().__init__()
+        config = transformers.DINOv3ViTConfig(
+            num_register_tokens=4, layerscale_value=1e-5, attn_implementation=attention
+        )
+        self.model, self.head = transformers.DINOv3ViTModel(config), nn.Linear(config.hidden_size, 1000)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.model(images).last_hidden_state[:, 5:].mean(1))
 
 
 def of_huggingface(name: str, *, attention: str) -> nn.Module:
@@ -122,6 +143,11 @@ def builders(name: str) -> Builders:
             "hugging face, plain attention": partial(of_huggingface, name, attention="eager"),
             "torchvision": partial(of_torchvision, name),
             "vit-pytorch": partial(of_vit_pytorch, name),
+        }
+    if name == "dinov3-s16":
+        return attention | {
+            "hugging face, fused attention": partial(DINOv3, attention="sdpa"),
+            "hugging face, plain attention": partial(DINOv3, attention="eager"),
         }
     if name == "swin-t":
         config = transformers.SwinConfig(num_labels=1000)
@@ -179,7 +205,8 @@ def exported(name: str, images: Tensor, folder: Path) -> dict[str, Step]:
     import onnxruntime
 
     graph = folder / "model.onnx"
-    to_onnx(create_classifier(configure(name), classes=1000).eval(), graph)
+    sized = {"image_size": 224} if name in FOUNDATIONS else {}
+    to_onnx(create_classifier(configure(name, **sized), classes=1000).eval(), graph)
     files = {"onnx fp32": graph}
     if not name.startswith("bit"):
         to_int8(graph, folder / "int8.onnx")
@@ -212,12 +239,20 @@ def check_equal(name: str) -> float:
     with torch.no_grad():
         for parameter in peer.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
+    if name in FOUNDATIONS:
+        described = {"architecture": TIMM[name], "global_pool": "avg", "model_args": {"img_size": 224}}
+        own.load_state_dict(read_timm(peer.state_dict(), described, Path(name)).tensors)
+        return _compare(own, peer)
     renamed = {
         re.sub(r"^layers\.", "stages.", key).replace("head.fc.", "head."): each
         for key, each in peer.state_dict().items()
     }
     known = own.state_dict()
     own.load_state_dict({key: each.reshape(known[key].shape) for key, each in renamed.items()})
+    return _compare(own, peer)
+
+
+def _compare(own: nn.Module, peer: nn.Module) -> float:
     images = torch.randn(2, 3, 224, 224)
     with torch.inference_mode():
         expected, given = peer(images), own(images)

@@ -303,24 +303,20 @@ def _image_text(name: str, *types: str, **parts: Any) -> tuple[Family, ...]:
     return _family(whole, model=name, is_nested=True, **parts), _family(tower, model=f"{name}Vision", **parts)
 
 
+CLIPS = {"CLIP": ("clip", "clip_vision_model"), "MetaClip2": ("metaclip_2", "metaclip_2_vision_model")}
 FAMILIES = (
-    *_image_text(
-        "CLIP",
-        *("clip", "clip_vision_model"),
-        names=OF_CLIP,
-        unused_with_classes=("post_layernorm",),
-        processor="CLIP",
-        reader=read_clip,
-        fields=OF_TEXT,
-    ),
-    *_image_text(
-        "MetaClip2",
-        *("metaclip_2", "metaclip_2_vision_model"),
-        names=OF_CLIP,
-        unused_with_classes=("post_layernorm",),
-        processor="CLIP",
-        reader=read_clip,
-        fields=OF_TEXT,
+    *(
+        family
+        for name, types in CLIPS.items()
+        for family in _image_text(
+            name,
+            *types,
+            names=OF_CLIP,
+            unused_with_classes=("post_layernorm",),
+            processor="CLIP",
+            reader=read_clip,
+            fields=OF_TEXT,
+        )
     ),
     *_image_text(
         "Siglip",
