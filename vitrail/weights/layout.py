@@ -134,11 +134,13 @@ class ReadModel(NamedTuple):
 
 
 def describe_numerics(config: Any, *names: str) -> list[str]:
-    """Returns numerics that no tensor shows in words: of ``gelu``, ``norm_eps`` and ``heads`` those with ``names``, and those of
-    a stem of convolutions.
+    """Returns numerics that no tensor shows in words: of ``gelu``, ``norm_eps`` and ``heads`` those with ``names``; of a ViT with
+    rotary positions ``rope`` and ``pool``; and those of a stem of convolutions.
     """
     words = {"gelu": "{} GELU", "norm_eps": "LayerNorm eps {:g}", "heads": "{} heads"}
-    lines = [words[name].format(getattr(config, name)) for name in names if hasattr(config, name)]
+    if getattr(config, "rope", "none") != "none":
+        words |= {"rope": "rotary positions {!r}", "pool": "pooling {!r}"}
+    lines = [words[name].format(getattr(config, name)) for name in names if name in words and hasattr(config, name)]
     if getattr(config, "stem", None) is not None:
         eps, where = STANDARDISATIONS[config.standardise]
         lines.append(f"kernels standardised by the rule {config.standardise!r} ({eps:g} added to the {where})")

@@ -64,8 +64,9 @@ def read_timm(
     else:
         config = parse_config(description, path)
         arguments = _sized(family_of(config).arguments(config), config.image_size, path)
+    has_table = family in TABLES and (family is not VIT or "pos_embed" in tensors)
     if grid is not None:
-        check_grid_allowed(arguments.get("img_size"), has_table=family in TABLES, path=path)
+        check_grid_allowed(arguments.get("img_size"), has_table=has_table, path=path)
     config, state = family.read(tensors, path, {**arguments, "grid": grid, "image_size": image_size})
     state, unused = leave_out(config, state)
     preprocessing, assumed = parse_preprocessing(described, config, path, renamed.defaults)
@@ -74,18 +75,19 @@ def read_timm(
     names = described.get("label_names") or (stated.get("label_names") if isinstance(stated, Mapping) else None)
     placed: list[str] = []  # the image size, if neither a description nor an option states it: by a grid or in pixels
     if grid is None and not arguments.get("img_size") and arguments.get("input_size") != config.image_size:
-        if family in TABLES:
+        if has_table:
             placed = [describe_grid(config)]
         elif not image_size:
             placed = ["image size {}x{}".format(*config.image_size)]
     gelu = () if "act_layer" in arguments else ("gelu",)
+    guessed = () if {"use_rot_pos_emb", "rope_type"} & arguments.keys() else ("rope", "pool")
     return Weights(
         layout=renamed.layout,
         config=config,
         tensors=state,
         preprocessing=preprocessing,
         classes=_names(names, config.classes),
-        assumed=(*describe_numerics(config, *gelu, "norm_eps", "heads"), *placed, *assumed),
+        assumed=(*describe_numerics(config, *gelu, "norm_eps", "heads", *guessed), *placed, *assumed),
         unused=(*unused, *head, *renamed.unused),
         description=description,
     )

@@ -84,6 +84,7 @@ def _infer(state: State, where: Path, arguments: Mapping[str, Any]) -> ViTConfig
     _check_plain(state, where)
     projection = _find_projection(state, arguments)
     rope = find_rope(state, arguments, where)
+    arguments = {**arguments, "use_rot_pos_emb": bool(rope)}
     if rope and "pos_embed" not in state and not (arguments.get("img_size") or arguments.get("input_size")):
         arguments = {**arguments, "input_size": (256, 256) if rope["rope"] == "dinov3" else None}
     if "pos_embed" not in state and not rope:
