@@ -84,7 +84,7 @@ def test_a_grid_is_refused_where_it_is_stated_or_has_no_meaning(tmp_path):
     model = load(saved("ViT", (24, 24), tmp_path)[1], log=lambda line: None)
     (tmp_path / "timm").mkdir()
     save_file(a_state(), tmp_path / "timm" / "model.safetensors")
-    told = {"architecture": "vit_x", "model_args": {"img_size": 12}}
+    told = {"architecture": "vit_tiny_patch16_224", "model_args": {"img_size": 12}}
     (tmp_path / "timm" / "config.json").write_text(json.dumps(told))
     native = save_model(tmp_path / "native", model)
     for path in (native, save_model(tmp_path / "native.safetensors", model), tmp_path / "timm"):
@@ -100,7 +100,7 @@ def test_a_grid_is_refused_where_it_is_stated_or_has_no_meaning(tmp_path):
 def test_the_input_size_of_timm_states_the_grid_if_it_fits(tmp_path):
     save_file(a_state(), tmp_path / "model.safetensors")
     for size, grid, aloud in (([3, 4, 36], (1, 9), False), ([3, 24, 24], (3, 3), True)):
-        told = {"architecture": "vit_x", "pretrained_cfg": {"input_size": size}}
+        told = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"input_size": size}}
         (tmp_path / "config.json").write_text(json.dumps(told))
         lines: list[str] = []
         assert load(tmp_path, log=lines.append).config.grid == grid

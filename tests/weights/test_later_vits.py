@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,16 @@ def test_gated_weights_without_access_name_what_to_do(monkeypatch):
         load("hf:facebook/dinov3-vits16-pretrain-lvd1689m", log=lambda line: None)
     assert "accept its licence" in caught.value.remedy
     assert "hf:timm/vit_small_patch16_dinov3.lvd1689m" in caught.value.remedy
+
+
+def test_an_architecture_that_is_not_known_is_refused_and_read_without_its_name(tmp_path):
+    model = create()
+    tensors = family_of(model.config).write(model.config, model.state_dict())
+    write(tensors, tmp_path).rename(tmp_path / "model.safetensors")
+    described = {"architecture": "vit_base_patch16_dinov9", "model_args": {"num_heads": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(CheckpointError, match="'vit_base_patch16_dinov9', which is not known"):
+        load(tmp_path, log=lambda line: None)
+    described["architecture"] = "vit_tiny_patch8_32"
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    assert load(tmp_path, log=lambda line: None).config.rope == "none"

@@ -82,7 +82,7 @@ def timm_folder(config: bytes | None = None, tensors: Mapping[str, Tensor] | Non
     """A folder as timm saves it, with ``model_args`` or other keys of its config.json replaced."""
 
     def make(folder: Path) -> Path:
-        told = {"architecture": "vit_x", "model_args": {"num_heads": 2}, **described}
+        told = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 2}, **described}
         (folder / "config.json").write_bytes(json.dumps(add_checksum(told)).encode() if config is None else config)
         (folder / "model.safetensors").write_bytes(save(dict(tensors or sound())))
         return folder

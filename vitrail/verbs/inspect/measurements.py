@@ -88,7 +88,10 @@ def inspect_model(
         notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
     elif not results["heads"]:
         notes.append(f"{sentence(task.config.about)} has no attention to measure.")
-    if results["positions"] is None:
+    if (rope := getattr(task.config, "rope", "none")) != "none":
+        added = "no position embeddings are added" if results["positions"] is None else "embeddings are added besides"
+        notes.append(f"q and k are rotated by the place of a patch (rope {rope!r}); {added}.")
+    elif results["positions"] is None:
         notes.append("No position embeddings are added to the patches of this model.")
     inspection = to_inspection(task, name_of(model), {**results, "notes": notes}, command)
     figures = numbers(inspection)

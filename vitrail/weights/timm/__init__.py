@@ -20,7 +20,7 @@ from vitrail.weights.layout import KEEP, Weights, describe_numerics, leave_out
 from vitrail.weights.shapes import check_grid_allowed, describe_grid
 from vitrail.weights.tensors import printable, refusing_values
 from vitrail.weights.timm.authors import TORCHVISION_MARK, separate_head, to_timm_names
-from vitrail.weights.timm.entries import find_arguments, refuse_others
+from vitrail.weights.timm.entries import check_name, find_arguments
 from vitrail.weights.timm.eva import EVA, is_eva
 from vitrail.weights.timm.families import BEIT, BIT, CAIT, PVT_V2, SWIN
 from vitrail.weights.timm.family import Family
@@ -100,7 +100,8 @@ def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> 
         CheckpointError: a model or an argument is unsupported.
     """
     arguments, name = described.get("model_args") or {}, str(described.get("architecture", ""))
-    refuse_others(name, path)
+    if family is VIT:
+        check_name(name, path)
     unknown = sorted(set(arguments) - family.accepted) if isinstance(arguments, Mapping) else ["no object"]
     if unknown or arguments.get("norm_layer") not in (None, "layernorm"):
         what = f"{path} has unsupported model_args: {printable(arguments, 200)}"

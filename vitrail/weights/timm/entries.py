@@ -58,12 +58,12 @@ SIZES = (
     r"(pico|xsmall|tiny|little|wee|small|medium|mediumd|betwixt|base|large|huge|giant|giantopt|gigantic|so150m2?|so400m|7b"
     r"|intern300m)"
 )
-# names of all architectures that are read as a ViT: what begins with one of these
+# what the names of all architectures begin with that are read as a ViT
 KNOWN = (
-    rf"vit_{SIZES}(_plus)?_(patch\d+|r\d*_s\d+)(_plus)?_(\d|gap|reg|clip|dinov|lingbot|siglip|rope|rpn|radio|tipsv2|36x1|miil)",
+    rf"vit_{SIZES}(_plus)?_(patch\d+|r\d*_s\d+)(_plus)?_(\d|gap|reg|clip|dinov[23]|lingbot|siglip|rope|rpn|radio|tipsv2|36x1|miil|p8)",
     r"vit_(pe_(core|spatial|lang)_\w+_patch\d+|intern300m_patch14)_\d",
     r"vit_(wee|little|medium|mediumd|betwixt|so150m2?)_patch16_(rope_)?reg\d_",
-    r"(deit|deit3|beit3|flexivit|ijepa|eva|eva02|aimv2|test)_",
+    r"((vit_)?deit|deit3|beit3|flexivit|ijepa|eva|eva02|aimv2|test)_",
 )
 
 
@@ -75,9 +75,15 @@ def find_arguments(name: str) -> dict[str, Any]:
     return found
 
 
-def refuse_others(name: str, where: object) -> None:
-    """Raises `CheckpointError` for an architecture whose blocks are not those of a ViT."""
+def check_name(name: str, where: object) -> None:
+    """Raises `CheckpointError` for an architecture whose blocks are not those of a ViT, or are not known: what its name implies,
+    such as rotary positions or an activation, is in no tensor.
+    """
     for pattern, why in OTHERS.items():
         if re.match(pattern, name):
             what = f"{where} is {printable(name)}, whose blocks differ from those of a ViT: {why}"
             raise CheckpointError(what, "such models are not supported")
+    if name and not any(re.match(pattern, name) for pattern in KNOWN):
+        what = f"{where} names the architecture {printable(name)!r}, which is not known"
+        remedy = "if its blocks are those of a ViT, remove 'architecture' from config.json: tensors and model_args decide then"
+        raise CheckpointError(what, remedy)
