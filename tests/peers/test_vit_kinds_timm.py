@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from tests.peers.count_timm import REFUSED, check, list_architectures
@@ -125,3 +126,15 @@ def test_every_plain_vit_of_timm_is_read_as_timm_builds_it_or_refused_by_name():
     counts = [check(name) for name in list_architectures()]
     assert sum(count.tags for count in counts if not count.refused) >= 405
     assert {count.refused for count in counts if count.refused} == set(REFUSED.values())
+
+
+def test_transformers_opens_a_classifier_of_dinov3_from_timms_layout(tmp_path):
+    theirs = create_random("vit_small_patch16_dinov3_qkvb")
+    weights, ours = read("vit_small_patch16_dinov3_qkvb", theirs)
+    model = Classifier(ours, tuple("abcde"), weights.preprocessing)
+    folder = convert(save_model(tmp_path / "source", model), tmp_path / "timm", "timm").path
+    opened = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    images = make_images(theirs)
+    with torch.no_grad():
+        assert_equal(opened(pixel_values=images).logits, theirs(images), 1e-6)
+    assert list(opened.config.id2label.values()) == list("abcde")
