@@ -16,6 +16,7 @@ from vitrail.errors import CheckpointError, VitrailError
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights import load
 from vitrail.weights.huggingface import FAMILIES, read_huggingface
+from vitrail.weights.huggingface.family import hidden_width, ratio_of
 
 
 def silent(line: str) -> None:
@@ -190,6 +191,13 @@ def test_the_defaults_are_those_of_transformers(model_type, family):
     theirs = transformers.AutoConfig.for_model(model_type).to_dict()
     theirs = theirs.get("vision_config", theirs)  # of a model with a text tower
     assert {name: theirs[name] for name in family.defaults} == family.defaults
+
+
+def test_ratios_of_mlps_give_their_widths_back():
+    for width in (48, 176, 1152):
+        for hidden in range(8, 4 * width, 8):
+            for gated in (False, True):
+                assert hidden_width(width, ratio_of(width, hidden, gated=gated), gated=gated) == hidden
 
 
 def test_no_broken_file_is_half_read(tmp_path):

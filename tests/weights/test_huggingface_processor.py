@@ -95,8 +95,8 @@ def test_transformers_makes_the_pixels_of_what_is_written(kind):
         assert again.to_dict() | {"crop_rounding": ""} == OURS[kind].to_dict() | {"crop_rounding": ""}
 
 
-# DINOv3's needs torchvision: tests/peers/test_processors.py
-@each_row("kind", [kind for kind in PROCESSORS if kind != "DINOv3ViT"])
+# those of DINOv3 and TIPSv2 need torchvision: tests/peers/test_processors.py
+@each_row("kind", [kind for kind in PROCESSORS if kind not in ("DINOv3ViT", "Tipsv2")])
 def test_processor_defaults_are_those_of_transformers(kind):
     transformers = pytest.importorskip("transformers")
     stated = getattr(transformers, f"{kind}ImageProcessorPil")().to_dict()
@@ -112,7 +112,8 @@ def test_without_a_file_it_is_assumed_at_the_size_of_the_model(kind):
     assert [line.split()[0] for line in assumed] == ["mean", "std", "resize", "crop", "interpolation"]
     five = ViTConfig(image_size=(32, 48), in_channels=5)
     other, _ = from_processor({}, kind, five, WHERE)
-    assert (other.size, other.mean, other.std) == ((32, 48), (0.5,) * 5, (0.5,) * 5)
+    mean, std = (0.0, 1.0) if kind == "Tipsv2" else (0.5, 0.5)
+    assert (other.size, other.mean, other.std) == ((32, 48), (mean,) * 5, (std,) * 5)
     to_processor(other)
 
 

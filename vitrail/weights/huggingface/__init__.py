@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,14 +64,9 @@ def read_huggingface(
     """
     family = _family(described, path)
     state, unused = family.to_own_names(tensors)
-    try:
+    with _explaining(path):
         config = family.read_config(described, state)
         classes, renamed = _classes(described.get("id2label"), config.classes)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.what}", error.remedy) from error
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        what = f"the model of config.json in {path} cannot be built: {printable(error, 300)}"
-        raise CheckpointError(what, OTHER) from error
     state, beside = leave_out(config, state, inside=family.inside(tensors))
     preprocessing, assumed = from_processor(preprocessor, family.processor, config, path)
     weights = Weights(
@@ -84,9 +79,23 @@ def read_huggingface(
         assumed=(*assumed, *renamed),
         unused=(*unused, *beside),
     )
+    with _explaining(path):
+        weights = family.complete(weights, {**family.defaults, **described}, tensors)
     if KEY not in described:
         return weights
     return merge_description(described[KEY], tensors, weights, family, processed=bool(preprocessor), path=path)
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Names the folder in errors of its config.json."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.what}", error.remedy) from error
+    except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        what = f"the model of config.json in {path} cannot be built: {printable(error, 300)}"
+        raise CheckpointError(what, OTHER) from error
 
 
 def to_huggingface(classifier: Classifier) -> Folder:

@@ -5,6 +5,7 @@ The names are those in files, as written by `save_pretrained` and stored on the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
 from vitrail.weights.blocks import join_blocks, split_biases
+from vitrail.weights.layout import Weights
 from vitrail.weights.names import QKV, Names, Parts, State, invert, join_parts, nest, pattern_of, rename, split_parts
 from vitrail.weights.shapes import count_outputs
 from vitrail.weights.tensors import printable
@@ -63,6 +65,8 @@ class Family:
         express, express_state: convert a config and its tensors to an equivalent that transformers supports, with the same
             outputs, and with notes on differences.
         restore_state: the inverse of `express_state`, for the original config.
+        complete: converts what depends on the image size or the preprocessing, of the weights as read; called with all fields
+            of config.json and the tensors by transformers' names. Raises as ``read``.
         prepare, express_parts: convert tensors by our names from and to the shapes of theirs, whatever the config.
     """
 
@@ -85,6 +89,7 @@ class Family:
     express: Callable[[Any], tuple[Config, list[str]]] = lambda config: (config, [])
     express_state: Callable[[Any, State], State] = lambda config, state: state
     restore_state: Callable[[Any, State], State] = lambda config, state: state
+    complete: Callable[[Weights, Mapping[str, Any], State], Weights] = lambda weights, fields, tensors: weights
     prepare: Callable[[State], State] = lambda state: state
     express_parts: Callable[[State], State] = lambda state: state
 
@@ -147,6 +152,18 @@ class Family:
     def table(self, has_body: bool) -> dict[str, str]:
         inside = f"{self.body}." if has_body else ""
         return {**{ours: inside + theirs for ours, theirs in self.names.items()}, **self.heads}
+
+
+def hidden_width(width: int, ratio: float, *, gated: bool) -> int:
+    """Returns the width of an MLP; of a SwiGLU, it is two thirds, in steps of 8."""
+    hidden = int(width * ratio)
+    return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
+
+
+def ratio_of(width: int, hidden: int, *, gated: bool) -> float:
+    """The inverse of `hidden_width`, up to its steps."""
+    ratio = hidden * (1.5 if gated else 1) / width
+    return ratio if hidden_width(width, ratio, gated=gated) == hidden else math.nextafter(ratio, math.inf)
 
 
 def gelu_of(act: Any) -> str:

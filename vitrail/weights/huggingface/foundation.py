@@ -1,4 +1,5 @@
-"""Foundation models in transformers: DINOv3, CLIP, MetaCLIP 2, SigLIP and AIMv2. Text towers are left out.
+"""Foundation models in transformers: DINOv3, CLIP, MetaCLIP 2, SigLIP, AIMv2, InternViT, TIPSv2 and RADIO. Text towers are left
+out.
 
 D width, N patches, P prefix tokens, H heads.
 """
@@ -17,13 +18,18 @@ from vitrail.models.rope import ROPES
 from vitrail.weights.blocks import split_gates
 from vitrail.weights.huggingface.family import (
     CHANNELS,
+    DROPOUTS,
     GELU,
     IMAGE_SIZE,
     PATCH_SIZE,
     Family,
     Field,
+    hidden_width,
     note_sizes,
+    ratio_of,
 )
+from vitrail.weights.huggingface.processor import CLIP
+from vitrail.weights.huggingface.radio import OF_RADIO, complete_radio, from_radio, radio_fields, to_radio
 from vitrail.weights.layout import is_cut, refuse
 from vitrail.weights.names import State, invert, nest, rename
 from vitrail.weights.tensors import printable
@@ -93,6 +99,20 @@ OF_AIMV2 = {
     ),
     "norm": "rms_norm",
 }
+OF_INTERNVL = {
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    **nest("blocks.{}.norm", "encoder.layer.{}.layernorm_", {"1": "before", "2": "after"}),
+    **nest("blocks.{}.", "encoder.layer.{}.attention.", {**ATTENTION, "attn.proj": "projection_layer"}),
+    **nest("blocks.{}.", "encoder.layer.{}.", {"ls1.gamma": "lambda_1", "mlp.": "mlp.", "ls2.gamma": "lambda_2"}),
+    "norm": "layernorm",
+}
+OF_TIPSV2 = {
+    **{name: name for name in ("cls_token", "pos_embed", "patch_embed.proj", "blocks.{}.", "norm")},
+    "reg_token": "register_tokens",
+    **nest("blocks.{}.mlp.", "blocks.{}.mlp.", {"fc1": "c_fc", "fc2": "c_proj"}),
+}
 
 
 def from_flat_tokens(state: State) -> State:
@@ -131,6 +151,9 @@ def _join_ungated(state: State) -> State:
 def _split_ungated(state: State) -> State:
     """Names the first layer of an MLP as transformers does, unless it is that of a SwiGLU, which has been split."""
     return rename(state, invert(UNGATED))
+
+
+GATED = {"blocks.{}.mlp.w12": "blocks.{}.mlp.fc1", "blocks.{}.mlp.w3": "blocks.{}.mlp.fc2"}  # of a SwiGLU
 
 
 def _width(state: State, name: str) -> int:
@@ -197,12 +220,91 @@ def read_aimv2(values: dict[str, Any], fields: Mapping[str, Any], state: State) 
     )
 
 
+def _require(fields: Mapping[str, Any], **needed: Any) -> None:
+    """Raises `CheckpointError` for the first field of config.json that has another value."""
+    for name, value in needed.items():
+        if fields[name] != value:
+            raise CheckpointError(f"it has {name} {printable(repr(fields[name]))}", f"supported: {value!r}")
+
+
+def _check_square(config: ViTConfig) -> ViTConfig:
+    if config.image_size[0] != config.image_size[1]:
+        what = f"it has image_size {config.image_size}, whose rows and columns transformers does not tell apart"
+        raise CheckpointError(what, "only a square image_size is supported")
+    return config
+
+
+def read_internvl(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
+    """The model of transformers has no pooling: that of ``use_mean_pooling`` is taken, which also removes the last norm."""
+    _require(fields, use_qk_norm=False, use_absolute_position_embeddings=True, norm_type="layer_norm")
+    _require(fields, projection_dropout=fields["hidden_dropout_prob"])
+    is_mean = bool(fields["use_mean_pooling"])
+    pool = "gap" if is_mean else "cls"
+    return _check_square(ViTConfig(**values, pool=pool, final_norm=not is_mean, position_resize="bicubic"))
+
+
+def _read_mlp(values: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the type and width of the MLP, which config.json states by a ratio."""
+    is_gated = bool(fields["use_swiglu_ffn"])
+    if not is_gated:
+        GELU.read(fields["hidden_act"])
+    width = hidden_width(values["width"], float(fields["mlp_ratio"]), gated=is_gated)
+    return {**values, "mlp": "swiglu" if is_gated else "gelu", "mlp_width": width}
+
+
+def read_tipsv2(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
+    return _check_square(ViTConfig(**_read_mlp(values, fields), position_resize="bilinear-antialias"))
+
+
+def read_radio(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
+    """Files without LayerScale are read by transformers as if it were ``layerscale_value``. All tokens but one are registers."""
+    _require(fields, video_temporal_patch_size=None)
+    if "blocks.0.ls1.gamma" not in state:
+        _require(fields, layerscale_value=1.0)
+        values["layer_scale"] = None
+    return ViTConfig(
+        **_read_mlp(values, fields),
+        image_size=fields.get("image_size", 224),
+        registers=fields["num_cls_tokens"] + fields["num_registers"] - 1,
+        prefix_positions=False,
+        final_norm=False,
+        position_resize="bilinear",
+    )
+
+
+def _write_tower(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the fields of InternViT, TIPSv2 or RADIO that are free or not the paper's, and those of config.json."""
+    is_radio, is_internvl, is_gated = model_type == "radio", model_type == "internvl_vision", config.mlp == "swiglu"
+    ratio = ratio_of(config.width, config.mlp_width, gated=is_gated)
+    has_ratio = hidden_width(config.width, ratio, gated=is_gated) == config.mlp_width
+    wrong = {
+        "a head: its model type has no classifier (timm's layout has one: --to timm)": config.classes > 0,
+        "blocks without LayerScale": config.layer_scale is None and not is_radio,
+        "biases of q and v alone": config.qkv_bias == "qv",
+        "positions of an image that is not square": config.image_size[0] != config.image_size[1],
+        "a patch that is not square": config.patch_size[0] != config.patch_size[1],
+        f"a SwiGLU {config.mlp_width} wide, no multiple of 8": not has_ratio and not is_internvl,
+    }
+    refuse(f"transformers' {model_type!r}", wrong)
+    free = ("layer_scale", "qkv_bias") if is_internvl else ("layer_scale", "qkv_bias", "mlp", "registers")
+    likes: dict[str, Any] = {name: getattr(config, name) for name in free}
+    if is_radio or is_internvl:  # which return the tokens, whatever the pooling
+        pool = "gap" if config.pool == "gap" else "cls"
+        likes |= {"final_norm": False, "prefix_positions": is_internvl, "pool": pool}
+    if is_internvl:
+        return likes, {"use_mean_pooling": True, "projection_dropout": config.dropout}
+    fields: dict[str, Any] = {"mlp_ratio": ratio, "use_swiglu_ffn": is_gated}
+    return likes, fields | (radio_fields(config) if is_radio else {})
+
+
 def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
     """Returns further fields of config.json. Raises `CheckpointError` for what the model type does not have."""
     likes: dict[str, Any]
     fields: dict[str, Any] = {}
     if model_type == "dinov3_vit":
         likes, fields = _write_dinov3(config)
+    elif model_type.startswith(("internvl", "tipsv2", "radio")):
+        likes, fields = _write_tower(model_type, config)
     elif model_type.startswith("clip"):
         likes = {"pre_norm": True, **({"pool": "gap", "final_norm": False} if config.classes else {"pool": "cls"})}
         fields = {} if config.classes else {"projection_dim": config.projection or 512}
@@ -216,7 +318,10 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
     plain = ViTConfig(**values, **likes)
     wrong = {f"{name}={getattr(config, name)!r}": getattr(config, name) != getattr(plain, name) for name in COMPARED}
     refuse(f"transformers' {model_type!r}", {**wrong, "padding": is_cut(config)})
-    notes = note_sizes(config, {} if model_type == "dinov3_vit" else {"positions": (config.position_resize, "bicubic")})
+    rule = {"tipsv2_vision_model": "bilinear-antialias", "radio": "bilinear"}.get(model_type, "bicubic")
+    notes = note_sizes(config, {} if model_type == "dinov3_vit" else {"positions": (config.position_resize, rule)})
+    if model_type == "radio":
+        notes.append("images are normalised by the image processor, not by the network, as in other weights of RADIO")
     named = {"architectures": ["CLIPVisionModelWithProjection"]} if config.projection else {}
     return {**fields, **named}, notes
 
@@ -282,13 +387,13 @@ SILENT_GATE = GELU._replace(read=lambda act: "exact" if act == "silu" else GELU.
 def _family(
     model_type: str, *, reader: Any, fields: tuple[Field, ...], sizes: tuple[Field, ...] = BASE, **parts: Any
 ) -> Family:
-    parts = {"body": "vision_model", "unused_heads": TEXT, **parts}
+    split = {"express_state": lambda config, state: split_gates(state) if config.mlp == "swiglu" else state}
+    parts = {"body": "vision_model", "unused_heads": TEXT, **split, **parts}
     return Family(
         model_type=model_type,
         fields=(*sizes, *fields),
         read=reader,
         write=partial(write, model_type),
-        express_state=lambda config, state: split_gates(state) if config.mlp == "swiglu" else state,
         **parts,
     )
 
@@ -303,6 +408,30 @@ def _image_text(name: str, *types: str, **parts: Any) -> tuple[Family, ...]:
     return _family(whole, model=name, is_nested=True, **parts), _family(tower, model=f"{name}Vision", **parts)
 
 
+SCALED = (
+    *DROPOUTS,
+    Field("norm_eps", "layer_norm_eps", 1e-6),
+    Field("drop_path", "drop_path_rate", 0.0, write=float),
+    Field("qkv_bias", "qkv_bias", True),
+    Field("layer_scale", "layerscale_value", 1.0, write=lambda scale: 1.0 if scale is None else float(scale)),
+    SILENT_GATE,
+)
+RATIO = {"mlp_ratio": 4, "use_swiglu_ffn": False}
+TIPSV2: dict[str, Any] = {
+    "body": "vision_encoder",
+    "names": OF_TIPSV2,
+    "heads": {},
+    "parts": {},
+    "unused": ("mask_token",),
+    "unused_heads": ("text_encoder.", "temperature"),
+    "processor": "Tipsv2",
+    "prepare": lambda state: rename(state, GATED),
+    "express_state": lambda config, state: rename(state, invert(GATED)) if config.mlp == "swiglu" else state,
+    "reader": read_tipsv2,
+    "sizes": (*BASE[:3], CHANNELS, IMAGE_SIZE._replace(default=448), PATCH_SIZE._replace(default=14)),
+    "fields": (*SCALED, Field("registers", "num_register_tokens", 1)),
+    "others": RATIO,
+}
 CLIPS = {"CLIP": ("clip", "clip_vision_model"), "MetaClip2": ("metaclip_2", "metaclip_2_vision_model")}
 FAMILIES = (
     *(
@@ -384,6 +513,50 @@ FAMILIES = (
         ),
         others={"mlp_bias": False, "use_head": True, "is_native": False, "hidden_act": "silu"},
     ),
+    _family(
+        "internvl_vision",
+        body="internvl_vision",
+        names=OF_INTERNVL,
+        heads={},
+        unused=("embeddings.mask_token",),
+        unused_heads=(),
+        model="InternVLVision",
+        processor="Pvt",
+        reader=read_internvl,
+        sizes=(*_sizes(1024, 24, 16, 4096)[:4], IMAGE_SIZE._replace(default=[448, 448]), CHANNELS),
+        fields=(
+            DROPOUT,
+            Field("dropout", "hidden_dropout_prob", 0.0),
+            Field("norm_eps", "layer_norm_eps", 1e-6),
+            Field("qkv_bias", "attention_bias", False),
+            Field("layer_scale", "layer_scale_init_value", 0.1),
+            GELU,
+            PATCH_SIZE._replace(default=[14, 14]),
+        ),
+        others={"use_qk_norm": False, "use_absolute_position_embeddings": True, "norm_type": "layer_norm"}
+        | {"projection_dropout": 0.0, "use_mean_pooling": True},
+    ),
+    _family("tipsv2_vision_model", model="Tipsv2Vision", **TIPSV2),
+    _family("tipsv2", model="Tipsv2", is_nested=True, **TIPSV2),
+    _family(
+        "radio",
+        body="model",
+        names=OF_RADIO,
+        heads={},
+        parts={},
+        unused_heads=(),
+        model="Radio",
+        processor="CLIP",
+        prepare=from_radio,
+        express_state=to_radio,
+        complete=complete_radio,
+        reader=read_radio,
+        sizes=(*_sizes(1280, 32, 16, 0)[:3], CHANNELS),
+        fields=(*SCALED, PATCH_SIZE),
+        others=RATIO
+        | {"num_cls_tokens": 3, "num_registers": 7, "video_temporal_patch_size": None}
+        | {"norm_mean": list(CLIP[0]), "norm_std": list(CLIP[1])},
+    ),
 )
 
 
@@ -391,6 +564,10 @@ def model_type_of(config: ViTConfig) -> str | None:
     """Returns the model type of a config that is one of these, None for others."""
     if config.rope == "dinov3" and config.positions == "none":
         return "dinov3_vit"
+    if not config.final_norm and config.prefix == ("cls",) and not config.pre_norm and config.rope == "none":
+        return "internvl_vision" if config.prefix_positions else "radio"
+    if config.registers and config.position_resize == "bilinear-antialias":
+        return "tipsv2_vision_model"
     if config.norm == "rms":
         return "aimv2_vision_model"
     if config.pre_norm:

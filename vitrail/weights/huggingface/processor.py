@@ -40,6 +40,7 @@ PROCESSORS = {
     "CLIP": _silent({"shortest_edge": 224}, 3, *CLIP, crop=True),
     "Siglip": _silent(SQUARE, 3, HALF, HALF),
     "DINOv3ViT": _silent(SQUARE, 2, *IMAGENET),
+    "Tipsv2": {**_silent({"height": 448, "width": 448}, 2, HALF, HALF), "do_normalize": False},
 }
 MAX_CHANNELS = 10_000
 ENDS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")

@@ -26,6 +26,7 @@ from vitrail.weights.huggingface.family import (
     PATCH_SIZE,
     Family,
     Field,
+    hidden_width,
     name_block,
     note_sizes,
 )
@@ -77,9 +78,9 @@ def read(model_type: str, values: dict[str, Any], fields: Mapping[str, Any], sta
     """Bare models of transformers have no head and pool the class token, or both tokens in DeiT."""
     pool = "cls-only" if model_type == "deit" and "head.weight" in state else "cls"
     if model_type.startswith("dinov2"):
-        values["mlp_width"] = int(fields["hidden_size"] * float(fields["mlp_ratio"]))
-        if fields["use_swiglu_ffn"]:  # two thirds, in steps of 8
-            values |= {"mlp": "swiglu", "mlp_width": (int(values["mlp_width"] * 2 / 3) + 7) // 8 * 8}
+        is_gated = bool(fields["use_swiglu_ffn"])
+        values["mlp_width"] = hidden_width(values["width"], float(fields["mlp_ratio"]), gated=is_gated)
+        values |= {"mlp": "swiglu"} if is_gated else {}
         pool = "cls+gap" if values["classes"] else "cls"
     return ViTConfig(
         **values,
@@ -120,7 +121,7 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
 def _is_two_thirds(config: ViTConfig) -> bool:
     """Whether transformers would compute the width of the SwiGLU from a whole ratio."""
     ratio = math.ceil(config.mlp_width * 1.5 / config.width)
-    return (int(int(config.width * ratio) * 2 / 3) + 7) // 8 * 8 == config.mlp_width
+    return hidden_width(config.width, ratio, gated=True) == config.mlp_width
 
 
 def _check_writable(model_type: str, config: ViTConfig) -> None:
