@@ -121,6 +121,28 @@ def test_written_folders_are_equal_tensors_and_outputs_of_timm(name, tmp_path):
         assert torch.equal(tensor, back.tensors[key]), key
 
 
+@pytest.mark.parametrize(
+    ("name", "patch", "model_type"),
+    [("vit_base_patch16_radio_v3", 16, "radio"), ("vit_intern300m_patch14_448", 14, "internvl_vision")],
+)
+def test_transformers_opens_what_is_read_from_timm(name, patch, model_type, tmp_path):
+    theirs = create_random(name, img_size=(4 * patch, 4 * patch), num_classes=0)
+    if model_type == "radio":  # which has no bias there
+        torch.nn.init.zeros_(theirs.patch_embed.proj.bias)
+    described = write_folder(name, theirs)
+    described["model_args"]["img_size"] = [4 * patch, 4 * patch]
+    weights = read_timm(dict(theirs.state_dict()), described, Path(name))
+    ours = create_backbone(weights.config)
+    ours.load_state_dict(weights.tensors)
+    source = save_model(tmp_path / "source", Classifier(ours.eval(), (), weights.preprocessing))
+    folder = convert(source, tmp_path / "theirs", "huggingface").path
+    assert json.loads((folder / "config.json").read_text())["model_type"] == model_type
+    images = make_images(theirs)
+    with torch.no_grad():
+        found = transformers.AutoModel.from_pretrained(folder).eval()(images).last_hidden_state[:, 0]
+        assert_equal(found, theirs(images), 1e-6)
+
+
 def test_every_plain_vit_of_timm_is_read_as_timm_builds_it_or_refused_by_name():
     """Never a silent wrong model: over the whole registry, by the name alone."""
     counts = [check(name) for name in list_architectures()]

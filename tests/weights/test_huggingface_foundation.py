@@ -52,9 +52,9 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "SigLIP with text": ("SiglipModel", {"vision_config": SMALL, "text_config": WORDS}, "pooler_output"),
     "SigLIP classifier": ("SiglipForImageClassification", BOTH, "logits"),
     "AIMv2": ("Aimv2VisionModel", {**SMALL, "use_head": False}, "mean"),
-    "InternViT": ("InternVLVisionModel", {**SMALL, "use_mask_token": True}, "mean of patches"),
-    "InternViT, biases": ("InternVLVisionModel", {**SMALL, "attention_bias": True}, "mean of patches"),
-    "InternViT, class token": ("InternVLVisionModel", {**SMALL, "use_mean_pooling": False}, "class token"),
+    "InternViT": ("InternVLVisionModel", {**SMALL, "use_mask_token": True}, "class token"),
+    "InternViT, biases": ("InternVLVisionModel", {**SMALL, "attention_bias": True}, "class token"),
+    "InternViT, last norm": ("InternVLVisionModel", {**SMALL, "use_mean_pooling": False}, "class token"),
     "TIPSv2": ("Tipsv2VisionModel", {**RATIO, "mlp_ratio": 1.7}, "pooler_output"),
     "TIPSv2 giant": ("Tipsv2VisionModel", {**RATIO, "use_swiglu_ffn": True}, "pooler_output"),
     "TIPSv2 with text": ("Tipsv2Model", {"vision_config": RATIO, "text_config": TIPS_WORDS}, "pooler_output"),
@@ -98,9 +98,9 @@ def undo_normalising(model: nn.Module, images: Tensor) -> Tensor:
 def pool(answer: Any, output: str) -> Tensor:
     """Returns the features of an answer that `KINDS` names."""
     tokens = getattr(answer, "last_hidden_state", None)
-    ways = {"mean": lambda: tokens.mean(1), "mean of patches": lambda: tokens[:, 1:].mean(1)}
-    ways["class token"] = lambda: tokens[:, 0]
-    return ways.get(output, lambda: answer[output])()
+    if output == "class token":
+        return tokens[:, 0]
+    return tokens.mean(1) if output == "mean" else answer[output]
 
 
 def draw_images(kind: str) -> Tensor:

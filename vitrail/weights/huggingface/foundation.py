@@ -235,12 +235,10 @@ def _check_square(config: ViTConfig) -> ViTConfig:
 
 
 def read_internvl(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
-    """The model of transformers has no pooling: that of ``use_mean_pooling`` is taken, which also removes the last norm."""
+    """The model of transformers returns the tokens only; its field ``use_mean_pooling`` removes the last norm."""
     _require(fields, use_qk_norm=False, use_absolute_position_embeddings=True, norm_type="layer_norm")
     _require(fields, projection_dropout=fields["hidden_dropout_prob"])
-    is_mean = bool(fields["use_mean_pooling"])
-    pool = "gap" if is_mean else "cls"
-    return _check_square(ViTConfig(**values, pool=pool, final_norm=not is_mean, position_resize="bicubic"))
+    return _check_square(ViTConfig(**values, final_norm=not fields["use_mean_pooling"], position_resize="bicubic"))
 
 
 def _read_mlp(values: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,9 +286,7 @@ def _write_tower(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], di
     refuse(f"transformers' {model_type!r}", wrong)
     free = ("layer_scale", "qkv_bias") if is_internvl else ("layer_scale", "qkv_bias", "mlp", "registers")
     likes: dict[str, Any] = {name: getattr(config, name) for name in free}
-    if is_radio or is_internvl:  # which return the tokens, whatever the pooling
-        pool = "gap" if config.pool == "gap" else "cls"
-        likes |= {"final_norm": False, "prefix_positions": is_internvl, "pool": pool}
+    likes |= {"final_norm": False, "prefix_positions": is_internvl} if is_radio or is_internvl else {}
     if is_internvl:
         return likes, {"use_mean_pooling": True, "projection_dropout": config.dropout}
     fields: dict[str, Any] = {"mlp_ratio": ratio, "use_swiglu_ffn": is_gated}
@@ -519,7 +515,6 @@ FAMILIES = (
         names=OF_INTERNVL,
         heads={},
         unused=("embeddings.mask_token",),
-        unused_heads=(),
         model="InternVLVision",
         processor="Pvt",
         reader=read_internvl,
@@ -544,7 +539,6 @@ FAMILIES = (
         names=OF_RADIO,
         heads={},
         parts={},
-        unused_heads=(),
         model="Radio",
         processor="CLIP",
         prepare=from_radio,
