@@ -17,6 +17,7 @@ import vitrail
 from tests.looked_at import picture, shaken
 from vitrail.cli import build_app, run
 from vitrail.errors import ConfigError
+from vitrail.models.known import KNOWN
 from vitrail.verbs.verb import fits, options_of
 from vitrail.weights.native import save_model
 
@@ -179,7 +180,7 @@ def test_models_are_listed_with_what_is_known_of_them() -> None:
     facts = vitrail.list_models("vit-ti16", size=96)["vit-ti16"]
     assert (facts.image_size, facts.cost.tokens, facts.published.top1) == ((96, 96), 37, 78.22)
     everything = vitrail.list_models(size=96)
-    assert everything.keys() == vitrail.MODELS.keys()
+    assert everything.keys() == KNOWN.keys()
     assert everything["vit-s14"].cost is None
 
 

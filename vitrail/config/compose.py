@@ -37,7 +37,8 @@ def compose_run(
     """Composes the requested run; returns it and its folder, if one was given.
 
     The recipe is by default that of an objective without labels, where one is named (``masked-patch`` for a registered one), else
-    ``finetune`` with weights to start from, for boxes and maps of classes ``detect`` and ``segment``, else ``small-data``.
+    for boxes and maps of classes ``detect`` and ``segment``, with weights to start from ``finetune``, or ``head-only`` where only
+    the head is trained, else ``small-data``.
 
     Args:
         recipe: as `find_recipe` takes it.
@@ -70,7 +71,10 @@ def compose_run(
             find_own("objective", str(objective), OBJECTIVES, ("supervised", *get_args(Unlabelled)))
         task = asked.get("task") or annotated
         task = TASK_ALIASES.get(str(task), task)
-        otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
+        settings_of_model = _group(asked, "model")
+        otherwise = "small-data"
+        if settings_of_model.get("init"):
+            otherwise = "head-only" if settings_of_model.get("head_only") else "finetune"
         otherwise = OF_TASK.get(str(task), otherwise)
         name = (
             recipe

@@ -156,6 +156,18 @@ _RECIPES = (
         ),
     ),
     Recipe(
+        source="ours: a linear classifier on frozen features, as pre-trained models are evaluated (DINOv2, section 7.1)",
+        expect="the head alone, on features that are computed once: minutes become seconds on a small machine",
+        run=Run(
+            recipe="head-only",
+            model=ModelSettings(head_only=True),
+            data=DataSettings(batch=128),
+            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=None),
+            schedule=ScheduleSettings(epochs=30, warmup=0.05, kind="cosine"),
+            augment=POLICIES["none"],
+        ),
+    ),
+    Recipe(
         source="the project's recipe for one 16 GB T4: width 384, 6 heads, 12 layers, MLP 1536, patch 16, image 224",
         expect="32 images a micro-step, 4 micro-steps an update, 50,000 updates; fp16, as the T4 has no bf16",
         run=Run(

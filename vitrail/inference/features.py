@@ -246,6 +246,7 @@ def features_of(
     options: InferenceOptions = InferenceOptions(),
     cache: Path | None = None,
     title: str = "features",
+    bad: BadImages | None = None,
     log: LogFunction = to_stderr,
     ranks: Ranks = SINGLE,
 ) -> Features:
@@ -256,6 +257,7 @@ def features_of(
         cache: a folder, see `FeatureCache`. What lies there for the same weights, preprocessing, precision, versions and
             image is taken as it is, bad images included. Pictures that a user's Dataset gives are never kept.
         title: the text beside the bar.
+        bad: where bad images are recorded; by default they are only counted.
         ranks: each of them calls this, computes some of the batches, and gets all features; the first one uses the cache.
 
     Raises:
@@ -263,7 +265,7 @@ def features_of(
         CheckpointError: features that are not finite.
     """
     options = options.of_rank(ranks)
-    bad = options.record_bad(source)
+    bad = bad or options.record_bad(source)
     images = None if cache is None else identify_images(source.contents)
     found: Found = {}
     kept = None

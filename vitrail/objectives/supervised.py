@@ -47,11 +47,12 @@ class Supervised(Objective):
         """Returns the mean loss of the batch in fp32, and detached measurements of the task.
 
         Args:
-            images: normalised (B, C, H, W).
+            images: normalised (B, C, H, W); or the features (B, F) of images, for which the head alone is computed.
             targets: as returned by `TargetKind.mix`, with the parts of a tuple as separate arguments.
         """
         (task,) = self._task
-        outputs, given = task(images), targets[0] if len(targets) == 1 else targets
+        outputs = task(images) if images.ndim > 2 else task.backbone.head(images)
+        given = targets[0] if len(targets) == 1 else targets
         measured = task.measure(outputs.detach(), given)
         if self.criterion is None:
             return task.loss(outputs, given, **self.options), measured

@@ -25,6 +25,7 @@ from vitrail.models.cost import count_operations, on_meta
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.objective import Objective
 from vitrail.runtime.device import in_precision
+from vitrail.tasks.targets import TargetKind
 from vitrail.tasks.task import Task
 from vitrail.weights.tokenizers import SavedTokenizer
 
@@ -195,4 +196,17 @@ class ViewInputs:
         return *parts, *drawn, *targets
 
 
-Inputs = TaskInputs | ViewInputs
+@dataclass(frozen=True)
+class FeatureInputs:
+    """Makes the inputs of a supervised objective from features: (B, F), and their targets, smoothed by the policy."""
+
+    targets: TargetKind
+    policy: Augment
+    frozen: None = None
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
+        features, targets = self.targets.mix(batch.images, batch.targets, batch.ids, self.policy, seed=0)
+        return features, to_device(targets, features.device)
+
+
+Inputs = TaskInputs | ViewInputs | FeatureInputs

@@ -37,6 +37,7 @@ from vitrail.training.network import BuiltModel, NetworkPlan
 from vitrail.training.optimizer import Average, Optimiser, select_trainable
 from vitrail.training.schedule import check_warmup
 from vitrail.training.state import Training
+from vitrail.training.validation import TaskValidator
 
 STATIC_BYTES = 24  # of a parameter: weight, gradient, two moments, average, and the copy that is evaluated
 NARROW = 64  # width below which a network gains nothing from bf16
@@ -183,6 +184,7 @@ def prepare(
     transform: Transform | None = None,
     log: LogFunction,
     sample: int | None = None,
+    quiet: bool = True,
     ranks: Ranks = SINGLE,
 ) -> Prepared:
     """Opens the data, chooses the automatic settings of ``run``, and builds its model, objective and optimiser.
@@ -193,6 +195,7 @@ def prepare(
         transform: the user's own map from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         log: takes each line that a user should read.
         sample: for a dry run, the number of small images that are decoded.
+        quiet: no progress on stderr.
         ranks: the processes that train together; each of them calls this.
 
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
@@ -221,7 +224,8 @@ def prepare(
         run = resolve(run, plan, run_data.train, device, log, ranks)
         built = goal.build(run, run_data, plan, start, log)
         built.model.to(device)
-    return Prepared(goal, assemble(run, goal, built, run_data, folder, device, log, ranks), built, run_data)
+    how: dict[str, Any] = {"is_trial": sample is not None, "quiet": quiet, "log": log}
+    return Prepared(goal, assemble(run, goal, built, run_data, folder, device, ranks, **how), built, run_data)
 
 
 def assemble(
@@ -231,10 +235,16 @@ def assemble(
     data: RunData,
     folder: RunFolder,
     device: torch.device,
+    ranks: Ranks,
+    *,
+    is_trial: bool,
+    quiet: bool,
     log: LogFunction,
-    ranks: Ranks = SINGLE,
 ) -> Training:
-    """Returns the `Training` of a resolved run; the steps that its length in time buys are measured first."""
+    """Returns the `Training` of a resolved run; the steps that its length in time buys are measured first.
+
+    If only a head is trained, on images without augmentation, their features are computed here (`training.frozen`).
+    """
     objective, inputs = goal.objective(run, built, data, log)
     objective.to(device)
     select_trainable(objective, run.model)
@@ -246,6 +256,24 @@ def assemble(
     parameters = localise(select_trainable(trained, run.model))
     digests = fingerprint_data(data)
     ranks.check_same(settings=identify(run), images=digests, versions=versions())
+    batches = TrainingBatches(
+        run=run,
+        data=data,
+        source=data.train,
+        batch=run.data.batch,
+        workers=run.data.workers or 0,
+        views=objective.views,
+        collate=built.model.targets.collate if isinstance(built.model, Task) else collate_labels,
+        device=device,
+        ranks=ranks,
+    )
+    validator = goal.validator(run, built, data)
+    if run.model.head_only:
+        from vitrail.training.frozen import compute_features_once, has_fixed_features
+
+        if has_fixed_features(run, data, built.model) and isinstance(validator, TaskValidator):
+            how: dict[str, Any] = {"is_trial": is_trial, "quiet": quiet, "log": log}
+            inputs, batches, validator = compute_features_once(batches, validator, **how)
     steps = length_in_steps(run, len(data.train))
     training = Training(
         run=run,
@@ -257,18 +285,8 @@ def assemble(
             trained, run.optim, parameters, exact=run.compute.exact, precision=run.compute.precision, ranks=ranks
         ),
         average=Average(parameters, run.optim.ema, run.optim.ema_ramp) if run.optim.ema else None,
-        batches=TrainingBatches(
-            run=run,
-            data=data,
-            source=data.train,
-            batch=run.data.batch,
-            workers=run.data.workers or 0,
-            views=objective.views,
-            collate=built.model.targets.collate if isinstance(built.model, Task) else collate_labels,
-            device=device,
-            ranks=ranks,
-        ),
-        validator=goal.validator(run, built, data),
+        batches=batches,
+        validator=validator,
         folder=folder,
         device=device,
         ranks=ranks,

@@ -157,7 +157,7 @@ def train(
                     losses = {rate: "diverged" if loss is None else f"{loss:.4f}" for rate, loss in rates.items()}
                     tried = ", ".join(f"{rate}: {loss}" for rate, loss in losses.items())
                     log(f"rate     {run.optim.lr:g}, chosen by validation losses: {tried}")
-                prepared = prepare(run, folder, data=data, transform=transform, log=log, ranks=ranks)
+                prepared = prepare(run, folder, data=data, transform=transform, log=log, quiet=quiet, ranks=ranks)
                 prepared.training.callbacks, prepared.training.model = callbacks, prepared.built.model
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
                     # a program that evaluates for itself, as a study does, has its own record of its data
