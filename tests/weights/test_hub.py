@@ -9,6 +9,9 @@ from huggingface_hub import constants
 from huggingface_hub.errors import DryRunError, LocalEntryNotFoundError
 
 from tests.each_row import each_row
+from tests.weights.hub_cache import fill_cache, use_cache
+from tests.weights.hub_mirror import COMMIT
+from tests.weights.test_openclip import make_tower, write_folder
 from tests.weights.untrusted import sharded, sound, timm_folder
 from vitrail.cli import run
 from vitrail.errors import CheckpointError, ConfigError
@@ -54,10 +57,30 @@ def test_shards_are_read_through_the_links_of_the_hubs_cache(asked, tmp_path, mo
 def test_no_code_is_fetched_and_a_pickle_only_where_there_is_nothing_else(asked, tmp_path):
     with pytest.raises(CheckpointError, match="is not a model"):
         load("hf:owner/name")
-    first, second = asked
+    first, second, third = asked
     assert first["allow_patterns"] == ["*.json", "model*.safetensors"]
-    assert second["allow_patterns"] == ["*.json", "pytorch_model*.bin"]
-    assert first["ignore_patterns"] == second["ignore_patterns"] == ["*/*"]
+    assert second["allow_patterns"] == ["*.json", "open_clip_model.safetensors"]
+    assert third["allow_patterns"] == ["*.json", "pytorch_model*.bin"]
+    assert [call["ignore_patterns"] for call in asked] == [["*/*"]] * 3
+
+
+def test_files_of_open_clip_are_fetched_where_there_are_none_of_timm_or_transformers(asked, tmp_path):
+    write_folder(make_tower(), tmp_path / "fetched", head_width=64)
+    model = load("hf:owner/name", log=lambda line: None)
+    assert model.provenance["layout"] == "open_clip"
+    assert [call["allow_patterns"][1] for call in asked] == ["model*.safetensors", "open_clip_model.safetensors"]
+    timm_folder()(tmp_path / "fetched")
+    load("hf:owner/name", log=lambda line: None)
+    assert len(asked) == 3
+
+
+def test_files_of_open_clip_in_the_cache_are_read_without_a_network(tmp_path, monkeypatch):
+    use_cache(tmp_path, monkeypatch)
+    fill_cache(tmp_path, "owner/name")
+    folder = tmp_path / "models--owner--name" / "snapshots" / COMMIT
+    (folder / "model.safetensors").unlink()
+    write_folder(make_tower(), folder, head_width=64)
+    assert load("hf:owner/name", log=lambda line: None).provenance["layout"] == "open_clip"
 
 
 @each_row("name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c", "hf:a/b@"])

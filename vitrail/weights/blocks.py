@@ -1,6 +1,7 @@
-"""Blocks of a ViT as other layouts store them: q, k and v, or gate and value, apart, and pairs of RoPE as neighbouring channels.
+"""Parts of a ViT as other layouts store them: q, k and v, or gate and value, apart, pairs of RoPE as neighbouring channels, and
+tokens without leading axes.
 
-D width, H heads, E = D / H, M width of the MLP.
+D width, H heads, E = D / H, M width of the MLP, N patches, P prefix tokens.
 """
 
 from __future__ import annotations
@@ -38,6 +39,19 @@ def find_other_parts(config: ViTConfig, *, but: tuple[str, ...] = ()) -> dict[st
     """Returns for each of `LATER_FIELDS` ``but`` some whether it differs from the paper, by name and value."""
     values = {name: getattr(config, name) for name in LATER_FIELDS if name not in but}
     return {f"{name}={value!r}": value != getattr(ViTConfig, name) for name, value in values.items()}
+
+
+def from_flat_tokens(state: State) -> State:
+    """Adds the leading axes of token and table, (D,) and (P + N, D), and splits q, (D, D), from k and v of attention pooling."""
+    own = {name: tensor for name, tensor in state.items() if not name.startswith("attn_pool.in_proj_")}
+    for name, theirs in (("cls_token", "cls_token"), ("pos_embed", "pos_embed.weight")):
+        if theirs in state:
+            own[name] = own.pop(theirs).reshape(1, -1, state[theirs].shape[-1])
+    for kind in ("weight", "bias"):
+        if (joined := state.get(f"attn_pool.in_proj_{kind}")) is not None and len(joined) % 3 == 0:
+            width = len(joined) // 3
+            own |= {f"attn_pool.q.{kind}": joined[:width], f"attn_pool.kv.{kind}": joined[width:]}
+    return own
 
 
 def pair_halves(config: Any, state: State) -> State:

@@ -16,6 +16,7 @@ from vitrail.weights.tensors import AGAIN, MAX_TENSORS, printable, read_json, re
 CONFIG = "config.json"
 WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX, PICKLED_INDEX = f"{WHOLE}.index.json", f"{PICKLED}.index.json"
+OPEN_CLIP_CONFIG, OPEN_CLIP = "open_clip_config.json", "open_clip_model.safetensors"
 OF_A_FOLDER = (CONFIG, WHOLE, INDEX, PICKLED, PICKLED_INDEX)
 # variants, such as model.fp16.safetensors; the index of their shards is model.safetensors.index.fp16.json
 VARIANTS = tuple(

@@ -11,12 +11,14 @@ from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.runtime.progress import LogFunction, to_stderr
 from vitrail.text import large
 from vitrail.weights.description import hash_file
+from vitrail.weights.folders import OPEN_CLIP
 from vitrail.weights.public import find_repository, list_public
 from vitrail.weights.tensors import printable, read_json
 
 REMOTE = "hf:"
 NAME = re.compile(r"hf:(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w-][\w./-]*))?", re.ASCII)
 DESCRIPTIONS, SAFETENSORS, PICKLED = "*.json", "model*.safetensors", "pytorch_model*.bin"
+ORDER = (SAFETENSORS, OPEN_CLIP, PICKLED)  # the first of which a repository has files
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ELSEWHERE = "*/*"  # subfolders: training checkpoints, and conversions to other tools
 
@@ -25,6 +27,8 @@ def fetch(model: str, *, update: bool = False, log: LogFunction = to_stderr) -> 
     """Returns the cached folder of a model with its descriptions and weights, but no code; downloads it if it is not there.
 
     A model in the cache is taken as it is, without a request: the same name gives the same weights, also without a network.
+    Of a repository with the same weights in several layouts those of timm or transformers in safetensors are taken, otherwise
+    those of open_clip, and pickled files only where there is nothing else.
 
     Args:
         model: ``hf:owner/name`` or ``hf:owner/name@revision``.
@@ -61,8 +65,12 @@ def fetch(model: str, *, update: bool = False, log: LogFunction = to_stderr) -> 
     try:
         folder = None if update else find_cached(matched["name"], matched["revision"])
         if folder is None:
-            folder = download(SAFETENSORS)
-            folder = folder if any(folder.glob(SAFETENSORS)) else download(PICKLED)
+            for weights in ORDER[:-1]:
+                folder = download(weights)
+                if any(folder.glob(weights)):
+                    break
+            else:
+                folder = download(ORDER[-1])
     except VitrailError:
         raise
     except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
@@ -79,7 +87,7 @@ def find_cached(name: str, revision: str | None = None) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    for weights in (SAFETENSORS, PICKLED):
+    for weights in ORDER:
         with suppress(LocalEntryNotFoundError):
             folder = Path(snapshot_download(name, revision=revision, local_files_only=True, **files_with(weights)))
             indices = [read_json(index, log=lambda line: None) for index in folder.glob("*.index.json")]

@@ -28,7 +28,7 @@ MAX_NAMED = 5
 KEEP = "keep it in vitrail's format: --to native"
 # modules that may change the outputs of a network: a tensor of these that is not needed is an error
 PARTS = re.compile(
-    r"(blocks|stages|layers|patch_|pos_|norm|fc_norm|cls_|dist_|reg_|rel_pos|rope|stem|attn_pool|pre_logits|embed)"
+    r"(blocks|stages|layers|patch_|pos_|norm|ln_|fc_norm|cls_|dist_|reg_|rel_pos|rope|stem|attn_pool|pre_logits|embed)"
     r"|head(_dist|\.cls|\.dist|\.fc)?\.(weight|bias)$"
 )
 # the first words of assumptions that a value of `Preprocessing.override` replaces
@@ -135,11 +135,12 @@ class ReadModel(NamedTuple):
 
 def describe_numerics(config: Any, *names: str) -> list[str]:
     """Returns numerics that no tensor shows in words: of ``gelu``, ``norm_eps`` and ``heads`` those with ``names``; of a ViT with
-    rotary positions ``rope`` and ``pool``; and those of a stem of convolutions.
+    rotary positions or a norm before its blocks ``rope`` and ``pool``; and those of a stem of convolutions.
     """
     words = {"gelu": "{} GELU", "norm_eps": "LayerNorm eps {:g}", "heads": "{} heads"}
-    if getattr(config, "rope", "none") != "none":
-        words |= {"rope": "rotary positions {!r}", "pool": "pooling {!r}"}
+    is_rotary = getattr(config, "rope", "none") != "none"
+    words |= {"rope": "rotary positions {!r}"} if is_rotary else {}
+    words |= {"pool": "pooling {!r}"} if is_rotary or getattr(config, "pre_norm", False) else {}
     lines = [words[name].format(getattr(config, name)) for name in names if name in words and hasattr(config, name)]
     if getattr(config, "stem", None) is not None:
         eps, where = STANDARDISATIONS[config.standardise]

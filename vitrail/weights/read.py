@@ -14,12 +14,13 @@ from torch import Tensor
 from vitrail.errors import CheckpointError
 from vitrail.runtime.progress import LogFunction
 from vitrail.weights.description import KEY, read_sidecar
-from vitrail.weights.folders import CONFIG, read_folder
+from vitrail.weights.folders import CONFIG, OPEN_CLIP, OPEN_CLIP_CONFIG, read_folder
 from vitrail.weights.google import read_google, read_npz
 from vitrail.weights.hub import REMOTE
 from vitrail.weights.huggingface import FIRST_LAYERS as FIRST_LAYERS_OF_HUGGINGFACE
 from vitrail.weights.huggingface import PROCESSOR, read_huggingface
 from vitrail.weights.layout import ReadModel, Weights
+from vitrail.weights.names import rename
 from vitrail.weights.native import load_model, parse_model_file
 from vitrail.weights.onnx import read_onnx
 from vitrail.weights.pickled import read_pickle
@@ -28,8 +29,11 @@ from vitrail.weights.resolve import ResolvedModel
 from vitrail.weights.shapes import check_grid_allowed
 from vitrail.weights.tensors import AGAIN, printable, read_json, read_tensors
 from vitrail.weights.timm import FIRST_LAYERS, read_timm
+from vitrail.weights.timm.openclip import FIRST_LAYERS as FIRST_LAYERS_OF_OPEN_CLIP
+from vitrail.weights.timm.openclip import TRUNK, read_open_clip
 
 Size = tuple[int, int]
+SIZED = ("native folder", "onnx file", "huggingface folder", "open_clip folder")  # state their image size
 
 
 def read_model(
@@ -59,7 +63,7 @@ def read_model(
     """
     path = resolved.path
     tensors, metadata = read_tensors(path) if resolved.layout == "file" else ({}, {})
-    states_size = resolved.layout in ("native folder", "onnx file", "huggingface folder") or KEY in metadata
+    states_size = resolved.layout in SIZED or KEY in metadata
     if grid is not None and states_size:
         check_grid_allowed(stated=True, has_table=True, path=path)
     if resolved.layout == "native folder":
@@ -88,19 +92,25 @@ def _read_foreign(
     config: dict[str, Any] = {}
     if layout == "pickled file":
         tensors = read_pickle(path)
+    elif layout == "open_clip folder":
+        config = read_json(path / OPEN_CLIP_CONFIG)
+        tensors = rename(read_tensors(path / OPEN_CLIP)[0], TRUNK)
     elif layout != "file":
         # transformers keeps the checksum when it saves a model again
         config = read_json(path / CONFIG, log=log if layout == "huggingface folder" else None)
         if not use_sidecar:
             config.pop(KEY, None)
         tensors = read_folder(path, log=log)
-    first_layers = FIRST_LAYERS_OF_HUGGINGFACE if layout == "huggingface folder" else FIRST_LAYERS
+    others = {"huggingface folder": FIRST_LAYERS_OF_HUGGINGFACE, "open_clip folder": FIRST_LAYERS_OF_OPEN_CLIP}
+    first_layers = others.get(layout, FIRST_LAYERS)
     network = find_network(tensors, first_layers, path)
     if network.prefix or network.others or network.wrappers or layout == "pickled file":
         log(f"read     {path.name}: {network.describe()}")
     if layout == "huggingface folder":
         preprocessor = read_json(path / PROCESSOR, log=log) if (path / PROCESSOR).is_file() else {}
         weights = read_huggingface(network.tensors, config, preprocessor, path)
+    elif layout == "open_clip folder":
+        weights = read_open_clip(network.tensors, config, path)
     else:
         weights = read_timm(network.tensors, config, path, config.get(KEY, description), **sizes)
     # by their names in the file

@@ -15,22 +15,29 @@ from vitrail.files import read_checksummed, settle
 from vitrail.models import MODELS
 from vitrail.models.family import translate_model
 from vitrail.weights.description import hash_file
-from vitrail.weights.folders import CONFIG, OF_A_FOLDER
-from vitrail.weights.hub import REMOTE, fetch
+from vitrail.weights.folders import CONFIG, OF_A_FOLDER, OPEN_CLIP, OPEN_CLIP_CONFIG
+from vitrail.weights.hub import PICKLED, REMOTE, SAFETENSORS, fetch
 from vitrail.weights.onnx import read_contents
 from vitrail.weights.public import PUBLIC, find_weights
 from vitrail.weights.tensors import check_intact, printable, read_json
 
 READABLE = (
     "a run directory, a model folder, a .safetensors file (of vitrail, or in the layout of timm, torchvision or the authors) "
-    "or a pickled one (.pt, .pth, .bin, .ckpt), a folder as timm or Hugging Face transformers save it, hf:owner/name, a Google "
-    ".npz, an .onnx of `vitrail export`, or 'latest'"
+    "or a pickled one (.pt, .pth, .bin, .ckpt), a folder as timm, Hugging Face transformers or open_clip save it, "
+    "hf:owner/name, a Google .npz, an .onnx of `vitrail export`, or 'latest'"
 )
 ADAPTER = "adapter_config.json"
 LATER = {".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
 
 Layout = Literal[
-    "native folder", "timm folder", "huggingface folder", "google file", "pickled file", "onnx file", "file"
+    "native folder",
+    "timm folder",
+    "huggingface folder",
+    "open_clip folder",
+    "google file",
+    "pickled file",
+    "onnx file",
+    "file",
 ]
 PICKLED_FILE: Layout = "pickled file"
 SUFFIXES: dict[str, Layout] = {
@@ -135,6 +142,8 @@ def _resolve_remote(name: str) -> ResolvedModel:
 def _resolve_folder(folder: Path) -> ResolvedModel:
     if (folder / "model" / CONFIG).is_file():
         folder = folder / "model"
+    if is_open_clip(folder):
+        return ResolvedModel(folder, "open_clip folder", str(folder.resolve()))
     config = folder / CONFIG
     if not config.is_file():
         if (folder / "config.yaml").is_file():
@@ -155,6 +164,13 @@ def _resolve_folder(folder: Path) -> ResolvedModel:
     return ResolvedModel(folder, layout, str(folder.resolve()))
 
 
+def is_open_clip(folder: Path) -> bool:
+    """Whether a folder is open_clip's. Files of timm or transformers beside its own have the same weights and are preferred."""
+    if any(path for pattern in (SAFETENSORS, PICKLED) for path in folder.glob(pattern)):
+        return False
+    return all((folder / name).is_file() for name in (OPEN_CLIP_CONFIG, OPEN_CLIP))
+
+
 def _find_layout(config_fields: Mapping[str, Any]) -> Layout | None:
     if "format_version" in config_fields:
         return "native folder"
@@ -167,6 +183,8 @@ def _resolve_file(path: Path) -> ResolvedModel:
     suffix = path.suffix.lower()
     if path.name in OF_A_FOLDER and (path.parent / CONFIG).is_file():
         return _resolve_folder(path.parent)
+    if path.name == OPEN_CLIP and (path.parent / OPEN_CLIP_CONFIG).is_file():
+        return ResolvedModel(path.parent, "open_clip folder", str(path.parent.resolve()))
     if (path.parent / "manifest.json").is_file():
         raise CheckpointError(f"{path} is part of a run's checkpoint", "give the run directory, two folders above")
     if suffix == ".tar":  # checkpoints named .pth.tar are no archives

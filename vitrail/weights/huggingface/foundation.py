@@ -15,7 +15,7 @@ from torch import Tensor, cat
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
 from vitrail.models.rope import ROPES
-from vitrail.weights.blocks import split_gates
+from vitrail.weights.blocks import from_flat_tokens, split_gates
 from vitrail.weights.huggingface.family import (
     CHANNELS,
     DROPOUTS,
@@ -113,19 +113,6 @@ OF_TIPSV2 = {
     "reg_token": "register_tokens",
     **nest("blocks.{}.mlp.", "blocks.{}.mlp.", {"fc1": "c_fc", "fc2": "c_proj"}),
 }
-
-
-def from_flat_tokens(state: State) -> State:
-    """Adds the leading axes of token and table, (D,) and (P + N, D), and splits q, (D, D), from k and v of attention pooling."""
-    own = {name: tensor for name, tensor in state.items() if not name.startswith("attn_pool.in_proj_")}
-    for name, theirs in (("cls_token", "cls_token"), ("pos_embed", "pos_embed.weight")):
-        if theirs in state:
-            own[name] = own.pop(theirs).reshape(1, -1, state[theirs].shape[-1])
-    for kind in ("weight", "bias"):
-        if (joined := state.get(f"attn_pool.in_proj_{kind}")) is not None and len(joined) % 3 == 0:
-            width = len(joined) // 3
-            own |= {f"attn_pool.q.{kind}": joined[:width], f"attn_pool.kv.{kind}": joined[width:]}
-    return own
 
 
 def to_flat_tokens(state: State) -> State:

@@ -18,8 +18,8 @@ from vitrail.tasks.classification.classifier import Classifier
 from vitrail.weights.description import parse_config
 from vitrail.weights.layout import KEEP, Weights, describe_numerics, leave_out
 from vitrail.weights.shapes import check_grid_allowed, describe_grid
-from vitrail.weights.tensors import printable, refusing_values
-from vitrail.weights.timm.authors import TORCHVISION_MARK, separate_head, to_timm_names
+from vitrail.weights.tensors import OTHER, printable, refusing_values
+from vitrail.weights.timm.authors import CLIP_MARK, TORCHVISION_MARK, separate_head, to_timm_names
 from vitrail.weights.timm.entries import check_name, find_arguments
 from vitrail.weights.timm.eva import EVA, is_eva
 from vitrail.weights.timm.families import BEIT, BIT, CAIT, PVT_V2, SWIN
@@ -31,7 +31,7 @@ PREPROCESSING = "correct pretrained_cfg in config.json, or remove it and state -
 FAMILIES = (SWIN, CAIT, PVT_V2, BEIT, BIT, VIT)
 TABLES = (CAIT, BEIT, VIT)  # with a table of positions, whose grid its size does not determine
 # the first layer of each; `find_network` finds a network in a checkpoint by these
-FIRST_LAYERS = ("patch_embed.proj.weight", "stem.conv.weight", TORCHVISION_MARK)
+FIRST_LAYERS = ("patch_embed.proj.weight", "stem.conv.weight", TORCHVISION_MARK, CLIP_MARK)
 
 
 def read_timm(
@@ -55,7 +55,8 @@ def read_timm(
         CheckpointError: as `Family.read` and `parse_preprocessing`, or an unsupported model or argument.
         ConfigError: a grid is given, and the file or the description states it or the model has none.
     """
-    renamed = to_timm_names(tensors)
+    with refusing_values(f"the tensors of {path} have other shapes than those of their layout", OTHER):
+        renamed = to_timm_names(tensors, stated=bool(described))
     # a config.json beside the tensors belongs to this head
     tensors, head = (renamed.tensors, ()) if described or description else separate_head(renamed.tensors)
     family = _find_family(tensors, str(described.get("architecture", "")))
@@ -68,6 +69,7 @@ def read_timm(
     if grid is not None:
         check_grid_allowed(arguments.get("img_size"), has_table=has_table, path=path)
     config, state = family.read(tensors, path, {**arguments, "grid": grid, "image_size": image_size})
+    config = replace(config, **renamed.fields)
     state, unused = leave_out(config, state)
     preprocessing, assumed = parse_preprocessing(described, config, path, renamed.defaults)
     stated = described.get("pretrained_cfg")
@@ -80,14 +82,16 @@ def read_timm(
         elif not image_size:
             placed = ["image size {}x{}".format(*config.image_size)]
     gelu = () if "act_layer" in arguments else ("gelu",)
-    guessed = () if {"use_rot_pos_emb", "rope_type"} & arguments.keys() else ("rope", "pool")
+    heads = () if arguments.get("num_heads") else ("heads",)
+    guessed = ("rope",) if arguments.get("global_pool") else ("rope", "pool")
+    guessed = () if {"use_rot_pos_emb", "rope_type"} & arguments.keys() else guessed
     return Weights(
         layout=renamed.layout,
         config=config,
         tensors=state,
         preprocessing=preprocessing,
         classes=_names(names, config.classes),
-        assumed=(*describe_numerics(config, *gelu, "norm_eps", "heads", *guessed), *placed, *assumed),
+        assumed=(*describe_numerics(config, *gelu, "norm_eps", *heads, *guessed), *placed, *assumed),
         unused=(*unused, *head, *renamed.unused),
         description=description,
     )

@@ -1,5 +1,7 @@
-"""The names of other repositories for networks that timm has, changed to timm's: torchvision's ViT, and DINOv2, DeiT III and Swin
-as their authors publish them.
+"""The names of other repositories for networks that timm has, changed to timm's: torchvision's ViT, the image tower of CLIP in
+OpenAI's and open_clip's files, and Perception Encoder, DINOv2, DeiT III and Swin as their authors publish them.
+
+D width, F width of the projection.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
+from vitrail.weights.blocks import from_flat_tokens
 from vitrail.weights.names import State, rename, rename_with
 
 # first layers, by which the names of torchvision and of the authors of DINOv2 and Swin are told apart
 TORCHVISION_MARK, DINOV2_MARK, DINOV3_MARK = "conv_proj.weight", "register_tokens", "storage_tokens"
 SWIN_MARK = "layers.0.downsample.reduction.weight"
+CLIP_MARK, CLIP_BLOCK = "ln_pre.weight", "transformer.resblocks.0.attn.in_proj_weight"
 IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "crop_pct": 224 / 256}
 LAYER, BLOCK = "encoder.layers.encoder_layer_{}", "blocks.{}"
 # their names -> timm's; the MLP had other names before torchvision 0.12
@@ -38,6 +42,37 @@ TORCHVISION = {
     "heads.pre_logits": "pre_logits.fc",
     "heads.head": "head",
 }
+RESBLOCK, POOL = "transformer.resblocks.{}", "attn_pool"
+CLIP = {
+    "class_embedding": "cls_token",
+    "positional_embedding": "pos_embed.weight",
+    "conv1": "patch_embed.proj",
+    "ln_pre": "norm_pre",
+    f"{RESBLOCK}.": f"{BLOCK}.",
+    f"{RESBLOCK}.ln_1": f"{BLOCK}.norm1",
+    f"{RESBLOCK}.attn.in_proj_weight": f"{BLOCK}.attn.qkv.weight",
+    f"{RESBLOCK}.attn.in_proj_bias": f"{BLOCK}.attn.qkv.bias",
+    f"{RESBLOCK}.attn.out_proj": f"{BLOCK}.attn.proj",
+    f"{RESBLOCK}.ls_1.gamma": f"{BLOCK}.ls1.gamma",
+    f"{RESBLOCK}.ln_2": f"{BLOCK}.norm2",
+    f"{RESBLOCK}.mlp.c_fc": f"{BLOCK}.mlp.fc1",
+    f"{RESBLOCK}.mlp.c_proj": f"{BLOCK}.mlp.fc2",
+    f"{RESBLOCK}.ls_2.gamma": f"{BLOCK}.ls2.gamma",
+    "ln_post": "norm",
+    f"{POOL}.probe": f"{POOL}.latent",
+    f"{POOL}.attn.in_proj_weight": f"{POOL}.in_proj_weight",
+    f"{POOL}.attn.in_proj_bias": f"{POOL}.in_proj_bias",
+    f"{POOL}.attn.out_proj": f"{POOL}.proj",
+    f"{POOL}.layernorm": f"{POOL}.norm",
+    f"{POOL}.mlp.c_fc": f"{POOL}.mlp.fc1",
+    f"{POOL}.mlp.c_proj": f"{POOL}.mlp.fc2",
+}
+OPENAI: dict[str, Any] = {
+    "mean": [0.48145466, 0.4578275, 0.40821073],
+    "std": [0.26862954, 0.26130258, 0.27577711],
+    "crop_pct": 1.0,
+}
+PE_IMAGES: dict[str, Any] = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
 # DINOv2's giant: gate and value in one layer
 PACKED = {f"{BLOCK}.mlp.w12": f"{BLOCK}.mlp.fc1", f"{BLOCK}.mlp.w3": f"{BLOCK}.mlp.fc2"}
 # DINOv3, EUPE and EVA-02
@@ -72,18 +107,28 @@ class Renamed:
         layout: the name of the layout that they had.
         defaults: the preprocessing of the published models, if it is not timm's default.
         unused: names of tensors that follow from the shape of the network.
+        fields: those of our config that are not what timm's layout implies.
     """
 
     tensors: dict[str, Tensor]
     layout: str = "timm"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-def to_timm_names(state: Mapping[str, Tensor]) -> Renamed:
-    """Renames the tensors of torchvision's ViT, and of DINOv2, DINOv3, EVA-02, DeiT III and Swin from their authors. Others are
-    kept. Raises `CheckpointError` for a mask of biases that is not that of k.
+def to_timm_names(state: Mapping[str, Tensor], *, stated: bool = False) -> Renamed:
+    """Renames the tensors of torchvision's ViT, of CLIP's image tower, and of Perception Encoder, DINOv2, DINOv3, EVA-02,
+    DeiT III and Swin from their authors. Others are kept.
+
+    Args:
+        stated: whether a config is beside the tensors; without one, how a CLIP without ``ln_pre`` pools is unknown.
+
+    Raises:
+        CheckpointError: a mask of biases is not that of k.
     """
+    if CLIP_BLOCK in state and "conv1.weight" in state and (stated or CLIP_MARK in state):
+        return _from_clip(state, stated=stated)
     if TORCHVISION_MARK in state:
         return Renamed(rename(state, TORCHVISION), "torchvision", {**IMAGENET, "interpolation": "bilinear"})
     published = any(name in state for name in (*PRETRAINING, DINOV2_MARK, DINOV3_MARK, SWIN_MARK))
@@ -99,6 +144,21 @@ def to_timm_names(state: Mapping[str, Tensor]) -> Renamed:
     if DINOV2_MARK in state and {"cls_token", "pos_embed"} <= state.keys():
         state = _move_class_position(state)
     return Renamed(state, defaults=IMAGENET if published else {}, unused=unused)
+
+
+def _from_clip(state: Mapping[str, Tensor], *, stated: bool) -> Renamed:
+    """Renames CLIP's image tower, and Perception Encoder, which has either attention pooling or no last norm. Its own code
+    rotates by the index of a patch at every image size.
+    """
+    own = from_flat_tokens(rename(state, CLIP))
+    if "proj" in own:
+        own["projection.weight"] = own.pop("proj").transpose(0, 1)  # (D, F) to (F, D)
+    if "norm_pre.weight" not in own:  # vitrail's projection of patches has a bias then
+        own["patch_embed.proj.bias"] = own["patch_embed.proj.weight"].new_zeros(len(own["patch_embed.proj.weight"]))
+    if "fc_norm.weight" in own or ("attn_pool.latent" in own) != ("norm.weight" in own):
+        return Renamed(own, "open_clip", OPENAI, fields={"norm_eps": 1e-5})
+    fields: dict[str, Any] = {} if stated else {"rope_grid": None, "position_resize": "bilinear"}
+    return Renamed(own, "Perception Encoder", PE_IMAGES, fields={"norm_eps": 1e-5, **fields})
 
 
 def separate_head(state: Mapping[str, Tensor]) -> tuple[State, tuple[str, ...]]:

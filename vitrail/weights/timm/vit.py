@@ -65,8 +65,8 @@ KNOWN = {
         "give the folder with its config.json, as save_pretrained writes it",
     ),
     r"(^|\.)class_embedding$": (
-        "is a CLIP model in the layout of OpenAI or open_clip",
-        "take it in the layout of timm or transformers",
+        "is a CLIP model in the layout of OpenAI or open_clip without ln_pre, and its pooling is unknown",
+        "give the folder with its open_clip_config.json, or take it in the layout of timm or transformers",
     ),
     r"\.conv_bn_relu_\d+\.": ("has a stem of convolutions before the ViT", UNSUPPORTED),
     r"\.lora_[AB]\.": (
@@ -142,6 +142,8 @@ def _find_pool_mlp_width(state: State, fields: Mapping[str, Any]) -> int | None:
 
 def _find_projection(state: State, arguments: Mapping[str, Any]) -> int:
     """Returns the width of an image-text projection, which timm stores as a head whose bias is zero; 0 if there is none."""
+    if "projection.weight" in state:
+        return len(state["projection.weight"])
     head, bias = state.get("head.weight"), state.get("head.bias")
     if head is None or head.ndim != 2 or arguments.get("label_names") or len(head) not in PROJECTIONS:
         return 0
