@@ -50,8 +50,8 @@ SIZES = {
     (1664, 48): ("gigantic", (14,)),
 }
 SUPPORTED = (
-    "supported: ViT, DeiT, R+ViT, Swin, CaiT, PVT v2, BEiT and BiT in timm's layout, ViT of torchvision, DINOv2 and Swin of "
-    "their authors, and vitrail's own files"
+    "supported: ViT, DeiT, R+ViT, Swin, CaiT, PVT v2, BEiT and BiT in timm's layout, ViT of torchvision, CLIP of OpenAI "
+    "and open_clip, Perception Encoder, DINOv2 and Swin of their authors, and vitrail's own files"
 )
 UNSUPPORTED = "such models are not supported"
 # names of other networks and layouts -> what they are, and the remedy
