@@ -70,6 +70,36 @@ def test_every_architecture_can_be_inspected(name, tmp_path):
     assert (tmp_path / "out" / "report.html").exists()
 
 
+def test_rotary_positions_are_shown_by_offset(photos, tmp_path):
+    model = shaken(TINY["vit, dinov3"])
+    report, numbers = inspect_model(model, tmp_path / "out", str(photos), options=QUIET, log=silent)
+    rows, columns = model.config.grid
+    layers = (model.config.depth, model.config.heads, 2 * rows - 1, 2 * columns - 1)
+    assert np.shape(numbers["attention_by_offset"]) == np.shape(numbers["rope_kernel_by_offset"]) == layers
+    assert numbers["rope"] == "dinov3" and min(numbers["rope_wavelengths_patches"]) == pytest.approx(
+        min(rows, columns) / 2
+    )
+    assert numbers["permuted_without_rotation"]["moved"] < 1e-6
+    assert None not in list(numbers["findings"].values())[2:]  # those about positions
+    page = report.read_text()
+    assert "Rotary positions" in page and "Content-free kernel by offset" in page
+    assert "No position embeddings are added" not in page
+    images = torch.cat([model.preprocess(each.read_bytes()) for each in sorted(photos.glob("*/*.png"))])
+    _, matrices = model.forward_with_attention(images)
+    itself = [
+        weights[:, :, model.backbone.leading :, model.backbone.leading :].diagonal(dim1=2, dim2=3).mean((0, 2))
+        for weights in matrices
+    ]
+    found = np.array(numbers["attention_by_offset"])[:, :, rows - 1, columns - 1]
+    np.testing.assert_allclose(found, torch.stack(itself).detach(), atol=1e-5)
+
+
+def test_without_images_a_rotary_model_says_what_is_missing(tmp_path):
+    report, numbers = inspect_model(shaken(TINY["vit, dinov3"]), tmp_path / "out", options=QUIET, log=silent)
+    assert "measured on images" in report.read_text()
+    assert "rope" not in numbers and set(numbers["findings"].values()) == {None}
+
+
 def test_other_channels_and_no_head(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), dtype=np.uint8)
     model = shaken(changed(TINY["vit"], in_channels=1))

@@ -8,7 +8,8 @@ squares of pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,9 @@ from torch import Tensor
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches, Tokens
 from vitrail.models.backbone import device_of, eval_mode, takes_subsets
+from vitrail.models.config import changed
 from vitrail.models.layers import cut_patches, join_patches
+from vitrail.models.vit import ROPE_FIELDS
 from vitrail.tasks import Task
 
 Model = Task | Backbone
@@ -49,10 +52,13 @@ class MapEquivariance(NamedTuple):
 class PermutationResponse(NamedTuple):
     """How much the output changes when the patches of an image are permuted, or patch embeddings without positions; None for
     models whose `encode` needs the whole grid and therefore depends on positions in any case.
+
+    Of a model with rotary positions ``unplaced`` is without added positions only, ``unrotated`` without both.
     """
 
     pixels: Response
     unplaced: Response | None
+    unrotated: Response | None = None
 
 
 def measure_shift_response(model: Model, images: Tensor, shifts: Sequence[int] | None = None) -> dict[int, Response]:
@@ -143,9 +149,27 @@ def measure_permutation_response(model: Model, images: Tensor) -> PermutationRes
         pixels = _compare_answers(whole, _compute_answers(model, cut, model.forward_features))
         if not takes_subsets(model.config):
             return PermutationResponse(pixels, None)
-        in_order = _compute_answers(model, images, encode_unplaced)
-        permuted = _compute_answers(model, images, encode_permuted)
-        return PermutationResponse(pixels, _compare_answers(in_order, permuted))
+
+        def compare() -> Response:
+            in_order = _compute_answers(model, images, encode_unplaced)
+            return _compare_answers(in_order, _compute_answers(model, images, encode_permuted))
+
+        unplaced = compare()
+        if getattr(model.config, "rope", "none") == "none":
+            return PermutationResponse(pixels, unplaced)
+        with _without_rotation(model.backbone if isinstance(model, Task) else model):
+            return PermutationResponse(pixels, unplaced, compare())
+
+
+@contextmanager
+def _without_rotation(backbone: Backbone) -> Iterator[None]:
+    """Within the block, q and k of a ViT are not rotated."""
+    config = backbone.config
+    backbone.config = changed(config, rope="none", **dict.fromkeys(ROPE_FIELDS[1:]))
+    try:
+        yield
+    finally:
+        backbone.config = config
 
 
 def check_images(images: Tensor) -> Tensor:

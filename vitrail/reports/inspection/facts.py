@@ -15,6 +15,7 @@ from vitrail.analysis.embeddings import LineSimilarity
 from vitrail.analysis.equivariance import MapEquivariance, PermutationResponse, Response
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.locality import Locality
+from vitrail.analysis.offsets import OffsetFigures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,20 @@ class Positions:
     neighbour_rate: float
     neighbour_rate_with_corners: float
     lines: LineSimilarity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotations:
+    """Rotary positions, measured on ``images`` images: attention and its content-free kernel by offset, and the wavelengths.
+
+    ``kernel`` is the mean over all heads, each scaled to mean 0 and standard deviation 1, as the similarity of pairs of patches.
+    """
+
+    images: int
+    rule: str  # a name of `vitrail.models.rope.ROPES`
+    layers: Sequence[OffsetFigures]
+    wavelengths: np.ndarray  # in patches, in rising order
+    kernel: Positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +106,7 @@ class Inspection:
     multiply_adds: int
     filters: Filters
     positions: Positions | None = None
+    rotations: Rotations | None = None
     heads: Sequence[HeadFigures] = ()
     samples: Sequence[Sample] = ()
     biases: Biases | None = None

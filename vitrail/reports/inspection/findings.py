@@ -7,28 +7,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from vitrail.analysis.head_statistics import HeadFigures
-from vitrail.reports.inspection.facts import Finding, Positions
+from vitrail.reports.inspection.facts import Finding, Positions, Rotations
 from vitrail.text import percent
 
 # relative to the distance of uniform attention: heads below LOCAL are local, heads from GLOBAL on are global
 LOCAL, GLOBAL = 0.5, 0.75
 TOO_FEW = "Fewer than three layers have attention between patches."
 NOT_SEEN = "Attention was not measured."
+EMBEDDING, KERNEL = "position embedding", "content-free attention logit"
 NEAREST = 0.95  # required share of patches whose most similar position embedding is adjacent
 
 
-def findings(heads: Sequence[HeadFigures], positions: Positions | None) -> list[Finding]:
-    """Returns all findings; the result is None for those that cannot be tested on the model."""
-    return [
-        low_layers_mix(heads),
-        distance_grows(heads),
-        positions_know_neighbours(positions),
-        lines_are_alike(positions),
-    ]
+def findings(
+    heads: Sequence[HeadFigures],
+    positions: Positions | None,
+    rotations: Rotations | None = None,
+    *,
+    is_rotary: bool = False,
+) -> list[Finding]:
+    """Returns all findings; the result is None for those that cannot be tested on the model.
+
+    Without position embeddings, those about positions are tested on the content-free kernel of rotary positions.
+    """
+    known = [low_layers_mix(heads), distance_grows(heads)]
+    if positions is None and rotations is not None:
+        return [*known, positions_know_neighbours(rotations.kernel, KERNEL), lines_are_alike(rotations.kernel, KERNEL)]
+    known += [positions_know_neighbours(positions), lines_are_alike(positions)]
+    if positions is None and is_rotary:
+        known[2:] = [replace(finding, words=NOT_SEEN) for finding in known[2:]]
+    return known
 
 
 def low_layers_mix(heads: Sequence[HeadFigures]) -> Finding:
@@ -62,26 +74,27 @@ def distance_grows(heads: Sequence[HeadFigures]) -> Finding:
     return Finding(claim=claim, holds=bool(high > low and order > 0.5), words=words)
 
 
-def positions_know_neighbours(positions: Positions | None) -> Finding:
+def positions_know_neighbours(positions: Positions | None, what: str = EMBEDDING) -> Finding:
     """Figure 7, centre: closer patches tend to have more similar position embeddings."""
     claim = "Neighbouring patches have the most similar positions"
     if positions is None or math.isnan(positions.neighbour_rate):
         words = "No position embeddings are added to the patches, or there is only one patch."
         return Finding(claim=claim, holds=None, words=words)
     rate = positions.neighbour_rate
-    words = f"For {percent(rate)} of the patches the most similar other position embedding is that of one of the 4 neighbours."
+    words = f"For {percent(rate)} of the patches the most similar other {what} is that of one of the 4 neighbours."
     return Finding(claim=claim, holds=rate >= NEAREST, words=words)
 
 
-def lines_are_alike(positions: Positions | None) -> Finding:
+def lines_are_alike(positions: Positions | None, what: str = EMBEDDING) -> Finding:
     """Section 4.5: patches in the same row or column have similar embeddings."""
     claim = "Positions of one row or column are alike"
     if positions is None or math.isnan(positions.lines.row):
         words = "No position embeddings are added to the patches, or the grid is too small."
         return Finding(claim=claim, holds=None, words=words)
     lines = positions.lines
+    measure = "cosine similarity" if what == EMBEDDING else f"{what}, in standard deviations,"
     words = (
-        f"The mean cosine similarity is {lines.row:.2f} within rows, {lines.column:.2f} within columns and {lines.elsewhere:.2f} "
+        f"The mean {measure} is {lines.row:.2f} within rows, {lines.column:.2f} within columns and {lines.elsewhere:.2f} "
         "elsewhere at the same distances."
     )
     return Finding(claim=claim, holds=min(lines.row, lines.column) > lines.elsewhere, words=words)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.analysis.head_statistics import HeadFigures
-from vitrail.reports.inspection.facts import Biases, Inspection, Positions
+from vitrail.reports.inspection.facts import Biases, Inspection, Positions, Rotations
 
 
 def numbers(inspection: Inspection) -> dict[str, Any]:
@@ -24,6 +24,8 @@ def numbers(inspection: Inspection) -> dict[str, Any]:
     }
     if inspection.positions is not None:
         figures |= _list_positions(inspection.positions)
+    if inspection.rotations is not None:
+        figures |= _list_rotations(inspection.rotations)
     if inspection.heads:
         figures |= _list_heads(inspection.heads)
     if inspection.biases is not None:
@@ -51,6 +53,20 @@ def _list_positions(positions: Positions) -> dict[str, Any]:
     }
 
 
+def _list_rotations(rotations: Rotations) -> dict[str, Any]:
+    kernel = rotations.kernel
+    return {
+        "rope": rotations.rule,
+        "rope_wavelengths_patches": _round(rotations.wavelengths),
+        "rope_kernel_neighbour_rate": kernel.neighbour_rate,
+        "rope_kernel_row": kernel.lines.row,
+        "rope_kernel_column": kernel.lines.column,
+        "rope_kernel_elsewhere": kernel.lines.elsewhere,
+        "attention_by_offset": [_round(layer.attention) for layer in rotations.layers],
+        "rope_kernel_by_offset": [_round(layer.kernel) for layer in rotations.layers],
+    }
+
+
 def _list_heads(layers: Sequence[HeadFigures]) -> dict[str, Any]:
     return {
         "attention_distance_px": [_round(layer.distance) for layer in layers],
@@ -61,14 +77,15 @@ def _list_heads(layers: Sequence[HeadFigures]) -> dict[str, Any]:
 
 
 def _list_biases(biases: Biases) -> dict[str, Any]:
-    pixels, unplaced = biases.permutation
+    pixels, unplaced, unrotated = biases.permutation
+    rotary = {} if unrotated is None else {"permuted_without_rotation": unrotated._asdict()}
     return {
         "shift_response": {str(shift): response._asdict() for shift, response in biases.shifts.items()},
         "map_equivariance": [response._asdict() for response in biases.maps],
         "locality_px": [locality._asdict() for locality in biases.locality],
         "permuted_pixels": pixels._asdict(),
         "permuted_without_positions": None if unplaced is None else unplaced._asdict(),
-    }
+    } | rotary
 
 
 def _round(values: np.ndarray | Tensor | Sequence[float]) -> Any:

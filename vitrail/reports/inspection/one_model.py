@@ -62,6 +62,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
         every=every_tile(inspection.positions.similarity) if inspection.positions else 1,
         similarity_scale=colour_scale(-1, 1, "cosine similarity"),
         share_scale=colour_scale(0, 1, "share"),
+        offset_scale=colour_scale(0, 1, "from the lowest to the highest value of a head"),
         reach=summarise_reach(inspection.heads),
         entropy=summarise([layer.entropy for layer in inspection.heads]),
         prefix=summarise([layer.prefix for layer in inspection.heads]),
@@ -111,7 +112,18 @@ def draw_pictures(inspection: Inspection) -> dict[str, np.ndarray]:
         tiles = similarity[::every, ::every]
         cell = max(1, MOSAIC // max(tiles.shape[0] * tiles.shape[2], tiles.shape[1] * tiles.shape[3]))
         pictures["positions"] = draw_mosaic(tiles, cell=cell)
+    if (found := inspection.rotations) is not None:
+        for name in ("attention", "kernel"):
+            tiles = np.stack([scale_tiles(getattr(layer, name).numpy()) for layer in found.layers])  # (L, H, ...)
+            cell = max(1, MOSAIC // (tiles.shape[1] * tiles.shape[3]))
+            pictures[f"offsets-{name}"] = draw_mosaic(tiles, range=(0.0, 1.0), cell=cell)
     return pictures
+
+
+def scale_tiles(values: np.ndarray) -> np.ndarray:
+    """Scales the map of each head (H, h, w) to 0 to 1; one that is equal everywhere is 0."""
+    low, high = values.min((1, 2), keepdims=True), values.max((1, 2), keepdims=True)
+    return np.divide(values - low, high - low, out=np.zeros_like(values), where=high > low)
 
 
 def every_tile(similarity: np.ndarray) -> int:
@@ -192,7 +204,7 @@ def show(sample: Sample) -> tuple[Picture, list[tuple[str, str, str]]]:
 
 def summarise_biases(biases: Biases) -> dict[str, Any]:
     """Returns the sentences and figures of the section of inductive biases."""
-    pixels, unplaced = biases.permutation
+    pixels, unplaced, unrotated = biases.permutation
     return {
         "images": plural(biases.images, "image"),
         "changed": describe_changes(biases.shifts),
@@ -200,6 +212,7 @@ def summarise_biases(biases: Biases) -> dict[str, Any]:
         "distance": describe_ends([locality.distance for locality in biases.locality], 1, " px"),
         "permuted": pixels,
         "unplaced": unplaced,
+        "unrotated": unrotated,
         "rounding": 1e-6,  # smaller changes of features are rounding errors
     }
 

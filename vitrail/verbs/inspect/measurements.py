@@ -30,6 +30,7 @@ from vitrail.analysis.equivariance import (
 )
 from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
 from vitrail.analysis.locality import measure_locality
+from vitrail.analysis.offsets import compute_wavelengths, measure_offsets, pair_offsets
 from vitrail.analysis.render import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.sources.bad_images import BadImages
@@ -42,7 +43,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.models import cost_of, device_of
 from vitrail.models.config import IsotropicConfig
-from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Sample
+from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Rotations, Sample
 from vitrail.reports.inspection.findings import findings
 from vitrail.reports.inspection.numbers import numbers
 from vitrail.reports.inspection.one_model import write_inspection
@@ -88,10 +89,9 @@ def inspect_model(
         notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
     elif not results["heads"]:
         notes.append(f"{sentence(task.config.about)} has no attention to measure.")
-    if (rope := getattr(task.config, "rope", "none")) != "none":
-        added = "no position embeddings are added" if results["positions"] is None else "embeddings are added besides"
-        notes.append(f"q and k are rotated by the place of a patch (rope {rope!r}); {added}.")
-    elif results["positions"] is None:
+    if is_rotary(task) and results.get("rotations") is None:
+        notes.append("q and k are rotated by the place of a patch: what this gives is measured on images.")
+    elif results["positions"] is None and not is_rotary(task):
         notes.append("No position embeddings are added to the patches of this model.")
     inspection = to_inspection(task, name_of(model), {**results, "notes": notes}, command)
     figures = numbers(inspection)
@@ -110,7 +110,9 @@ def to_inspection(task: Task, title: str, results: Mapping[str, Any], command: s
         patch_size=config.patch_size if task.attention_grids(config.image_size) else None,
         parameters=counted.parameters,
         multiply_adds=counted.multiply_adds,
-        findings=findings(results.get("heads", ()), results["positions"]),
+        findings=findings(
+            results.get("heads", ()), results["positions"], results.get("rotations"), is_rotary=is_rotary(task)
+        ),
         command=command,
         machine=describe(),
         versions=versions(),
@@ -140,15 +142,44 @@ def measure_weights(model: Task) -> dict[str, Any]:
     components, explained = compute_principal_filters(filters, count=len(filters))
     pictures = render_filters(components[:SHOWN])
     if (embeddings := extract_position_embeddings(model)) is not None:
-        similarity = compute_position_similarity(embeddings)
-        positions = Positions(
-            similarity=similarity.cpu().numpy(),
-            neighbour_rate=compute_neighbour_rate(similarity),
-            neighbour_rate_with_corners=compute_neighbour_rate(similarity, reach=1.5),
-            lines=compute_line_similarity(similarity),
-        )
+        positions = summarise_similarity(compute_position_similarity(embeddings))
     measured = Filters(pictures=pictures, explained=explained.cpu().numpy(), width=len(filters))
     return {"filters": measured, "positions": positions}
+
+
+def summarise_similarity(similarity: Tensor) -> Positions:
+    """Returns the figures of the similarity (h, w, h, w) of positions."""
+    return Positions(
+        similarity=similarity.cpu().numpy(),
+        neighbour_rate=compute_neighbour_rate(similarity),
+        neighbour_rate_with_corners=compute_neighbour_rate(similarity, reach=1.5),
+        lines=compute_line_similarity(similarity),
+    )
+
+
+def is_rotary(model: Task) -> bool:
+    """Whether q and k are rotated by the places of patches."""
+    return getattr(model.config, "rope", "none") != "none"
+
+
+def measure_rotations(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Rotations | None:
+    """Measures rotary positions; None if no image can be read."""
+    parts = [images for images, _ in _read_batches(model, source, options, bad)]
+    if not parts:
+        return None
+    images = torch.cat(parts)
+    layers = measure_offsets(model, images)
+    kernels = torch.cat([layer.kernel for layer in layers])  # (L H, 2 h - 1, 2 w - 1)
+    flat = kernels.flatten(1)
+    spread = flat.std(1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
+    mean = ((flat - flat.mean(1, keepdim=True)) / spread).mean(0).unflatten(0, kernels.shape[1:])
+    return Rotations(
+        images=len(images),
+        rule=model.config.rope,
+        layers=layers,
+        wavelengths=compute_wavelengths(model, model.preprocessing.size).numpy(),
+        kernel=summarise_similarity(pair_offsets(mean)),
+    )
 
 
 def _measure_images(model: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
@@ -164,7 +195,9 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     if not count:
         raise DataError("none of the images could be read", f"see the reasons in {bad_list}")
     samples = _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else []
-    return {"data": about, "samples": samples, "biases": biases, "images": count, "heads": heads}
+    rotations = measure_rotations(model, few, options, bad) if is_rotary(model) else None
+    measured = {"samples": samples, "biases": biases, "heads": heads, "rotations": rotations}
+    return {"data": about, "images": count, **measured}
 
 
 def open_images(model: Task, data: Any, most: int) -> tuple[str, Source]:
