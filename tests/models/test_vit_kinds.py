@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.each_row import each_row
+from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import Patches, ViTConfig, create_backbone
 from vitrail.models.layers import activate
@@ -57,6 +58,17 @@ def test_a_step_a_graph_and_bf16_are_the_same_network(kind):
     model.float().train()
     model(images).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", slow_except(KINDS, {"dinov3"}))
+def test_a_kind_is_captured_in_one_graph(kind):
+    torch.compiler.reset()
+    model = create(kind)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for size in ((32, 48), (40, 24)):
+        images = draw_images(*size)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-5)
 
 
 @each_row("kind", list(KINDS))

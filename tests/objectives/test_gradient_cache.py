@@ -14,6 +14,7 @@ from vitrail.objectives.contrastive import MoCo, SimCLR, cached_backward
 SMALL = {"image_size": 8, "patch_size": 4, "in_channels": 1, "classes": 0, "width": 8, "heads": 2, "mlp_width": 16}
 SMALL["pool"] = "gap"  # mean of what differs from image to image: batch norm blows up the rounding of what hardly does
 CHANCE = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.3, "patch_dropout": 0.25}
+ROTARY = {"rope": "dinov3", "positions": "none", "rope_rescale": 2.0, "rope_shift": 0.3}
 KINDS = pytest.mark.parametrize("kind", [MoCo, SimCLR])
 
 
@@ -78,8 +79,9 @@ def concatenated(objective, inputs, micro):
 
 
 @pytest.mark.parametrize(("kind", "count", "micro"), [(MoCo, 4, 1), (MoCo, 12, 5), (SimCLR, 12, 5)])
-def test_both_passes_drop_the_same_units(kind, count, micro):
-    objective, inputs = make(kind, **CHANCE), views(count)
+@pytest.mark.parametrize("chance", [CHANCE, ROTARY], ids=["dropped units", "rescaled coordinates"])
+def test_both_passes_draw_the_same_numbers(kind, count, micro, chance):
+    objective, inputs = make(kind, **chance), views(count)
     loss, measured = concatenated(objective, inputs, micro)
     loss.backward()
     expected = gradients(objective)

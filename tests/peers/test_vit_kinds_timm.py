@@ -102,6 +102,24 @@ def test_logits_are_timms(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_attention_is_timms(name):
+    theirs = create_random(name)
+    expected: list[torch.Tensor] = []
+    for module in theirs.blocks.modules():
+        if hasattr(module, "fused_attn"):  # otherwise the matrix is not computed
+            module.fused_attn = False
+            module.attn_drop.register_forward_hook(lambda module, given, output: expected.append(output))
+    _, ours = read(name, theirs)
+    images = make_images(theirs)
+    with torch.no_grad():
+        theirs(images)
+        logits, matrices = ours.forward_with_attention(images)
+        assert torch.equal(logits, ours(images))
+    for found, matrix in zip(matrices, expected, strict=True):
+        assert_equal(found, matrix, 2e-6)  # the softmax is in fp32
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_written_folders_are_equal_tensors_and_outputs_of_timm(name, tmp_path):
     theirs = create_random(name)
     weights, ours = read(name, theirs)
