@@ -260,7 +260,6 @@ def _check_writable(config: ViTConfig) -> None:
         f"windows of {config.window} patches": config.window > 0,
         "layers without skips": not config.skips,
         "LayerScale": config.layer_scale is not None,
-        "biases of q, k and v": config.qkv_bias is not True,
         **find_other_parts(config),
         f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
         not in (("learned", "stem"), ("sincos2d", "stem")),

@@ -7,6 +7,7 @@ D width, N patches, P prefix tokens, H heads.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields as fields_of
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, cat
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
+from vitrail.models.config import TRAINING_FIELDS
 from vitrail.models.rope import ROPES
 from vitrail.weights.blocks import from_flat_tokens, split_gates
 from vitrail.weights.huggingface.family import (
@@ -299,7 +301,8 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
         fields = {"use_head": False, "mlp_bias": config.bias, "hidden_act": "silu"}
     values: dict[str, Any] = {name: getattr(config, name) for name in ("classes", "projection", *VARYING)}
     plain = ViTConfig(**values, **likes)
-    wrong = {f"{name}={getattr(config, name)!r}": getattr(config, name) != getattr(plain, name) for name in COMPARED}
+    compared = {field.name: getattr(config, field.name) for field in fields_of(config) if field.name not in FREE}
+    wrong = {f"{name}={value!r}": value != getattr(plain, name) for name, value in compared.items()}
     refuse(f"transformers' {model_type!r}", {**wrong, "padding": is_cut(config)})
     rule = {"tipsv2_vision_model": "bilinear-antialias", "radio": "bilinear"}.get(model_type, "bicubic")
     notes = note_sizes(config, {} if model_type == "dinov3_vit" else {"positions": (config.position_resize, rule)})
@@ -309,13 +312,10 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
     return {**fields, **named}, notes
 
 
-# fields that may be of any value, and those that must be the model type's
+# fields that may be of any value, and those that say nothing without others, or nothing of outputs
 VARYING = ("image_size", "patch_size", "in_channels", "width", "depth", "heads", "mlp_width", "gelu", "norm_eps")
-COMPARED = (
-    "prefix", "registers", "pool", "pool_norm", "positions", "positions_at", "prefix_positions", "pre_logits", "qkv_bias",
-    "window", "skips", "layer_scale", "rope", "rope_theta", "rope_shift", "rope_jitter", "rope_rescale", "norm", "norm_at",
-    "pre_norm", "patch_norm", "final_norm", "mlp", "mlp_norm", "attention_norm", "bias", "pool_heads", "pool_mlp_width", "stem",
-)  # fmt: skip
+FREE = {"classes", "projection", "position_resize", "pad", "head_bias", "initial", "global_blocks"}
+FREE |= {"stem_width", "standardise", "group_norm_eps", *VARYING, *TRAINING_FIELDS}
 
 
 def _write_dinov3(config: ViTConfig) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -150,7 +150,7 @@ def _find_projection(state: State, arguments: Mapping[str, Any]) -> int:
     is_image_text = (
         "norm_pre.weight" in state or "blocks.0.attn.norm.weight" in state or "blocks.0.attn.q_bias" in state
     )
-    return len(head) if is_image_text and (bias is None or bias.is_meta or not bias.any()) else 0
+    return len(head) if is_image_text and (bias is None or not bias.any()) else 0
 
 
 def _find_pool(
