@@ -131,7 +131,7 @@ def test_bad_images_are_left_out_and_recorded(start, tmp_path):
     for index, label in enumerate("abc" * 12):
         path = tmp_path / "photos" / label / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(ARRAYS[0][index, ..., 0]).save(path)
+        Image.fromarray(ARRAYS[0][index, ..., 0]).resize((400, 300)).save(path)  # too large to be decoded beforehand
     (tmp_path / "photos/a/0.png").write_bytes(b"not a picture")
     how = {**HOW, "max_bad": 0.1, "batch": 8}
     result = vitrail.train(tmp_path / "photos", init=start, out=tmp_path / "run", **how)

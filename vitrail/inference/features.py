@@ -265,7 +265,7 @@ def features_of(
         CheckpointError: features that are not finite.
     """
     options = options.of_rank(ranks)
-    bad = bad or options.record_bad(source)
+    bad = options.record_bad(source) if bad is None else bad
     images = None if cache is None else identify_images(source.contents)
     found: Found = {}
     kept = None
