@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,10 @@ from tests.each_row import each_row
 from tests.models.test_vit_kinds import KINDS, create, draw_images
 from tests.slow import slow_except
 from tests.tasks import dense_models
+from tests.training.stopping import stopped_after
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import Preempted
 from vitrail.objectives.mae import MAE
 from vitrail.tasks.classification.classifier import Classifier
-from vitrail.training import loop
 from vitrail.verbs.convert import convert
 
 CLASSES = tuple("abcde")
@@ -70,22 +67,12 @@ def test_a_kind_is_fine_tuned_reloaded_and_converted_there_and_back(kind, tmp_pa
         torch.testing.assert_close(vitrail.load(written, log=lambda line: None)(images), logits, atol=1e-6, rtol=1e-5)
 
 
-def test_a_stopped_training_with_random_coordinates_resumes_bit_for_bit(tmp_path, monkeypatch):
+def test_a_stopped_training_with_random_coordinates_resumes_bit_for_bit(tmp_path):
     start = classifier("dinov3", rope_rescale=2.0, rope_jitter=1.2, drop_path=0.2)
     train = partial(vitrail.train, images_of_classes(), init=start, steps=6, **HOW)
     whole = train(out=tmp_path / "whole")
-    take_step = loop.take_step
-
-    def stopping(training: Any, batch: Any) -> float:
-        loss = take_step(training, batch)
-        if training.progress.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
-    monkeypatch.setattr(loop, "take_step", stopping)
-    with pytest.raises(Preempted):
+    with stopped_after(3):
         train(out=tmp_path / "parts")
-    monkeypatch.undo()
     parts = train(out=tmp_path / "parts")
     ours, theirs = parts.load().state_dict(), whole.load().state_dict()
     assert losses(parts.folder) == losses(whole.folder)

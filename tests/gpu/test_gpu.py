@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -25,20 +24,18 @@ from tests.models.conftest import shaken
 from tests.models.tiny import SHALLOW, TINY
 from tests.tasks.dense_models import create, draw_images
 from tests.training import on_ranks
+from tests.training.stopping import stopped_after
 from tests.training.test_loop import SETTINGS as SMALL
 from vitrail.config.compose import compose_run
 from vitrail.data.augment.apply import augment
 from vitrail.data.augment.policy import POLICIES
-from vitrail.errors import Preempted
 from vitrail.models.attention import attend
 from vitrail.objectives import OBJECTIVES
 from vitrail.objectives.supervised import Supervised
 from vitrail.runs.checkpoint import list_checkpoints, step_of
 from vitrail.runs.folder import RunFolder
 from vitrail.tasks.classification.classifier import create_classifier
-from vitrail.training import loop
 from vitrail.training.prepare import prepare
-from vitrail.training.state import Training
 from vitrail.training.step import take_step
 from vitrail.weights.native import save_model
 
@@ -154,20 +151,10 @@ def train(out: Path, *settings: str, steps: int = STEPS) -> None:
     ],
     ids=lambda settings: settings[0],
 )
-def test_a_training_is_stopped_resumed_and_evaluated_on_a_cpu(tmp_path: Path, monkeypatch, settings) -> None:
+def test_a_training_is_stopped_resumed_and_evaluated_on_a_cpu(tmp_path: Path, settings) -> None:
     settings = ("compute.compile=false", *settings)
-    take = loop.take_step
-
-    def stopping(training: Training, batch) -> float:
-        loss = take(training, batch)
-        if training.progress.step == STEPS // 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
-    monkeypatch.setattr(loop, "take_step", stopping)
-    with pytest.raises(Preempted):
+    with stopped_after(STEPS // 2):
         train(tmp_path / "run", *settings)
-    monkeypatch.undo()
     assert step_of(list_checkpoints(tmp_path / "run" / "checkpoints")[-1]) == STEPS // 2
     train(tmp_path / "run", *settings)
     rows = RunFolder(tmp_path / "run").metrics()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,11 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.errors import DataError, Preempted
+from tests.training.stopping import stopped_after
+from vitrail.errors import DataError
 from vitrail.inference.features import default_cache, list_files
 from vitrail.models import ViT
-from vitrail.training import frozen, loop
+from vitrail.training import frozen
 
 LABELS = np.arange(90) % 3
 ARRAYS = np.random.default_rng(0).integers(0, 256, (90, 16, 16, 1), dtype=np.uint8), LABELS
@@ -101,21 +100,11 @@ def test_every_image_passes_the_backbone_once_and_not_again_for_another_rate(sta
     assert seen == [len(LABELS)] * HOW["steps"] + [0] * HOW["steps"]
 
 
-def test_a_stopped_training_of_a_head_resumes_bit_for_bit(start, tmp_path, monkeypatch):
+def test_a_stopped_training_of_a_head_resumes_bit_for_bit(start, tmp_path):
     whole = vitrail.train(ARRAYS, init=start, out=tmp_path / "whole", **HOW)
-    take_step = loop.take_step
-
-    def stopping(training: Any, batch: Any) -> float:
-        loss = take_step(training, batch)
-        if training.progress.step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
-    monkeypatch.setattr(loop, "take_step", stopping)
     parts = partial(vitrail.train, ARRAYS, init=start, out=tmp_path / "parts", **HOW)
-    with pytest.raises(Preempted):
+    with stopped_after(5):
         parts()
-    monkeypatch.undo()
     parted = parts()
     assert (whole.folder / "metrics.jsonl").read_bytes() == (parted.folder / "metrics.jsonl").read_bytes()
     ours, theirs = parted.load().state_dict(), whole.load().state_dict()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +17,16 @@ from PIL import Image
 import vitrail
 from tests.models.tiny import TINY
 from tests.slow import slow_except
+from tests.training.stopping import stopped_after
 from vitrail.config.compose import compose_run
 from vitrail.data.sources.open import find_data, open_data
 from vitrail.data.sources.source import Splits
-from vitrail.errors import ConfigError, DataError, Preempted
+from vitrail.errors import ConfigError, DataError
 from vitrail.models import MODELS
 from vitrail.runs.checkpoint import load_newest
 from vitrail.runs.folder import RunFolder
 from vitrail.tasks import Detector, Segmenter
 from vitrail.tasks.classification.classifier import create_classifier
-from vitrail.training import loop
 from vitrail.training.network import choose_size, size_and_channels
 from vitrail.training.prepare import prepare
 from vitrail.training.train import Result
@@ -80,26 +78,11 @@ def given_to(objective: str, tokenizer: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("objective", slow_except(["mae", "tokenizer"], {"mae"}))
-def test_a_stopped_run_resumes_bit_for_bit(objective, digits, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_bit_for_bit(objective, digits, tmp_path):
     whole = learn(objective, digits, tmp_path / "whole")
-    stop_after(3, monkeypatch)
-    with pytest.raises(Preempted):
+    with stopped_after(3):
         learn(objective, digits, tmp_path / "parts")
-    monkeypatch.undo()
     assert_same_run(whole, learn(objective, digits, tmp_path / "parts"))
-
-
-def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets every training be told to stop after so many steps, as a machine that is taken away tells it."""
-    step = loop.take_step
-
-    def stopping(training, batch):
-        loss = step(training, batch)
-        if training.progress.step == steps:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
-    monkeypatch.setattr("vitrail.training.loop.take_step", stopping)
 
 
 def assert_same_run(whole: Result, parts: Result) -> None:
@@ -129,14 +112,12 @@ def describe(objective: str, name: str, tokenizer: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("objective", "name"), PAIRS.items())
-def test_an_encoder_is_resumed_evaluated_inspected_and_fine_tuned(objective, name, tokenizer, tmp_path, monkeypatch):
+def test_an_encoder_is_resumed_evaluated_inspected_and_fine_tuned(objective, name, tokenizer, tmp_path):
     """Oblong images of one channel in bf16."""
     how = describe(objective, name, tokenizer)
     run = pretrain(OBLONG, **how, out=tmp_path / "run")
-    stop_after(3, monkeypatch)
-    with pytest.raises(Preempted):
+    with stopped_after(3):
         pretrain(OBLONG, **how, out=tmp_path / "parts")
-    monkeypatch.undo()
     assert_same_run(run, pretrain(OBLONG, **how, out=tmp_path / "parts"))
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     evaluated = [each for each in records if "knn" in each]
@@ -403,18 +384,8 @@ def test_a_stopped_training_resumes_to_the_same_steps_and_micro_batches_take_the
     whole = train(out=tmp_path / "whole")
     micro = train(out=tmp_path / "micro", settings=(*settings, "data.micro_batch=2"))
     assert losses_of(micro) == pytest.approx(losses_of(whole), rel=1e-3)
-    take_step = loop.take_step
-
-    def stopping(training, batch):
-        loss = take_step(training, batch)
-        if training.progress.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "take_step", stopping)
-        with pytest.raises(Preempted):
-            train(out=tmp_path / "parts")
+    with stopped_after(2):
+        train(out=tmp_path / "parts")
     parts = train(out=tmp_path / "parts")
     assert parts.figures == whole.figures
     assert (parts.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()

@@ -135,6 +135,17 @@ def test_layer_decay_scales_by_depth_and_biases_do_not_decay() -> None:
     assert {group["weight_decay"] for group in everything} == {0.1}
 
 
+@pytest.mark.parametrize(("depth", "expected"), [(2, 0.75), (12, 0.75), (24, 0.75**0.5), (40, 0.75**0.3)])
+def test_an_open_layer_decay_follows_the_depth(depth: int, expected: float) -> None:
+    with torch.device("meta"):
+        model = create_backbone("vit-ti16", depth=depth, image_size=32, classes=3)
+    groups = group_parameters(model, OptimSettings(layer_decay=None), dict(model.named_parameters()))
+    scales = {name: group["scale"] for group in groups for name in group["names"]}
+    assert scales["head.weight"] == 1.0
+    assert scales[f"blocks.{depth - 1}.norm1.weight"] == pytest.approx(expected)
+    assert scales["patch_embed.proj.weight"] == pytest.approx(expected ** (depth + 1))
+
+
 def test_groups_change_rate_and_decay_of_the_first_pattern_that_matches() -> None:
     model = create_backbone("vit-ti16", depth=2, image_size=32, classes=3)
     groups = {

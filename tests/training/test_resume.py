@@ -23,13 +23,13 @@ from safetensors.torch import load_file
 
 from tests.forked import start_copy, wait_for_end
 from tests.slow import few_or_nightly
+from tests.training.stopping import stopped_after
 from vitrail import cli, train
 from vitrail.config.compose import compose_run
-from vitrail.errors import ConfigError, Preempted
+from vitrail.errors import ConfigError
 from vitrail.runs.checkpoint import list_checkpoints, load_newest, step_of
 from vitrail.runs.folder import RunFolder, find_unfinished
 from vitrail.runtime import fault_injection
-from vitrail.training import loop
 from vitrail.training import train as training
 
 STEPS = 6
@@ -88,20 +88,10 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_stopped_training_resumes_bit_for_bit(tmp_path, never_stopped, monkeypatch) -> None:
+def test_a_stopped_training_resumes_bit_for_bit(tmp_path, never_stopped) -> None:
     parts = partial(train_briefly, out=tmp_path / "run")
-    take_step = loop.take_step
-
-    def stopping(training, batch):
-        loss = take_step(training, batch)
-        if training.progress.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
-    monkeypatch.setattr(loop, "take_step", stopping)
-    with pytest.raises(Preempted):
+    with stopped_after(3):
         parts()
-    monkeypatch.undo()
     assert step_of(list_checkpoints(tmp_path / "run" / "checkpoints")[-1]) == 3
     parts()
     assert_same_run(never_stopped, tmp_path / "run")

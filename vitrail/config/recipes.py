@@ -71,7 +71,7 @@ class Recipe:
 OF_TASK = {"segmentation": "segment", "detection": "detect"}
 
 # data with boxes or masks are small, and few updates leave a new head unfinished, hence the average: see docs/decisions.md
-DENSE_OPTIM = OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75, clip=1.0, ema=0.999)
+DENSE_OPTIM = OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, layer_decay=None, clip=1.0, ema=0.999)
 
 # of the ViT paper
 BATCH, WARMUP = 4096, 10_000  # of all pre-training
@@ -150,7 +150,7 @@ _RECIPES = (
         run=Run(
             recipe="finetune",
             data=DataSettings(batch=32),
-            optim=OptimSettings(name="adamw", lr=3e-4, weight_decay=0.05, layer_decay=0.75, clip=1.0),
+            optim=OptimSettings(name="adamw", lr=3e-4, weight_decay=0.05, layer_decay=None, clip=1.0),
             schedule=ScheduleSettings(epochs=12, warmup=0.1, kind="cosine"),
             augment=POLICIES["finetune"],
         ),

@@ -190,7 +190,10 @@ class OptimSettings:
     weight_decay: Annotated[float, "decoupled weight decay, multiplied by the learning rate"] = 0.1
     decay_on: Annotated[Literal["kernels", "all"], "parameters that decay: kernels, or all"] = "kernels"
     clip: Annotated[float | None, "largest norm of the gradient; null does not clip"] = 1.0
-    layer_decay: Annotated[float, "factor of the learning rate from each layer to the one below"] = 1.0
+    layer_decay: Annotated[
+        float | None,
+        "factor of the learning rate from each layer to the one below; null follows the depth: 0.75 up to 12 blocks",
+    ] = 1.0
     groups: Annotated[
         dict[str, dict[str, float]],
         "by pattern of parameter names, a factor of the learning rate (lr) and a weight_decay, such as {head.*: {lr: 10}}; the "
@@ -207,7 +210,8 @@ class OptimSettings:
         _demand(all(0 <= beta < 1 for beta in self.betas), f"optim.betas is {self.betas}", "each lies in [0, 1)")
         _demand(0 <= self.momentum < 1, f"optim.momentum is {self.momentum}", "it lies in [0, 1)")
         _demand(self.clip is None or self.clip > 0, f"optim.clip is {self.clip}", "give a norm above 0, or null")
-        _demand(0 < self.layer_decay <= 1, f"optim.layer_decay is {self.layer_decay}", "it lies in (0, 1]; 1 is none")
+        decay = 1.0 if self.layer_decay is None else self.layer_decay
+        _demand(0 < decay <= 1, f"optim.layer_decay is {decay}", "it lies in (0, 1]; 1 is none")
         _demand(self.ema is None or 0 < self.ema < 1, f"optim.ema is {self.ema}", "give a decay such as 0.999, or null")
         for pattern, changes in self.groups.items():
             written = f"optim.groups gives {pattern!r}: {changes!r}"

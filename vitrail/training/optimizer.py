@@ -149,8 +149,9 @@ def find_own_settings(name: str, groups: Mapping[str, Mapping[str, float]]) -> M
 def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> list[dict]:
     """Groups for a torch optimiser: one per depth and decay, each with its ``names`` and the ``scale`` of its rate.
 
-    Layer-wise decay multiplies the rate of depth i by ``layer_decay ** (last - i)`` (BEiT; MAE appendix A.2); ``groups`` changes
-    rate and decay by name. Raises `ConfigError` for a pattern of ``groups`` that matches no parameter.
+    Layer-wise decay multiplies the rate of depth i by ``layer_decay ** (last - i)`` (BEiT; MAE appendix A.2). None is 0.75 up
+    to 12 blocks; deeper networks decay as much in all, from the first layer to the last. ``groups`` changes rate and decay by
+    name. Raises `ConfigError` for a pattern of ``groups`` that matches no parameter.
     """
     layers = model.layers()  # type: ignore[operator]
     for pattern in settings.groups:
@@ -158,9 +159,10 @@ def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapp
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"no parameter matches {pattern!r} in optim.groups", nearest(pattern, names))
     spared = model.no_decay() if settings.decay_on == "kernels" else set()  # type: ignore[operator]
+    base = 0.75 ** min(12 / max(len(layers) - 2, 1), 1) if settings.layer_decay is None else settings.layer_decay
     groups: dict[tuple[float, float], dict] = {}
     for depth, layer in enumerate(layers):
-        scale = settings.layer_decay ** (len(layers) - 1 - depth)
+        scale = base ** (len(layers) - 1 - depth)
         for name in (name for name in layer if name in parameters):
             own = find_own_settings(name, settings.groups) if settings.groups else {}
             rate = scale * own.get("lr", 1.0)

@@ -18,6 +18,8 @@ PARTS = {"attn": "qkv", "mlp": "gx"}
 # where only q and v have a bias, they remain apart
 OWN = {"blocks.{}.attn.q.bias": "blocks.{}.attn.q_bias", "blocks.{}.attn.v.bias": "blocks.{}.attn.v_bias"}
 GATED = {"blocks.{}.mlp.gx": "blocks.{}.mlp.fc1"}
+# a SwiGLU as DINOv2 names it: gate and value in one layer
+PACKED = {"blocks.{}.mlp.w12": "blocks.{}.mlp.fc1", "blocks.{}.mlp.w3": "blocks.{}.mlp.fc2"}
 
 
 def join_blocks(state: State) -> State:

@@ -17,7 +17,7 @@ from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
 from vitrail.models.config import TRAINING_FIELDS
 from vitrail.models.rope import ROPES
-from vitrail.weights.blocks import from_flat_tokens, split_gates
+from vitrail.weights.blocks import PACKED, from_flat_tokens, split_gates
 from vitrail.weights.huggingface.family import (
     CHANNELS,
     DROPOUTS,
@@ -140,9 +140,6 @@ def _join_ungated(state: State) -> State:
 def _split_ungated(state: State) -> State:
     """Names the first layer of an MLP as transformers does, unless it is that of a SwiGLU, which has been split."""
     return rename(state, invert(UNGATED))
-
-
-GATED = {"blocks.{}.mlp.w12": "blocks.{}.mlp.fc1", "blocks.{}.mlp.w3": "blocks.{}.mlp.fc2"}  # of a SwiGLU
 
 
 def _width(state: State, name: str) -> int:
@@ -408,8 +405,8 @@ TIPSV2: dict[str, Any] = {
     "unused": ("mask_token",),
     "unused_heads": ("text_encoder.", "temperature"),
     "processor": "Tipsv2",
-    "prepare": lambda state: rename(state, GATED),
-    "express_state": lambda config, state: rename(state, invert(GATED)) if config.mlp == "swiglu" else state,
+    "prepare": lambda state: rename(state, PACKED),
+    "express_state": lambda config, state: rename(state, invert(PACKED)) if config.mlp == "swiglu" else state,
     "reader": read_tipsv2,
     "sizes": (*BASE[:3], CHANNELS, IMAGE_SIZE._replace(default=448), PATCH_SIZE._replace(default=14)),
     "fields": (*SCALED, Field("registers", "num_register_tokens", 1)),

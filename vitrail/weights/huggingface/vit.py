@@ -16,7 +16,7 @@ import torch
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, positions
 from vitrail.models.beit import BEiTConfig
-from vitrail.weights.blocks import find_other_parts
+from vitrail.weights.blocks import PACKED, find_other_parts
 from vitrail.weights.huggingface import foundation
 from vitrail.weights.huggingface.family import (
     CHANNELS,
@@ -62,7 +62,6 @@ OF_DINO = (
     Field("layer_scale", "layerscale_value", 1.0),
     Field("drop_path", "drop_path_rate", 0.0),
 )
-GATED = {"blocks.{}.mlp.w12": "blocks.{}.mlp.fc1", "blocks.{}.mlp.w3": "blocks.{}.mlp.fc2"}
 RULES = {"dinov2_with_registers": "bicubic-antialias"}  # interpolation of positions; the others have no antialiasing
 PREFIXES: dict[str, tuple[str, ...]] = {"deit": ("cls", "dist"), "ijepa": ()}
 POOLS = {
@@ -167,7 +166,7 @@ def express_state(config: ViTConfig, state: State) -> State:
     else:
         table = state.get("pos_embed", torch.zeros(1, patches, config.width))
     nowhere = table.new_zeros(1, len(config.prefix) + patches - table.shape[1], config.width)
-    gated = rename(state, invert(GATED)) if config.mlp == "swiglu" else state
+    gated = rename(state, invert(PACKED)) if config.mlp == "swiglu" else state
     return {**gated, "pos_embed": torch.cat([nowhere, table], 1)}
 
 
@@ -196,7 +195,7 @@ def _family(model_type: str, *, body: str | None = None, fields: tuple[Field, ..
 def _dinov2(model_type: str, *, fields: tuple[Field, ...] = (), **parts: Any) -> Family:
     others = {"mlp_ratio": 4, "use_swiglu_ffn": False}
     unused = ("embeddings.mask_token",)
-    parts |= {"prepare": lambda state: rename(state, GATED)}
+    parts |= {"prepare": lambda state: rename(state, PACKED)}
     return _family(model_type, fields=(*OF_DINO, *fields), unused=unused, processor="Bit", others=others, **parts)
 
 

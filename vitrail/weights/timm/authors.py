@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
-from vitrail.weights.blocks import from_flat_tokens
+from vitrail.weights.blocks import PACKED, from_flat_tokens
 from vitrail.weights.names import State, rename, rename_with
 
 # first layers, by which the names of torchvision and of the authors of DINOv2 and Swin are told apart
@@ -73,8 +73,6 @@ OPENAI: dict[str, Any] = {
     "crop_pct": 1.0,
 }
 PE_IMAGES: dict[str, Any] = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
-# DINOv2's giant: gate and value in one layer
-PACKED = {f"{BLOCK}.mlp.w12": f"{BLOCK}.mlp.fc1", f"{BLOCK}.mlp.w3": f"{BLOCK}.mlp.fc2"}
 # DINOv3, EUPE and EVA-02
 GATED = {
     "storage_tokens": "reg_token",
