@@ -101,6 +101,26 @@ def test_logits_are_timms(name):
             assert_equal(ours.to(dtype)(images), theirs(images), tolerance)
 
 
+def test_the_name_decides_between_equal_tensors_with_norms_elsewhere():
+    """The blocks of EVA-02-CLIP E are post-norm, those of EVA-CLIP g pre-norm, and their tensors are the same."""
+    enormous = create_random("eva02_enormous_patch14_clip_224")
+    ratio = {"mlp_ratio": 15360 / 1792}
+    giant = create_random("eva_giant_patch14_clip_224", **ratio)
+    giant.load_state_dict(enormous.state_dict())
+    images, outputs = make_images(enormous), []
+    for name, theirs, norm_at in (("eva02_enormous", enormous, "post"), ("eva_giant", giant, "pre")):
+        folder = write_folder(f"{name}_patch14_clip_224", theirs)
+        folder["model_args"] |= ratio
+        weights = read_timm(dict(theirs.state_dict()), folder, Path(name))
+        ours = create_backbone(weights.config).eval()
+        ours.load_state_dict(weights.tensors)
+        with torch.no_grad():
+            assert_equal(ours(images), theirs(images), 1e-6)
+            outputs.append(ours(images))
+        assert ours.config.norm_at == norm_at
+    assert (outputs[0] - outputs[1]).norm() > 0.1 * outputs[0].norm()
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_attention_is_timms(name):
     theirs = create_random(name)
