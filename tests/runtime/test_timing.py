@@ -56,6 +56,11 @@ def test_a_slow_function_is_given_up_and_the_first_one_is_not():
     assert len(Machine({"a": [1] * 9, "b": [1, 3]}).time(rounds=8, give_up_ratio=2)["a"].seconds) == 1
 
 
+def test_a_function_is_not_given_up_after_a_disturbed_round():
+    machine = Machine({"a": [9, 2, 2, 2], "b": [1, 9, 1, 1]}, processor=0.5)
+    assert [len(timing.seconds) for timing in machine.time(rounds=3, give_up_ratio=2).values()] == [3, 3]
+
+
 @pytest.mark.parametrize(("processor", "disturbed"), [(1.0, False), (0.95, False), (0.5, True)])
 def test_a_function_that_waits_for_the_processor_is_disturbed(processor, disturbed):
     assert Machine({"a": [1] * 4}, processor).time(rounds=3)["a"].is_disturbed == disturbed

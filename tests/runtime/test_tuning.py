@@ -78,6 +78,29 @@ def test_the_fastest_plan_is_chosen(monkeypatch, costs, taken):
     assert str(choice).startswith(f"{taken.precision} on {threads}; ms of an image, forward and backward: ")
 
 
+FP32, BF16 = tuning.PRECISIONS
+
+
+@pytest.mark.parametrize(("bf16", "taken"), [(0.99, FP32), (0.78, FP32), (0.76, BF16), (0.1, BF16), (5.0, FP32)])
+@pytest.mark.parametrize("image", [(3, 32, 32), (3, 4096, 4096)])
+def test_bf16_is_taken_where_it_is_faster_by_its_ratio(monkeypatch, image, bf16, taken):
+    machine = Machine(monkeypatch, {FP32: [1.0], BF16: [bf16]})
+    choice = tuning.choose_precision(sketch(TINY["vit"]), image, clock=lambda: machine.now)
+    assert choice.plan == taken
+    images = 196 if image[1] == 32 else 1
+    assert choice.seconds == pytest.approx({FP32: 3 / images, BF16: 3 * bf16 / images})
+    assert all(machine.built)
+
+
+@pytest.mark.parametrize("disturbed", range(4))
+@pytest.mark.parametrize("plan", tuning.PRECISIONS)
+def test_no_single_disturbed_pass_changes_the_precision(monkeypatch, plan, disturbed):
+    costs = {FP32: [0.3] * 5, BF16: [0.2] * 5}
+    costs[plan][disturbed] = 9.0
+    machine = Machine(monkeypatch, costs)
+    assert tuning.choose_precision(sketch(TINY["vit"]), (3, 32, 32), clock=lambda: machine.now).plan == BF16
+
+
 def test_a_small_network_is_timed_as_a_whole(monkeypatch):
     """What a pass costs then holds for all images, and for the network, not for each block."""
     machine = Machine(monkeypatch, {SLOW: [0.004], FAST: [0.003]})

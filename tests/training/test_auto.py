@@ -18,10 +18,8 @@ from vitrail.files import read_checksummed, write_checksummed
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import tuning
 from vitrail.runtime.progress import log_nothing
-from vitrail.runtime.tuning import Choice, ExecutionPlan
+from vitrail.runtime.tuning import PRECISIONS, Choice, ExecutionPlan
 from vitrail.training.prepare import prepare
-
-PRECISIONS = [ExecutionPlan("fp32", 1), ExecutionPlan("bf16", 1)]
 
 
 @pytest.fixture
@@ -30,13 +28,17 @@ def measured(monkeypatch, tmp_path) -> list[Sequence[ExecutionPlan]]:
     asked: list[Sequence[ExecutionPlan]] = []
 
     def choose(network: Any, image: Sequence[int], plans: Sequence[ExecutionPlan], *, batch: int, **how: Any) -> Choice:
-        assert how == {"gradient": True, "images": math.inf}
+        assert how == {"gradient": True, "images": math.inf} and batch == 12
+        return choose_second(network, image, plans)
+
+    def choose_second(network: Any, image: Sequence[int], plans: Sequence[ExecutionPlan] = PRECISIONS) -> Choice:
         assert network.config.width == 16 and all(parameter.is_meta for parameter in network.parameters())
-        assert (tuple(image), batch) == ((1, 32, 32), 12)
+        assert tuple(image) == (1, 32, 32)
         asked.append(plans)
         return Choice(plans[1], {plan: 1.0 + number for number, plan in enumerate(plans)}, 0.5)
 
     monkeypatch.setattr(tuning, "choose_plan", choose)
+    monkeypatch.setattr(tuning, "choose_precision", choose_second)
     monkeypatch.setattr("vitrail.training.prepare.NARROW", 1)
     monkeypatch.setattr("vitrail.training.prepare.cores", lambda: 1)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
@@ -64,7 +66,7 @@ def test_a_choice_is_kept_for_the_run_and_for_the_machine(measured, tmp_path):
     compute = first.read_config().compute
     assert (compute.precision, compute.threads) == ("bf16", 1)
     assert (
-        "tuned    bf16; ms of an image, forward and backward: fp32 1e+03, bf16 2e+03 (measured in 0.5 s)"
+        "tuned    bf16; ms of an image, forward and backward on one thread: fp32 1e+03, bf16 2e+03 (measured in 0.5 s)"
         in (first.path / "log.txt").read_text()
     )
     run(tmp_path / "first", steps=2)  # resumed
@@ -74,7 +76,7 @@ def test_a_choice_is_kept_for_the_run_and_for_the_machine(measured, tmp_path):
     assert second.read_config().compute.precision == "bf16"
     assert "(measured before)" in (second.path / "log.txt").read_text()
     (name,), (words,) = zip(*vitrail.doctor(tune="show").items())
-    assert name.startswith("vit-ti16, 32 x 32 x 1, batch 12, torch ") and words.startswith("bf16; ms")
+    assert name.startswith("vit-ti16, 32 x 32 x 1, batch 196, torch ") and words.startswith("bf16; ms")
     assert vitrail.doctor(tune="clear") == {"removed": 1}
     plan(tmp_path / "third")
     assert measured == [PRECISIONS] * 2
@@ -91,20 +93,18 @@ def test_given_settings_are_not_measured(measured, monkeypatch, tmp_path):
     rows = (
         (("compute.precision=fp32",), 1, None),
         (("compute.tune=false",), 8, None),
-        (("compute.threads=2",), 8, [ExecutionPlan("fp32", 2), ExecutionPlan("bf16", 2)]),
-        (("compute.precision=bf16",), 4, [ExecutionPlan("bf16", 4), ExecutionPlan("bf16", 2)]),
-        (
-            (),
-            4,
-            [ExecutionPlan("fp32", 4), ExecutionPlan("bf16", 4), ExecutionPlan("fp32", 2), ExecutionPlan("bf16", 2)],
-        ),
+        (("compute.threads=2",), 2, [PRECISIONS]),
+        (("compute.precision=bf16",), 4, [counts := [ExecutionPlan("bf16", 4), ExecutionPlan("bf16", 2)]]),
+        ((), 4, [PRECISIONS, counts]),
     )
     for number, (settings, cores, plans) in enumerate(rows):
         measured.clear()
+        monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / f"cache-{number}"))
         monkeypatch.setattr("vitrail.training.prepare.cores", lambda cores=cores: cores)
         compute = plan(tmp_path / f"run-{number}", *settings)
-        assert measured == ([] if plans is None else [plans]), settings
-        taken = ExecutionPlan("fp32", cores) if plans is None else plans[1]
+        assert measured == (plans or []), settings
+        taken = plans[-1][1] if plans else ExecutionPlan("fp32", cores)
+        taken = replace(taken, threads=cores) if taken in PRECISIONS else taken
         assert (compute.precision, compute.threads) == (taken.precision, taken.threads), settings
 
 
@@ -126,12 +126,22 @@ def test_a_choice_of_before_inference_was_measured_is_still_listed(measured, tmp
         del kept_plan["channels_last"]
     write_checksummed(kept, content)
     (words,) = vitrail.doctor(tune="show").values()
-    assert words.startswith("bf16; ms of an image, forward and backward: fp32 1e+03, bf16 2e+03")
+    assert words.startswith("bf16; ms of an image, forward and backward on one thread: fp32 1e+03, bf16 2e+03")
 
 
 def test_a_choice_that_other_work_disturbed_is_taken_and_not_kept(measured, monkeypatch, tmp_path):
     choose = tuning.choose_plan
+    monkeypatch.setattr("vitrail.training.prepare.cores", lambda: 4)
     monkeypatch.setattr(tuning, "choose_plan", lambda *given, **how: replace(choose(*given, **how), disturbed=True))
+    for name in ("first", "second"):
+        measured.clear()
+        assert plan(tmp_path / name, "compute.precision=bf16").threads == 2
+        assert len(measured) == 1 and not vitrail.doctor(tune="show")
+
+
+def test_ranks_threads_and_batch_do_not_decide_the_precision(measured, monkeypatch, tmp_path):
     assert plan(tmp_path / "first").precision == "bf16"
-    plan(tmp_path / "second")
-    assert measured == [PRECISIONS] * 2 and not vitrail.doctor(tune="show")
+    monkeypatch.setattr("vitrail.training.prepare.cores", lambda: 3)
+    for number, settings in enumerate((("compute.threads=2",), ("data.batch=24",), ("data.micro_batch=4",))):
+        assert plan(tmp_path / f"run-{number}", *settings).precision == "bf16"
+    assert measured == [PRECISIONS]  # what was kept is taken

@@ -69,12 +69,13 @@ def time_in_turns(
         rounds: their largest number.
         min_rounds: the smallest number, after which no round begins once ``seconds`` have passed.
         give_up_ratio: a function is not called again once its fastest call took more than this times as long as the
-            fastest of all. The first one is called in all rounds, so that one disturbed call does not exclude the default.
+            fastest of all, unless other work disturbed that call. The first one is called in all rounds: it is the default.
         within: returns the context in which a function is called; entering it is not timed.
         on_call: called after each call, such as for progress.
     """
     walls: dict[Name, list[float]] = {name: [] for name in functions}
     processor: dict[Name, list[float]] = {name: [] for name in functions}
+    timings: dict[Name, Timing] = {}
     active, first, ends = list(functions), next(iter(functions)), clock() + seconds
     for number in range(rounds):
         for name in active:
@@ -87,8 +88,13 @@ def time_in_turns(
                 processor[name].append(processor_clock() - began)
                 on_call()
         fastest = min(map(min, walls.values()))
-        active = [name for name in active if name == first or min(walls[name]) <= give_up_ratio * fastest]
+        timings = {name: Timing(tuple(walls[name]), tuple(processor[name])) for name in functions}
+        active = [
+            name
+            for name in active
+            if name == first or min(walls[name]) <= give_up_ratio * fastest or timings[name].is_disturbed
+        ]
         alone = len(functions) > 1 and len(active) == 1
         if alone or (number + 1 >= min_rounds and clock() > ends):
             break
-    return {name: Timing(tuple(walls[name]), tuple(processor[name])) for name in functions}
+    return timings

@@ -35,6 +35,8 @@ MIN_ROUNDS, MAX_ROUNDS = 5, 12  # passes in each plan that should be timed, and 
 GIVE_UP_RATIO = 2.0  # a plan that takes so many times as long as the best is not measured again
 MIN_IMAGES = 200  # for fewer images to come nothing is timed, which itself takes as long as two or three of them
 MIN_GAIN = 0.03  # share of the time of a plan that comes before it, which another must save to be taken
+BF16_RATIO = 1.3  # times as fast as fp32 that bf16 must be to be trained in
+PROBE_PIXELS, MAX_PROBE_IMAGES, MIN_PROBE_ROUNDS = 4 * 224 * 224, 256, 3
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class ExecutionPlan:
         return f"{self.precision}{threads}{' channels last' if self.channels_last else ''}{layers}"
 
 
+PRECISIONS = ExecutionPlan("fp32", 1), ExecutionPlan("bf16", 1)
+
+
 @dataclass(frozen=True)
 class Choice:
     """The plan that was chosen, and the measured seconds of an image in all blocks for each plan."""
@@ -82,6 +87,7 @@ class Choice:
         measured = sorted(self.seconds.items(), key=lambda item: item[1])
         figures = (f"{plan.describe(self.seconds)} {1e3 * seconds:.3g}" for plan, seconds in measured)
         passes = "forward and backward" if self.gradient else "forward"
+        passes += " on one thread" if {plan.threads for plan in self.seconds} == {1} else ""
         when = "measured before" if self.before else f"measured in {self.took:.1f} s"
         when += ", beside other work" if self.disturbed else ""
         return f"{self.plan.describe(self.seconds)}; ms of an image, {passes}: {', '.join(figures)} ({when})"
@@ -151,6 +157,37 @@ def choose_plan(
         if totals[plan] < (1 - MIN_GAIN) * totals[best]:
             best = plan
     return Choice(best, totals, clock() - began, gradient, disturbed=disturbed)
+
+
+def choose_precision(network: nn.Module, image: Sequence[int], *, clock: Clock = time.thread_time) -> Choice:
+    """Times the distinct blocks of ``network`` forward and backward in fp32 and bf16, and chooses bf16 where it is `BF16_RATIO`
+    times as fast.
+
+    Results depend on the precision, so nothing that changes from run to run decides it: one thread computes, its processor time
+    is measured (the median of several rounds), and the number of images follows from their size alone.
+
+    Args:
+        network: on the meta device, as in `choose_plan`.
+        image: (C, H, W).
+    """
+    began = time.perf_counter()
+    count = count_probe_images(image)
+    blocks = find_blocks(network, image, count)
+    limits = {"rounds": MAX_ROUNDS, "min_rounds": MIN_PROBE_ROUNDS, "seconds": MAX_SECONDS / max(len(blocks), 1)}
+    totals = dict.fromkeys(PRECISIONS, 0.0)
+    for block in blocks:
+        run = block.build()
+        functions = {plan: partial(run, plan) for plan in PRECISIONS}
+        for plan, timing in time_in_turns(functions, **limits, within=ExecutionPlan.within, clock=clock).items():
+            totals[plan] += timing.median * block.count / count
+    fp32, bf16 = PRECISIONS
+    chosen = bf16 if BF16_RATIO * totals[bf16] <= totals[fp32] else fp32
+    return Choice(chosen, totals, time.perf_counter() - began)
+
+
+def count_probe_images(image: Sequence[int]) -> int:
+    """Returns the images (C, H, W) of a pass by which a precision is chosen."""
+    return max(1, min(PROBE_PIXELS // (image[1] * image[2]), MAX_PROBE_IMAGES))
 
 
 def _time(
@@ -268,14 +305,30 @@ def recall_plan(
     ``config`` decides the shapes of ``network``; ``about`` is its name for `list_choices`. A cached choice holds for any number
     of ``images``.
     """
-    machine = {"processor": processor(), "cores": cores(), "torch": torch.__version__}
-    ways = [asdict(plan) for plan in plans]
-    asked = {**machine, "image": list(image), "batch": batch, "ways": ways, "gradient": gradient}
+    asked = {"cores": cores(), "batch": batch, "gradient": gradient}
+    measure = partial(choose_plan, network, image, plans, batch=batch, gradient=gradient, images=images)
+    return _recall(measure, {**asked, **_describe(image, plans)}, config, about)
+
+
+def recall_precision(network: nn.Module, image: Sequence[int], *, config: str, about: str) -> Choice:
+    """Returns the cached result of `choose_precision`, as `recall_plan` does; or calls it now."""
+    asked = {"batch": count_probe_images(image), "gradient": True, **_describe(image, PRECISIONS)}
+    choice = _recall(partial(choose_precision, network, image), asked, config, about)
+    assert choice is not None
+    return choice
+
+
+def _describe(image: Sequence[int], plans: Sequence[ExecutionPlan]) -> dict[str, Any]:
+    machine = {"processor": processor(), "torch": torch.__version__}
+    return {**machine, "image": list(image), "ways": [asdict(plan) for plan in plans]}
+
+
+def _recall(measure: Callable[[], Choice | None], asked: dict[str, Any], config: str, about: str) -> Choice | None:
     name = hashlib.sha256(json.dumps([asked, config]).encode()).hexdigest()
     path = cache_folder("tuning") / f"{name}.json"
     if (kept := read_checksummed(path)) is not None:
         return replace(_read_choice(kept), before=True)
-    choice = choose_plan(network, image, plans, batch=batch, gradient=gradient, images=images)
+    choice = measure()
     if choice is None or choice.disturbed:
         return choice
     seconds = [[asdict(plan), taken] for plan, taken in choice.seconds.items()]

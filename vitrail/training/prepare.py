@@ -26,7 +26,7 @@ from vitrail.runtime.distributed import SINGLE, Ranks, localise
 from vitrail.runtime.machine import versions
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import LogFunction
-from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan
+from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan, recall_precision
 from vitrail.tasks import Task, find_task
 from vitrail.text import plural
 from vitrail.training.cost import TRIAL_STEPS, buy_steps
@@ -88,31 +88,31 @@ def resolve(
 
 
 def tune(run: Run, plan: NetworkPlan, device: torch.device, log: LogFunction, ranks: Ranks = SINGLE) -> Run:
-    """Returns ``run`` with the fastest precision and threads for its network on this processor, unless it sets them.
+    """Returns ``run`` with the precision and the number of threads for its network on this processor, unless it sets them.
 
-    All ranks measure at the same time, as they will compute, and take the choice of rank 0.
+    The precision is that of `choose_precision`, the threads are the fastest in it. The ranks take the choice of rank 0.
     """
     compute = run.compute
     if not compute.tune or device.type != "cpu" or plan.network is None or plan.network.width < NARROW:
         return run
     if plan.image_bytes > HUGE:  # whose blocks would take minutes
         return run
-    threads = compute.threads or cores()
-    counts = [threads] if compute.threads or not ranks.is_single else list_threads(threads)
-    precisions = [compute.precision] if compute.precision else ["fp32", "bf16"]
-    shares = [max(count // ranks.local_world, 1) for count in counts]
-    plans = [ExecutionPlan(precision, share) for share in shares for precision in precisions]
-    if len(plans) == 1:
-        return run
     assert plan.model.size is not None
-    batch = run.data.micro_batch or default_micro_batch(plan.image_bytes, run.data.batch, device)
     image = (plan.channels, *plan.model.size)
     named = {"config": repr(plan.network.config), "about": plan.model.name or Path(plan.model.init or "").stem}
-    choice = ranks.broadcast(recall_plan(plan.network, image, plans, batch=-(-batch // ranks.world), **named))
-    assert choice is not None  # as a training measures for any number of images
-    log(f"tuned    {choice}")
-    precision, threads = cast(Precision, choice.plan.precision), choice.plan.threads * ranks.local_world
-    return replace(run, compute=replace(compute, precision=precision, threads=threads))
+    if (precision := compute.precision) is None:
+        choice = ranks.broadcast(recall_precision(plan.network, image, **named))
+        log(f"tuned    {choice}")
+        precision = cast(Precision, choice.plan.precision)
+    counts = [compute.threads] if compute.threads else list_threads(cores()) if ranks.is_single else [cores()]
+    if len(counts) > 1:
+        batch = run.data.micro_batch or default_micro_batch(plan.image_bytes, run.data.batch, device)
+        plans = [ExecutionPlan(precision, count) for count in counts]
+        choice = recall_plan(plan.network, image, plans, batch=batch, **named)
+        assert choice is not None  # as a training measures for any number of images
+        log(f"tuned    {choice}")
+        counts = [choice.plan.threads]
+    return replace(run, compute=replace(compute, precision=precision, threads=counts[0]))
 
 
 def check_ranks(run: Run, parallel: Parallel, precision: str, ranks: Ranks) -> None:
