@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from PIL import Image
 
 from tests.looked_at import QUIET
+from tests.models.conftest import shaken
+from tests.models.tiny import TINY
 from tests.tasks.dense_models import BACKBONES, create, draw_images
 from vitrail.analysis.explanation import ExplainOptions
 from vitrail.analysis.occlusion import occlusion
@@ -120,6 +123,27 @@ def test_a_map_lies_where_a_head_was_made_to_look():
     heat = relevance_of_score(model, images, left)[0]
     assert heat.shape == (rows, columns)
     assert heat[:, : columns // 2].sum() > 0 and heat[:, columns // 2 + 1 :].sum() == 0
+
+
+@pytest.mark.parametrize("name", ["vit", "axial", "cait"])
+def test_the_relevance_of_an_earlier_block_is_that_of_a_network_that_ends_there(name):
+    """The head reads the second of four maps alone, so the attention of later blocks counts for nothing."""
+    deep = create("segmentation", replace(TINY[name], depth=4), head="linear", maps="four").double()
+    short = create("segmentation", replace(TINY[name], depth=2), head="linear").double()
+    shaken(deep.backbone)
+    names = short.backbone.state_dict()
+    short.backbone.load_state_dict({each: deep.backbone.state_dict()[each] for each in names})
+    kernel = deep.own["head"].classifier.weight.data
+    kernel[:, : deep.width] = kernel[:, 2 * deep.width :] = 0
+    short.own["head"].classifier.weight.data = kernel[:, deep.width : 2 * deep.width]
+    short.own["head"].classifier.bias.data = deep.own["head"].classifier.bias.data
+    images = draw_images(deep, 2).double()
+    one, other = (
+        relevance_of_score(model, images, lambda outputs: outputs[:, :, :9, :14].square().sum((1, 2, 3)))
+        for model in (deep, short)
+    )
+    assert other.max() > 0
+    torch.testing.assert_close(one, other)
 
 
 @pytest.fixture

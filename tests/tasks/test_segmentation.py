@@ -145,9 +145,9 @@ def test_logits_lie_over_the_pixels_that_they_describe(name, head):
     model = create("segmentation", TINY[name], head=head, size=(32, 32)).double()
     images = draw_images(model, 1).double()
     maps = model.backbone.dense_maps(images)
-    model.backbone.dense_maps = lambda images: maps
+    model.backbone.dense_maps = lambda images, layers: maps
     logits, smaller = model(images), model(images[:, :, :30, :29])
-    model.backbone.dense_maps = lambda images: [each.flip(-1) for each in maps]
+    model.backbone.dense_maps = lambda images, layers: [each.flip(-1) for each in maps]
     assert torch.equal(smaller, logits[:, :, :30, :29])
     torch.testing.assert_close(model(images).flip(-1), logits)
 

@@ -419,6 +419,13 @@ def test_arguments_of_the_head_and_weights_to_start_from(scenes, segmented, tmp_
     assert (model.levels, model.head_width, model.most) == ((8, 16), 32, 7)
 
 
+@pytest.mark.parametrize("kind", ["maps", "boxes"])
+def test_a_setting_of_the_head_reads_the_maps_of_four_blocks(kind, scenes, tmp_path):
+    settings = (*SMALL, "model.changes.depth=5", "model.head={maps: four}", "data.batch=8")
+    model = vitrail.train(scenes / kind, out=tmp_path / "run", steps=1, settings=settings, **QUICK).load()
+    assert model.maps == "four" and model.dense_layers == (0, 1, 2, 4)
+
+
 def test_inputs_follow_the_size_of_the_pictures_up_to_a_number_of_pixels(scenes):
     train = open_data(scenes / "maps").train
     assert choose_size(train, (16, 16), 10_000) == (48, 64)

@@ -96,8 +96,8 @@ def relevance_of_score(model: DenseTask, images: Tensor, score: Callable[[Tensor
 
     As in `relevance`, but it starts from the tokens that the head reads. The share of a token is the product of its features
     with their gradient, clamped at zero (Grad-CAM, Selvaraju et al. 2017, for each place); all shares of an image sum to
-    one. Shares of the map of a stage of a pyramid join those of the later stages at the stage's last layer; of stages before
-    the first layer with attention they are left out. Raises `ConfigError` for a model without attention.
+    one. Shares of the map of a block or of a stage join those of later maps at its last layer; of stages before the first layer
+    with attention they are left out. Raises `ConfigError` for a model without attention.
 
     Args:
         score: from outputs of the task to (B,).
@@ -106,31 +106,26 @@ def relevance_of_score(model: DenseTask, images: Tensor, score: Callable[[Tensor
         records: list[AttentionRecord] = []
         # a copy that requires a gradient, as the parameters may be frozen
         images = images.clone().requires_grad_()
-        maps = model.backbone.dense_maps(images, on_attention=records.append)
+        maps = model.backbone.dense_maps(images, model.dense_layers, records.append)
         read = [each.view_as(each) for each in maps]  # whose gradients do not come by way of later maps
         total = score(model.answer_maps(read, images)).sum()
-        outputs = [record.output for record in records]
-        gradients = torch.autograd.grad(total, [*outputs, *read], allow_unused=True)  # type: ignore[arg-type]
-        of_output = [
-            torch.zeros_like(output) if given is None else given  # type: ignore[arg-type]
-            for output, given in zip(outputs, gradients)
-        ]
-        weight = _weight_by_gradient(records, of_output)
+        gradients = torch.autograd.grad(total, [*(record.output for record in records), *read], materialize_grads=True)  # type: ignore[arg-type]
+        weight = _weight_by_gradient(records, gradients[: len(records)])
         with torch.no_grad():
             shares = _share_reading(model, images, len(records), read, gradients[len(records) :])
             return _propagate_back(model, images, records, shares, weight, identity_weight=1.0, attention_weight=1.0)
 
 
 def _share_reading(
-    model: DenseTask, images: Tensor, layers: int, maps: list[Tensor], gradients: Sequence[Tensor | None]
+    model: DenseTask, images: Tensor, layers: int, maps: list[Tensor], gradients: Sequence[Tensor]
 ) -> dict[int, Tensor]:
     """Returns the shares (B, T) of the tokens that a score reads after each number of layers, from maps (B, D, h, w)."""
     grids = model.attention_grids((images.shape[2], images.shape[3]))[:layers]
     shares: dict[int, Tensor] = {}
-    for layer, x, gradient in zip(model.config.dense_layers, maps, gradients):
-        cell = model.config.cells[layer]
-        number = sum(grid.cell[0] <= cell[0] for grid in grids)
-        if number and gradient is not None:
+    for layer, x, gradient in zip(model.dense_layers, maps, gradients):
+        cell = model.config.cells[layer][0]
+        number = sum(grid.cell[0] <= cell for grid in grids)  # of a whole stage, or of all blocks, which are alike
+        if number := number * (layer + 1) // sum(each[0] <= cell for each in model.config.cells):
             parts = (x.float() * gradient.float()).sum(1).clamp(min=0).flatten(1)  # (B, h w)
             shares[number] = F.pad(parts, (Lift(grids[number - 1], x.device).prefix, 0))
     total = sum(each.sum(1, keepdim=True) for each in shares.values())

@@ -11,18 +11,8 @@ from vitrail.errors import ConfigError, nearest
 
 # Fields that do not affect the outputs of given weights: they are used for initialisation or in training only.
 INITIALISATION_FIELDS = frozenset({"initial", "head_bias", "layer_scale"})
-TRAINING_FIELDS = frozenset(
-    {
-        "drop_path",
-        "dropout",
-        "attention_dropout",
-        "patch_dropout",
-        "checkpoint",
-        "rope_shift",
-        "rope_jitter",
-        "rope_rescale",
-    }
-)
+TRAINING_FIELDS = frozenset({"drop_path", "dropout", "attention_dropout", "patch_dropout", "checkpoint"})
+TRAINING_FIELDS |= {"rope_shift", "rope_jitter", "rope_rescale"}
 
 # Valid values of fields, and the numerics that they stand for.
 
@@ -180,6 +170,14 @@ class Config(CheckedConfig):
         """Indices of the maps that dense tasks use by default: every stage of a pyramid, the last block of other networks."""
         stages = len(self.cells)
         return tuple(range(stages)) if self.cells[0] != self.cells[-1] else (stages - 1,)
+
+    @property
+    def even_layers(self) -> tuple[int, ...]:
+        """Indices of four maps at even intervals up to the last, or of all where there are fewer: 2, 5, 8, 11 of 12. Of 24 they
+        are 4, 11, 17, 23 as in DINOv2 (Oquab et al. 2023, section 7.4, "lin. 4") and DINOv3, whose other indices are even.
+        """
+        maps, count = len(self.cells), min(len(self.cells), 4)
+        return (4, 11, 17, 23) if maps == 24 else tuple(maps * part // count - 1 for part in range(1, count + 1))
 
     @property
     def cell(self) -> Pair:

@@ -51,13 +51,14 @@ class Upscale(nn.Module):
 
 
 class ScaledMaps(nn.Module):
-    """Maps at several strides from the last map of a network: finer ones by `Upscale`, coarser ones by max pooling.
+    """Maps at several strides from those of a plain network: finer ones by `Upscale`, coarser ones by max pooling.
 
-    Each doubling of rows and columns halves the width.
+    Each doubling of rows and columns halves the width. Of several maps each level has its own, the finest the first, as in BEiT's
+    UPerNet (Bao et al. 2021) and DPT (Ranftl et al. 2021, section 3); levels beyond their number are made from the last.
 
     Args:
-        inputs: width of the map.
-        cell: its stride (height, width) in pixels.
+        inputs: width of the maps.
+        cell: their stride (height, width) in pixels.
         levels: strides of the results in pixels, nearest to which a power of two of ``cell`` is taken.
     """
 
@@ -76,8 +77,8 @@ class ScaledMaps(nn.Module):
         return nn.Sequential(*(Upscale(*pair) for pair in pairwise(widths)))
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Maps (B, D, h, w), of which the last is used, to one for each level, of the width of the level."""
-        return [level(maps[-1]) for level in self.levels]
+        """Maps (B, D, h, w), one or several, to one for each level, of the width of the level."""
+        return [level(maps[min(place, len(maps) - 1)]) for place, level in enumerate(self.levels)]
 
 
 class SimplePyramid(nn.Module):
@@ -94,7 +95,7 @@ class SimplePyramid(nn.Module):
         fill_truncated(self.smooth)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Maps (B, D, h, w), of which the last is used, to one of ``width`` for each level."""
+        """Maps (B, D, h, w), one or several, to one of ``width`` for each level."""
         return [smooth(x) for smooth, x in zip(self.smooth, self.scaled(maps))]
 
 
@@ -206,17 +207,21 @@ class LastLayer(Conv):
 
 
 class LinearHead(nn.Module):
-    """A linear layer on each cell of the last map."""
+    """A linear layer on each cell of the last map, or of the last ``maps``, concatenated along channels as in the linear heads of
+    DINOv2 (Oquab et al. 2023, section 7.4) and DINOv3. Their batch norm is left out; `Backbone.dense_maps` applies the last norm
+    to each map, as their ``get_intermediate_layers`` does by default.
+    """
 
-    def __init__(self, width: int, classes: int) -> None:
+    def __init__(self, width: int, classes: int, maps: int = 1) -> None:
         super().__init__()
-        self.classifier = LastLayer(width, classes)
+        self.maps = maps
+        self.classifier = LastLayer(width * maps, classes)
         fill_truncated(self)
         nn.init.zeros_(self.classifier.weight)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Maps (B, D, h, w) to logits (B, K, h, w) of the cells of the last."""
-        return self.classifier(maps[-1])
+        return self.classifier(torch.cat([*maps[-self.maps :]], 1) if self.maps > 1 else maps[-1])
 
 
 class FusedHead(nn.Module):

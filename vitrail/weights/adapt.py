@@ -60,7 +60,7 @@ def adapt(
         described.pop("temperature", None)
     names = start.classes if classes is None else check_classes(classes)
     options = {"classes": names, **described, **(arguments or {})}
-    own = {"classes": start.classes, **start.describe()}
+    own = {**vars(start), **start.describe()}
     keeps_head = kind is type(start) and all(
         own.get(name) == value for name, value in options.items() if name not in start.free_options
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.source import Source
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Config
 from vitrail.tasks.dense.answer import Subject
 from vitrail.tasks.targets import TargetKind
@@ -21,6 +21,7 @@ from vitrail.tasks.task import Task
 
 WIDTHS = {192: 128, 768: 256}  # of heads, by the largest width of the backbone that they are for
 WIDEST = 512
+MAPS = ("last", "four")  # of a network without stages, that a head reads
 
 
 @dataclass(frozen=True)
@@ -48,26 +49,48 @@ def check_placed(placement: Placement) -> None:
 class DenseTask(Task):
     """A task with ``neck`` and ``head`` of its own on `Backbone.dense_maps`; the backbone has no head.
 
+    Args:
+        maps: those that the head reads of a network without stages: of the ``last`` block or of ``four``, `Config.even_layers`.
+            Of a pyramid it reads all stages. Their indices are ``dense_layers``.
+
     Raises:
-        ConfigError: as `Task` has it; a backbone that drops patches, whose maps would have holes.
+        ConfigError: as `Task` has it; a backbone that drops patches, whose maps would have holes; four maps of a pyramid.
     """
 
     has_own_head = True
     draws_answers = True
     resize = "fit"
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, maps: str = "last", **named: Any) -> None:
         super().__init__(*arguments, **named)
         if dropped := getattr(self.config, "patch_dropout", 0.0):
             what = f"patch_dropout is {dropped:g}, and the task {self.name} needs every patch of an image"
             raise ConfigError(what, "set patch_dropout=0: --set 'model.changes={patch_dropout: 0}'")
+        if maps not in MAPS:
+            raise ConfigError(f"maps is {maps!r}", nearest(str(maps), MAPS))
+        if maps == "four" and (stages := len(self.config.dense_layers)) > 1:
+            what = f"maps is 'four', and the head reads the maps of all {stages} stages of {self.about}"
+            raise ConfigError(what, "leave maps out, or choose a network without stages, such as vit-s16")
+        self.maps, self.dense_layers = maps, self.config.even_layers if maps == "four" else self.config.dense_layers
+
+    def describe(self) -> dict[str, Any]:
+        # without the default, as files of versions that had no choice
+        return {name: value for name, value in super().describe().items() if (name, value) != ("maps", "last")}
+
+    def choose_levels(self, levels: Sequence[int] | None, defaults: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+        """Returns ``levels``, by default those for ``maps``. Raises `ConfigError` where they are fewer than the four maps."""
+        chosen = tuple(defaults[self.maps] if levels is None else levels)
+        if self.maps == "four" and len(chosen) < len(self.dense_layers):
+            what = f"levels is {list(chosen)}, fewer than the {len(self.dense_layers)} maps that the head reads"
+            raise ConfigError(what, f"levels = one for each map, such as {list(defaults['four'])}, or set maps=last")
+        return chosen
 
     @abstractmethod
     def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
         """Returns the outputs from `Backbone.dense_maps` of images (B, C, h, w)."""
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.answer_maps(self.backbone.dense_maps(images), images)
+        return self.answer_maps(self.backbone.dense_maps(images, self.dense_layers), images)
 
     @abstractmethod
     def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:

@@ -39,7 +39,7 @@ from vitrail.tasks.detection.loss import BoxTargets, sum_losses
 from vitrail.tasks.detection.metric import BoxMetric, place_boxes
 from vitrail.text import plural
 
-LEVELS = (8, 16, 32)
+LEVELS = {"last": (8, 16, 32), "four": (8, 16, 32, 64)}
 CANDIDATES = 4  # best pairs of cell and class among which duplicates are removed, for each detection that is kept
 SAME_OBJECT = 0.6  # overlap above which two boxes of a class are one object
 BOX_WEIGHT = 4.0  # of the loss of boxes, in that of classes
@@ -55,11 +55,12 @@ class Detector(DenseTask):
 
     Args:
         backbone, classes, preprocessing, provenance: as `Task` has them.
-        levels: strides of the maps in pixels, from fine to coarse.
+        levels: strides of the maps in pixels, from fine to coarse; by default 8, 16 and 32, and for four maps also 64.
         head_width: width of neck and head, a multiple of 32; by default it follows that of the backbone.
         most: detections of a picture, at most.
         threshold: the least score of an answer; a training sets it to the one with the largest F1 on the validation split.
             Figures are computed from all detections.
+        maps: as `DenseTask` has it.
 
     Raises:
         ConfigError: as `DenseTask` has it; an argument that cannot be meant.
@@ -72,7 +73,7 @@ class Detector(DenseTask):
     decode_options = ("threshold",)
     graph_outputs = ("boxes", "scores", "labels")
     free_options = ("most", "threshold")
-    options = ("levels", "head_width", "most", "threshold")
+    options = ("levels", "head_width", "most", "threshold", "maps")
     tuned = "threshold"
     pixels = {"cpu": 384 * 288, "cuda": 640 * 640}  # noqa: RUF012
 
@@ -82,20 +83,21 @@ class Detector(DenseTask):
         classes: Sequence[str],
         preprocessing: Preprocessing,
         *,
-        levels: Sequence[int] = LEVELS,
+        levels: Sequence[int] | None = None,
         head_width: int | None = None,
         most: int = 100,
         threshold: float = 0.3,
+        maps: str = "last",
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(backbone, classes, preprocessing, provenance=provenance)
+        super().__init__(backbone, classes, preprocessing, maps=maps, provenance=provenance)
         if not self.classes:
             raise ConfigError("a detector without classes", "give one name at least")
         self.head_width = choose_width(backbone.config, most=256) if head_width is None else head_width
         # two channels a group: one alone would be normalised to nothing on a map of one cell
         if self.head_width % (2 * TOWER_GROUPS):
             raise ConfigError(f"head_width is {head_width}", f"head_width = a multiple of {2 * TOWER_GROUPS}")
-        self.levels, self.most, self.threshold = tuple(levels), most, threshold
+        self.levels, self.most, self.threshold = self.choose_levels(levels, LEVELS), most, threshold
         self.own["neck"] = neck = create_pyramid(backbone.config, self.levels, self.head_width)
         self.own["head"] = BoxHead(neck.strides, self.head_width, len(self.classes))
 
@@ -112,6 +114,7 @@ class Detector(DenseTask):
             "head_width": read_number("head_width", description["head_width"], 1, 4096, whole=True),
             "most": read_number("most", description["most"], 1, 10_000, whole=True),
             "threshold": read_number("threshold", description["threshold"], 0, 1),
+            "maps": description.get("maps", "last"),
         }
 
     def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:

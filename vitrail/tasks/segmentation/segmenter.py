@@ -33,7 +33,7 @@ from vitrail.tasks.segmentation.answer import MaskFiles, Segmentation
 from vitrail.tasks.segmentation.metric import MapMetric, find_classes
 
 HEADS = ("fused", "linear")
-LEVELS = (4,)  # of the fused head on a network whose maps have one stride
+LEVELS = {"last": (4,), "four": (4, 8, 16, 32)}  # of the fused head on a network whose maps have one stride
 MAX_WEIGHT = 10.0  # of a class, relative to that of the average pixel
 
 
@@ -44,10 +44,11 @@ class Segmenter(PixelTask):
 
     Args:
         backbone, classes, preprocessing, provenance: as `Task` has them.
-        head: ``fused``, SegFormer's head on maps of several strides; or ``linear``, one layer on the last map.
-        levels: strides in pixels of the maps that the fused head gets from a network whose maps have one stride; by default 4.
-            Of a pyramid it uses all stages, and the linear head uses the last map.
+        head: ``fused``, SegFormer's head on maps of several strides; or ``linear``, one layer on the last map or on four.
+        levels: strides in pixels of the maps that the fused head gets from a network whose maps have one stride; by default 4,
+            and for four maps 4, 8, 16 and 32. Of a pyramid it uses all stages, and the linear head uses the last map.
         head_width: width of the fused head; by default it follows that of the backbone.
+        maps: as `DenseTask` has it.
         class_weights: the weight of a pixel of each class in the loss, such as `weigh_classes` gives; by default all are equal.
 
     Raises:
@@ -61,7 +62,7 @@ class Segmenter(PixelTask):
     decode_options = ("side",)
     graph_outputs = ("logits",)
     free_options = ("class_weights",)
-    options = ("head", "levels", "head_width", "class_weights")
+    options = ("head", "levels", "head_width", "class_weights", "maps")
     pixels = {"cpu": 704 * 256, "cuda": 640 * 640}  # noqa: RUF012
 
     def __init__(
@@ -74,9 +75,10 @@ class Segmenter(PixelTask):
         levels: Sequence[int] | None = None,
         head_width: int | None = None,
         class_weights: Sequence[float] | None = None,
+        maps: str = "last",
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(backbone, classes, preprocessing, provenance=provenance)
+        super().__init__(backbone, classes, preprocessing, maps=maps, provenance=provenance)
         if not 2 <= len(self.classes) <= IGNORED:
             what = f"a segmenter with {len(self.classes)} classes"
             raise ConfigError(what, f"give the names of 2 to {IGNORED} classes, one of which may be the background")
@@ -88,17 +90,13 @@ class Segmenter(PixelTask):
         self.head = head
         self.head_width = choose_width(backbone.config) if head_width is None else head_width
         is_pyramid = len(backbone.config.dense_layers) > 1
-        self.levels = None if head == "linear" or is_pyramid else tuple(LEVELS if levels is None else levels)
+        self.levels = None if head == "linear" or is_pyramid else self.choose_levels(levels, LEVELS)
         self.class_weights = None if class_weights is None else tuple(map(float, class_weights))
         self.targets = replace(self.targets, class_weights=self.class_weights)
-        self._create_head()
-
-    def _create_head(self) -> None:
-        config, classes = self.backbone.config, len(self.classes)
-        strides = to_strides(config.cells[layer] for layer in config.dense_layers)
-        if self.head == "linear":
+        config, strides = backbone.config, to_strides(backbone.config.cells[layer] for layer in self.dense_layers)
+        if head == "linear":
             self.own["neck"], self.strides = nn.Identity(), strides[-1:]
-            self.own["head"] = LinearHead(config.widths[-1], classes)
+            self.own["head"] = LinearHead(config.widths[-1], len(self.classes), 1 if is_pyramid else len(strides))
             return
         if self.levels is None:
             widths, self.strides = config.widths, strides
@@ -107,7 +105,7 @@ class Segmenter(PixelTask):
             # without convolutions of 3 x 3 cells, which at a stride of 4 would cost as much as half of the network
             self.own["neck"] = neck = ScaledMaps(config.widths[-1], config.cells[-1], self.levels)
             widths, self.strides = neck.widths, neck.strides
-        self.own["head"] = FusedHead(widths, self.strides, self.head_width, classes)
+        self.own["head"] = FusedHead(widths, self.strides, self.head_width, len(self.classes))
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
@@ -125,6 +123,7 @@ class Segmenter(PixelTask):
             "levels": None if levels is None else read_levels(levels),
             "head_width": read_number("head_width", description["head_width"], 1, 4096, whole=True),
             "class_weights": weights and [read_number("a class weight", each, 0, math.inf) for each in list(weights)],
+            "maps": description.get("maps", "last"),
         }
 
     def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
