@@ -14,6 +14,7 @@ from tests.weights.hub_mirror import COMMIT
 from vitrail.cli import run
 
 REPOSITORY = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+GATED = "facebook/dinov3-vits16-pretrain-lvd1689m"
 ORIGIN = f"hf:{REPOSITORY}@{COMMIT}"
 
 
@@ -50,6 +51,13 @@ def test_photographs_are_fine_tuned_from_public_weights(desk, capsys, data):
     assert f"init     vit-ti16, Apache-2.0: hf:{REPOSITORY}; --init none trains from scratch" in log
     assert "recipe   finetune" in log
     assert init_of(data.replace(".", "-")) == ORIGIN
+    assert f"@{COMMIT}): Apache-2.0." in Path(data.replace(".", "-"), "card.md").read_text()
+
+
+def test_the_card_says_licence_and_gating_of_the_public_weights_that_a_run_began_from(desk):
+    fill_cache(desk / "hub", GATED)
+    assert train("icons", "--init", f"hf:{GATED}", "--quiet") == 0
+    assert Path("run/card.md").read_text().rstrip().endswith(f"@{COMMIT}): DINOv3 License, gated.")
 
 
 @each_row(

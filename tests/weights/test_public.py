@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError
 
 import vitrail
 from tests.each_row import each_row
 from tests.weights.hub_mirror import COMMIT, serve_mirror
 from tests.weights.untrusted import sound, timm_folder
 from vitrail import weights
+from vitrail.cli import run
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import MODELS
 from vitrail.models.family import translate_model
@@ -127,6 +129,26 @@ def test_weights_come_from_a_mirror_once_and_are_verified_afterwards(mirror, tmp
         assert "does not match the SHA-256 of the hub" in ask(name="vit-ti16")["error"]
         missing = ask(name="vit-s16")["error"]
         assert "is not in the local cache of the hub and cannot be downloaded" in missing
+
+
+def test_gated_weights_show_it_and_without_access_the_remedy_and_no_traceback(monkeypatch, capsys):
+    assert run(["models", "dinov3-s16"]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if "dinov3-" in line and "hf:" in line]
+    assert [line.endswith("DINOv3 License, gated") for line in shown] == ["facebook/" in line for line in shown]
+
+    def refuse(*arguments: object, **keywords: object) -> None:
+        raise GatedRepoError.__new__(GatedRepoError)
+
+    monkeypatch.setattr("vitrail.weights.hub.find_cached", lambda *arguments: None)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    for words in (
+        ["embed", "hf:facebook/dinov3-vits16-pretrain-lvd1689m@main", "x.png", "--out", "x.csv"],
+        ["weights", "get", "dinov3-s16:facebook-lvd1689m"],
+    ):
+        assert run(words) == 2
+        told = capsys.readouterr().err
+        assert "accept its licence on its page of the hub" in told and "hf auth login" in told
+        assert "hf:timm/vit_small_patch16_dinov3.lvd1689m" in told and "Traceback" not in told
 
 
 def test_a_damaged_file_of_the_cache_is_named(tmp_path, monkeypatch):

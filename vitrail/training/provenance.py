@@ -14,6 +14,7 @@ from vitrail.runtime.machine import describe, versions
 from vitrail.text import plural
 from vitrail.training.network import BuiltModel
 from vitrail.training.state import Training
+from vitrail.weights.public import find_repository
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str
         "recipe": run.recipe,
         "recipe_settings": plain(run.optim) | plain(run.schedule),
         "base": run.model.init or "",
+        "base_license": public.terms if (public := find_repository(run.model.init or "")) else "",
         "records": join_records(folder),
         "operations": training.operations,
         "device_hours": device_hours(training),

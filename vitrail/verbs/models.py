@@ -124,7 +124,7 @@ def run(name: str | None = None, /, *, json: options.AsJson = False, **given: An
             return print(one_line(facts))
         del facts["weights"]
         print(columns(facts.items()))
-        if public := [(each.tag, each.source, describe_terms(each)) for each in table[name].public]:
+        if public := [(each.tag, each.source, each.terms) for each in table[name].public]:
             print("\n" + columns(public, ("public weights", "--init", "licence")))
     elif json:
         print(dumps({model: facts.cost._asdict() for model, facts in table.items() if facts.cost is not None}))
@@ -140,8 +140,3 @@ def _to_row(facts: ModelFacts) -> tuple[str, ...]:
         return name, image, *4 * "-", facts.attention
     sums, share = f"{cost.multiply_adds / 1e9:.2f}", f"{cost.attention / cost.multiply_adds:.1%}"
     return name, image, str(cost.tokens), f"{cost.parameters / 1e6:.1f}", sums, share, facts.attention
-
-
-def describe_terms(weights: PublicWeights) -> str:
-    """Returns the licence, and whether the weights are gated."""
-    return weights.licence + (", gated" if weights.is_gated else "")

@@ -63,7 +63,7 @@ def get_weights(
     if out is not None and Path(out).exists():
         raise ConfigError(f"{out} exists", "give another name, or remove it first")
     if name.startswith(REMOTE):
-        source, public = name, find_repository(name.removeprefix(REMOTE).partition("@")[0])
+        source, public = name, find_repository(name)
     elif public := find_weights(name):
         source = public.source
     else:

@@ -52,7 +52,7 @@ def fetch(model: str, *, update: bool = False, log: LogFunction = to_stderr) -> 
             super().__init__(*args, **{**given, "disable": True})
 
     public = find_repository(matched["name"])
-    terms = f", licence {public.licence}" if public else ""
+    terms = f", licence {public.terms}" if public else ""
 
     def download(weights: str) -> Path:
         files_of: dict[str, Any] = {"revision": matched["revision"], **files_with(weights)}
@@ -116,7 +116,7 @@ def _not_fetched(model: str, error: Exception) -> VitrailError:
     # gated models raise the first
     if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):
         remedy = "check owner, name and revision; for private or gated models run: hf auth login"
-        public = find_repository(model.removeprefix(REMOTE).partition("@")[0])
+        public = find_repository(model)
         if public is not None and public.is_gated:
             remedy = (
                 "accept its licence on its page of the hub, wait until the owner admits you, and run: hf auth login"

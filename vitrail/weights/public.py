@@ -180,6 +180,11 @@ class PublicWeights:
         """Whether the owner must admit a user before the weights can be downloaded."""
         return GATED.match(self.repository) is not None
 
+    @property
+    def terms(self) -> str:
+        """The licence, and whether the weights are gated."""
+        return self.licence + (", gated" if self.is_gated else "")
+
 
 def list_public(model: str) -> dict[str, PublicWeights]:
     """The public weights of a model by tag, the default first; empty if none are known."""
@@ -188,7 +193,8 @@ def list_public(model: str) -> dict[str, PublicWeights]:
 
 
 def find_repository(name: str) -> PublicWeights | None:
-    """The public weights that timm or their owner call ``name``, with or without the owner; None if they are not listed."""
+    """The public weights that timm or their owner call ``name``, with or without the owner, or ``hf:owner/name@revision``."""
+    name = name[3:].partition("@")[0] if name.startswith("hf:") else name
     for model in PUBLIC:
         for weights in list_public(model).values():
             if name in (weights.repository, weights.repository.partition("/")[2]):

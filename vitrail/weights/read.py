@@ -75,7 +75,7 @@ def read_model(
     sizes = {"grid": grid, "image_size": image_size}
     weights = _read_foreign(resolved, tensors, log, use_sidecar=use_sidecar, **sizes)
     name = resolved.origin if resolved.origin.startswith(REMOTE) else path.name
-    if find_repository(name.removeprefix(REMOTE).partition("@")[0]):  # what it does not state is known
+    if find_repository(name):  # what it does not state is known
         weights, has_names = replace(weights, assumed=()), True
     model = weights.build_model(path, log, has_names=has_names, stated=stated, name=name)
     return ReadModel(model, weights.layout, weights.unused)
