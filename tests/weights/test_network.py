@@ -49,6 +49,17 @@ FOUND = {
         " under 'state_dict.model.'",
         ["state_dict.criterion.weight", "state_dict.train_acc.tp"],
     ),
+    "a backbone of Lightning beside a classifier": (
+        {**under("state_dict.backbone."), "state_dict.classifier.weight": ONES},
+        " under 'state_dict.backbone.'",
+        ["state_dict.classifier.weight"],
+    ),
+    "I-JEPA": (
+        {**under("encoder.module."), **under("target_encoder.module.", {"patch_embed.proj.weight": ONES})}
+        | {"predictor.module.predictor_embed.weight": ONES},
+        " under 'encoder.module.', not those under 'target_encoder.module.'",
+        ["predictor.module.predictor_embed.weight", "target_encoder.module.patch_embed.proj.weight"],
+    ),
     "open_clip with timm's ViT": (
         {**under("visual.trunk."), "visual.head.proj.weight": ONES, "logit_scale": ONES},
         " under 'visual.trunk.'",
@@ -163,6 +174,17 @@ def test_the_stem_of_a_hybrid_is_not_a_network_of_its_own(tmp_path):
     names = ["model.patch_embed.proj.weight", "model.patch_embed.backbone.stem.conv.weight"]
     network = find_network(dict.fromkeys(names, ONES), FIRST_LAYERS, tmp_path)
     assert (network.prefix, network.others) == ("model.", ())
+
+
+@each_row("first, second", [("online.", "other."), ("ema.", "model_ema.module."), ("teacher_a.", "teacher_b.")])
+def test_networks_between_which_nothing_decides_are_refused_with_their_prefixes(first, second, tmp_path, fast):
+    torch.save({**under(first), **under(second, OTHER)}, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match=f"several networks, under '{first}', '{second}'"):
+        load(tmp_path / "x.pth")
+    del (fewer := under(second, OTHER))[f"{second}head.bias"]
+    torch.save({**under(first), **fewer}, tmp_path / "x.pth")
+    loaded = load(tmp_path / "x.pth", log=lambda line: None)
+    assert torch.equal(loaded.backbone.state_dict()["norm.weight"], WIDE["norm.weight"])
 
 
 def test_the_network_with_the_most_tensors_is_taken_among_equals(tmp_path):

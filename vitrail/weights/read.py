@@ -160,7 +160,7 @@ def find_network(tensors: Mapping[str, Tensor], anchors: Collection[str], path: 
     with the most tensors. Without any, all tensors are returned.
 
     Raises:
-        CheckpointError: two tensors have the same name without the wrappers.
+        CheckpointError: two tensors have the same name without the wrappers, or two networks could be meant.
     """
     state: dict[str, Tensor] = {}
     wrappers: set[str] = set()
@@ -178,9 +178,11 @@ def find_network(tensors: Mapping[str, Tensor], anchors: Collection[str], path: 
     if not prefixes:
         return Network(state, wrappers=tuple(sorted(wrappers)))
     order, names = list(state), sorted(state)
-    size = {prefix: bisect_left(names, f"{prefix}\U0010ffff") - bisect_left(names, prefix) for prefix in prefixes}
-    first = {prefix: index for index, prefix in enumerate(prefixes)}
-    best, *others = sorted(prefixes, key=lambda prefix: (_rank(prefix), -size[prefix], first[prefix]))
+    place = {at: (_rank(at), bisect_left(names, at) - bisect_left(names, f"{at}\U0010ffff")) for at in prefixes}
+    best, *others = sorted(prefixes, key=place.__getitem__)
+    alike = [repr(printable(each)) for each in prefixes if place[each] == place[best]][:MAX_NAMED]
+    if len(alike) > 1:
+        raise CheckpointError(f"{path} holds several networks, under {', '.join(alike)}", "save the one that is meant")
     return Network(
         {name.removeprefix(best): state[name] for name in order if name.startswith(best)},
         prefix=best,
