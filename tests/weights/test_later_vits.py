@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.each_row import each_row
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Backbone, ViTConfig, create_backbone
+from vitrail.models.rope import Rotation
+from vitrail.tasks.classification.classifier import Classifier
+from vitrail.verbs.convert import convert
 from vitrail.weights import hub, load
+from vitrail.weights.native import save_model
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import resolve_model
 from vitrail.weights.timm import family_of
 
 SIZES: dict[str, Any] = {"image_size": (32, 32), "patch_size": 8, "width": 192, "depth": 2, "heads": 3, "classes": 0}
@@ -78,9 +87,13 @@ def test_bare_files_are_read_by_their_structure_and_assumptions_are_logged(kind,
     assert all(each in line for each in assumed), line
 
 
+def periods_of(theta: float) -> Tensor:
+    return theta ** (torch.arange(16) / 16)
+
+
 def to_meta(model: Backbone) -> dict[str, Tensor]:
     """Returns the tensors of a DINOv3 in Meta's names, with what its files hold besides."""
-    theirs: dict[str, Tensor] = {"mask_token": torch.zeros(1, 192), "rope_embed.periods": torch.ones(16)}
+    theirs: dict[str, Tensor] = {"mask_token": torch.zeros(1, 192), "rope_embed.periods": periods_of(100.0)}
     for name, tensor in model.state_dict().items():
         owner, _, last = name.rpartition(".")
         if last == "q_bias":
@@ -109,6 +122,53 @@ def test_a_mask_that_leaves_k_a_bias_is_refused(tmp_path):
     tensors["blocks.1.attn.qkv.bias_mask"] = torch.ones(576)
     with pytest.raises(CheckpointError, match="is not 1 for q and v and 0 for k"):
         load(write(tensors, tmp_path))
+
+
+@torch.no_grad()
+def test_periods_that_are_rounded_to_bf16_give_the_features_of_exact_ones(tmp_path, monkeypatch):
+    """Those of Meta's files are: its own code rotates by what the file holds, and vitrail by theta."""
+    model = create(**DINOV3)
+    for tensor in model.parameters():
+        tensor.data *= 0.5  # of the size in a trained network, so that attention is not of one patch alone
+    images, tensors = torch.randn(2, 3, 48, 32, generator=torch.Generator().manual_seed(1)), to_meta(model)
+    exact = load(write(tensors, tmp_path), log=lambda line: None).backbone.features(images)
+    rounded = tensors["rope_embed.periods"].bfloat16()
+    read = load(write({**tensors, "rope_embed.periods": rounded}, tmp_path), log=lambda line: None)
+    assert torch.equal(read.backbone.features(images), exact)
+
+    def rotate_by_them(config: ViTConfig, frequencies: None, ids: None, leading: int, places: Tensor) -> list[Rotation]:
+        angles = F.pad((places[..., None] / rounded.float()).movedim(0, 1).flatten(1), (0, 0, leading, 0))
+        cos, sin = angles.cos(), angles.sin()
+        return [Rotation(torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))]
+
+    monkeypatch.setattr("vitrail.models.vit.make_rotations", rotate_by_them)
+    theirs = model.features(images)
+    assert 0 < (theirs - exact).norm() <= 2e-4 * exact.norm()
+
+
+@each_row("theta", [98.5, 101.5, 10_000.0])
+def test_periods_of_another_theta_are_refused(theta, tmp_path):
+    for periods in (periods_of(theta), periods_of(theta).bfloat16()):
+        with pytest.raises(CheckpointError, match="periods are not those of theta 100"):
+            load(write({**to_meta(create(**DINOV3)), "rope_embed.periods": periods}, tmp_path))
+
+
+@torch.no_grad()
+def test_one_dinov3_in_the_layouts_of_timm_transformers_and_meta_has_equal_features(tmp_path):
+    model = create(**DINOV3)
+    source = save_model(tmp_path / "source", Classifier(model, (), Preprocessing.paper((32, 32))))
+    paths = {layout: convert(source, tmp_path / layout, layout).path for layout in ("timm", "huggingface")}
+    paths["meta"] = write(to_meta(model), tmp_path)
+    images = torch.randn(2, 3, 48, 32, generator=torch.Generator().manual_seed(1))
+    expected = model.features(images)
+    for layout, path in paths.items():
+        read = read_model(resolve_model(path), lambda line: None, use_sidecar=False).model.backbone
+        for pool in ("cls", "gap"):
+            ours, theirs = (create_backbone(replace(each.config, pool=pool)).eval() for each in (model, read))
+            ours.load_state_dict(model.state_dict())
+            theirs.load_state_dict(read.state_dict())
+            difference = ours.features(images) - theirs.features(images)
+            assert difference.norm() <= 1e-6 * expected.norm(), (layout, pool)
 
 
 def test_dinov2s_giant_in_metas_names(tmp_path):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
+from vitrail.models.rope import ROPES
 from vitrail.weights.blocks import PACKED, from_flat_tokens
 from vitrail.weights.names import State, rename, rename_with
 
@@ -123,7 +124,7 @@ def to_timm_names(state: Mapping[str, Tensor], *, stated: bool = False) -> Renam
         stated: whether a config is beside the tensors; without one, how a CLIP without ``ln_pre`` pools is unknown.
 
     Raises:
-        CheckpointError: a mask of biases is not that of k.
+        CheckpointError: a mask of biases is not that of k, or rotary positions have other periods than DINOv3's.
     """
     if CLIP_BLOCK in state and "conv1.weight" in state and (stated or CLIP_MARK in state):
         return _from_clip(state, stated=stated)
@@ -131,6 +132,10 @@ def to_timm_names(state: Mapping[str, Tensor], *, stated: bool = False) -> Renam
         return Renamed(rename(state, TORCHVISION), "torchvision", {**IMAGENET, "interpolation": "bilinear"})
     published = any(name in state for name in (*PRETRAINING, DINOV2_MARK, DINOV3_MARK, SWIN_MARK))
     state = _mask_biases(state)
+    if (periods := state.get("rope_embed.periods")) is not None:  # not used, as published ones are rounded to bf16
+        known = ROPES["dinov3"].theta ** (torch.arange(len(periods)) / len(periods))
+        if not torch.allclose(periods.float(), known, rtol=2**-8, atol=0):
+            raise CheckpointError("rope_embed.periods are not those of theta 100", "such models are not supported")
     unused = tuple(name for name in state if BUFFERS.fullmatch(name))
     state = {name: tensor for name, tensor in state.items() if not BUFFERS.fullmatch(name)}
     state = rename_with(state, lambda name: CHUNKED.sub(r"blocks.\1", name))
