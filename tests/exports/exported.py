@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.models.conftest import shaken
+from tests.models.test_vit_kinds import KINDS, SIZES
 from tests.models.tiny import SHALLOW, TINY, TWO_STAGES
-from vitrail.models import Config
+from vitrail.models import Config, ViTConfig
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 
 VIT = SHALLOW["vit"]
@@ -30,6 +31,11 @@ CONFIGS: dict[str, Config] = {
     "pe core": replace(VIT, rope="pe", rope_grid=(4, 4), pre_norm=True, gelu="quick", pool="map", pool_heads=1),
     "aimv2": replace(VIT, norm="rms", patch_norm=True, bias=False, qkv_bias=False, mlp="swiglu", prefix=(), pool="gap"),
     "rope-vit": replace(VIT, rope="mixed", positions="none", layer_scale=0.1),
+    # the kinds of later ViTs that are not above
+    **{
+        kind: ViTConfig(**{**SIZES, "depth": 1, **KINDS[kind]})
+        for kind in ("dinov2-giant", "clip", "siglip", "eva02-e", "radio", "sbb")
+    },
     "encoder, relative": replace(VIT, classes=0, positions="relative", registers=1),
     "beit, one cubic table": replace(TINY["beit, one table"], depth=1, bias_resize="geometric-cubic"),
     "pvt v2, linear": replace(TINY["pvt v2, linear"], **TWO_STAGES),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from functools import partial
 
@@ -11,8 +13,14 @@ import pytest
 import torch
 
 from tests.exports.exported import CONFIGS, assert_same_answers, classifier_of
+from tests.models.conftest import shaken
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.exports.graph import dynamic_size, to_onnx, to_program
+from vitrail.models import configure, create_backbone
+from vitrail.tasks.classification.classifier import Classifier
+from vitrail.verbs.export import export, files
+from vitrail.weights.description import describe
 from vitrail.weights.onnx import read_contents
 
 
@@ -102,3 +110,19 @@ def test_a_loaded_program_equals_the_model_and_carries_the_metadata(name, tmp_pa
     if name == "vit":  # as the model refuses it
         with pytest.raises(AssertionError, match="Guard failed"):
             program(torch.zeros(1, 3, 33, 40))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "side"), [("dinov3-s16", 64), ("eva02-ti14", 56)])
+def test_blocks_of_public_models_pass_the_gate_at_three_sizes_in_fp32_and_int8(name, side, tmp_path, monkeypatch):
+    backbone = shaken(create_backbone(configure(name, classes=0, depth=2, image_size=side))).eval()
+    model, traced = Classifier(backbone, (), Preprocessing.paper((side, side))), tmp_path / "traced.onnx"
+    assert to_onnx(model, traced, metadata={"vitrail": json.dumps(describe(model))})
+    monkeypatch.setattr(files, "to_onnx", lambda model, path, **how: bool(shutil.copy(traced, path)))
+    monkeypatch.setattr("vitrail.weights.onnx.try_out", lambda *given: None)
+    monkeypatch.setattr("vitrail.verbs.export.parity.SECONDS", 0.01)
+    how = {"images": 8, "quiet": True, "log": lambda line: None}
+    exact, int8 = (export(model, tmp_path / "a.onnx", int8=int8, **how) for int8 in (False, True))
+    assert len(set(exact.figures["sizes"].split(","))) == 3 and exact.dynamic and int8.dynamic
+    assert exact.figures["difference"] < 1e-4 < int8.figures["difference"] < 0.2
+    assert int8.figures["agreement"] > 0.998 and int8.bytes < exact.bytes / 2
