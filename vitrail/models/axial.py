@@ -25,7 +25,7 @@ from vitrail.models.layers import (
     Mlp,
     PatchEmbed,
     Patches,
-    ResidualBlock,
+    PreNormBlock,
     Tokens,
     drop_rates,
     residual_stream,
@@ -68,29 +68,21 @@ def line_grids(grid: tuple[int, int], cell: tuple[int, int]) -> tuple[AttentionG
     return of_row, of_row._replace(rows=places.mT.flatten(), columns=of_column)
 
 
-class Layer(ResidualBlock):
+class Layer(PreNormBlock):
     """Equations (2) and (3) of the ViT with attention within lines of tokens."""
 
     def __init__(self, config: AxialConfig, drop_path: float) -> None:
-        super().__init__()
-        self.drop_path = drop_path
-        self.norm1 = LayerNorm(config.width, eps=config.norm_eps)
-        self.attn = Attention(config.width, config.heads)
-        self.dropout = nn.Dropout(config.dropout)
-        self.norm2 = LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = Mlp(config.width, config.mlp_width, gelu=config.gelu, dropout=config.dropout)
+        mlp = Mlp(config.width, config.mlp_width, gelu=config.gelu, dropout=config.dropout)
+        super().__init__(config, config.width, Attention(config.width, config.heads), mlp, drop_path)
 
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, L, T, D) to (B, L, T, D)."""
         in_lines = None if on_attention is None else lambda record: on_attention(_group_lines(record, len(x)))
 
         def attention(x: Tensor) -> Tensor:
-            return self.dropout(self.attn(self.norm1(x).flatten(0, 1), on_attention=in_lines)).view_as(x)
+            return self.attn(x.flatten(0, 1), on_attention=in_lines).view_as(x)
 
-        def mlp(x: Tensor) -> Tensor:
-            return self.mlp(self.norm2(x))
-
-        return self.add_branches(x, attention, mlp, whole=on_attention is not None)
+        return self.run_branches(x, attention, whole=on_attention is not None)
 
 
 def _group_lines(record: AttentionRecord, batch: int) -> AttentionRecord:

@@ -32,6 +32,7 @@ from vitrail.models.layers import (
     dense,
     drop_rates,
     residual_stream,
+    scale_channels,
     working_dtype,
 )
 from vitrail.models.positions import Grid, is_kept, resample, resize
@@ -232,17 +233,13 @@ class Block(ResidualBlock):
         """(B, T, D) to (B, T, D), ``bias`` (B or 1, A, T, T)."""
 
         def attention(x: Tensor) -> Tensor:
-            return _scale(self.attn(self.norm1(x), bias, on_attention), self.gamma_1)
+            return scale_channels(self.attn(self.norm1(x), bias, on_attention), self.gamma_1)
 
         def mlp(x: Tensor) -> Tensor:
-            return _scale(self.mlp(self.norm2(x)), self.gamma_2)
+            return scale_channels(self.mlp(self.norm2(x)), self.gamma_2)
 
         whole = on_attention is not None or (bias is not None and bias.shape[0] > 1)
         return self.add_branches(x, attention, mlp, whole=whole)
-
-
-def _scale(x: Tensor, gamma: Tensor | None) -> Tensor:
-    return x if gamma is None else x * gamma.to(x.dtype)
 
 
 class BEiT(Backbone):

@@ -30,6 +30,7 @@ from vitrail.models.layers import (
     Tokens,
     by_hand,
     residual_stream,
+    scale_channels,
 )
 
 
@@ -177,12 +178,10 @@ class Block(ResidualBlock):
         tokens = x if patches is None else torch.cat([x, patches], 1)
 
         def attention(tokens: Tensor) -> Tensor:
-            y = self.attn(self.norm1(tokens), on_attention)
-            return y * self.gamma_1.to(y.dtype)
+            return scale_channels(self.attn(self.norm1(tokens), on_attention), self.gamma_1)
 
         def mlp(x: Tensor) -> Tensor:
-            y = self.mlp(self.norm2(x))
-            return y * self.gamma_2.to(y.dtype)
+            return scale_channels(self.mlp(self.norm2(x)), self.gamma_2)
 
         return self.add_branches(tokens, attention, mlp, whole=on_attention is not None, queries=x.shape[1])
 

@@ -101,14 +101,8 @@ def fill_as_paper(
         elif last == "weight" and is_head(owner):
             parameter.zero_()
         elif last == "weight":
-            parts = (
-                3
-                if owner.endswith("qkv")
-                else 2
-                if owner.endswith("kv") or (is_gated and owner.endswith("mlp.fc1"))
-                else 1
-            )
-            for matrix in parameter.chunk(parts):
+            is_pair = owner.endswith("kv") or (is_gated and owner.endswith("mlp.fc1"))
+            for matrix in parameter.chunk(3 if owner.endswith("qkv") else 2 if is_pair else 1):
                 nn.init.xavier_uniform_(matrix)
         elif last == "freqs":
             model.get_submodule(owner).reset_parameters()  # type: ignore[operator]

@@ -239,7 +239,12 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gamma.to(x.dtype)
+        return scale_channels(x, self.gamma)
+
+
+def scale_channels(x: Tensor, gamma: Tensor | None) -> Tensor:
+    """Multiplies each channel by its factor in ``gamma`` (D,), if there is one."""
+    return x if gamma is None else x * gamma.to(x.dtype)
 
 
 class Mlp(nn.Module):
@@ -286,13 +291,11 @@ class SwiGLU(nn.Module):
         return self.dropout(self.fc2(self.norm(self.dropout(F.silu(gate) * value))))
 
 
+Branch = Callable[[Tensor], Tensor]  # what a residual connection adds to its input
+
+
 def add_branch(
-    x: Tensor,
-    branch: Callable[[Tensor], Tensor],
-    *,
-    drop: float = 0.0,
-    skip: bool | None = None,
-    queries: int | None = None,
+    x: Tensor, branch: Branch, *, drop: float = 0.0, skip: bool | None = None, queries: int | None = None
 ) -> Tensor:
     """Returns ``x + branch(x)`` with stochastic depth (Huang et al. 2016): the branch is dropped with probability ``drop`` for
     each sample, and otherwise scaled by 1 / (1 - drop).
@@ -321,13 +324,7 @@ class ResidualBlock(nn.Module):
     drop_path: float
 
     def add_branches(
-        self,
-        x: Tensor,
-        attention: Callable[[Tensor], Tensor],
-        mlp: Callable[[Tensor], Tensor],
-        *,
-        whole: bool = False,
-        queries: int | None = None,
+        self, x: Tensor, attention: Branch, mlp: Branch, *, whole: bool = False, queries: int | None = None
     ) -> Tensor:
         """Returns z of z' = attention(x) + x, z = mlp(z') + z', for the first ``queries`` tokens.
 
@@ -337,6 +334,30 @@ class ResidualBlock(nn.Module):
         skip = False if whole else None
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
+
+
+class PreNormBlock(ResidualBlock):
+    """z' = attention(LN(x)) + x, z = MLP(LN(z')) + z', with dropout after attention."""
+
+    attn: Any
+
+    def __init__(self, config: Any, width: int, attn: nn.Module, mlp: nn.Module, drop_path: float) -> None:
+        super().__init__()
+        self.drop_path = drop_path
+        self.norm1 = LayerNorm(width, eps=config.norm_eps)
+        self.attn = attn
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm2 = LayerNorm(width, eps=config.norm_eps)
+        self.mlp = mlp
+
+    def run_branches(self, x: Tensor, attention: Branch, mlp: Branch | None = None, *, whole: bool) -> Tensor:
+        """Returns z with ``attention`` and ``mlp``, by default that of the block, of normalised inputs; see `add_branches`."""
+        of_norm = mlp or self.mlp
+
+        def attend(x: Tensor) -> Tensor:
+            return self.dropout(attention(self.norm1(x)))
+
+        return self.add_branches(x, attend, lambda x: of_norm(self.norm2(x)), whole=whole)
 
 
 def drop_rates(last: float, depth: int) -> list[float]:

@@ -28,7 +28,7 @@ from vitrail.models.layers import (
     Mlp,
     PatchEmbed,
     Patches,
-    ResidualBlock,
+    PreNormBlock,
     Tokens,
     as_map,
     as_tokens,
@@ -202,27 +202,17 @@ class StageEmbed(PatchEmbed):
         return Patches(self(images), (images.shape[2] // self.size[0], images.shape[3] // self.size[1]))
 
 
-class Block(ResidualBlock):
+class Block(PreNormBlock):
     """x' = SRA(LN(x)) + x, then MLP(LN(x')) + x' (section 3.3)."""
 
     def __init__(self, config: PVTConfig, stage: int, drop_path: float) -> None:
-        super().__init__()
         width = config.widths[stage]
-        hidden = width * config.mlp_ratios[stage]
-        self.drop_path = drop_path
-        self.norm1 = LayerNorm(width, eps=config.norm_eps)
-        self.attn = SpatialReductionAttention(config, stage)
-        self.dropout = nn.Dropout(config.dropout)
-        self.norm2 = LayerNorm(width, eps=config.norm_eps)
-        self.mlp = Mlp(width, hidden, gelu=config.gelu, dropout=config.dropout)
+        mlp = Mlp(width, width * config.mlp_ratios[stage], gelu=config.gelu, dropout=config.dropout)
+        super().__init__(config, width, SpatialReductionAttention(config, stage), mlp, drop_path)
 
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-
-        def attention(x: Tensor) -> Tensor:
-            return self.dropout(self.attn(self.norm1(x), grid, on_attention))
-
-        return self.add_branches(x, attention, lambda x: self.mlp(self.norm2(x)), whole=on_attention is not None)
+        return self.run_branches(x, lambda x: self.attn(x, grid, on_attention), whole=on_attention is not None)
 
 
 class Stage(nn.Module):

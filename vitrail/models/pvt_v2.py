@@ -23,7 +23,7 @@ from vitrail.models.layers import (
     Dense,
     LayerNorm,
     Patches,
-    ResidualBlock,
+    PreNormBlock,
     Tokens,
     activate,
     as_map,
@@ -132,26 +132,17 @@ class ConvMlp(nn.Module):
         return self.dropout(self.fc2(self.dropout(y)))
 
 
-class Block(ResidualBlock):
+class Block(PreNormBlock):
     """x' = SRA(LN(x)) + x, then MLP(LN(x')) + x'."""
 
     def __init__(self, config: PVTv2Config, stage: int, drop_path: float) -> None:
-        super().__init__()
-        width = config.widths[stage]
-        self.drop_path = drop_path
-        self.norm1 = LayerNorm(width, eps=config.norm_eps)
-        self.attn = PooledAttention(config, stage) if config.linear else SpatialReductionAttention(config, stage)
-        self.dropout = nn.Dropout(config.dropout)
-        self.norm2 = LayerNorm(width, eps=config.norm_eps)
-        self.mlp = ConvMlp(config, stage)
+        attn = PooledAttention(config, stage) if config.linear else SpatialReductionAttention(config, stage)
+        super().__init__(config, config.widths[stage], attn, ConvMlp(config, stage), drop_path)
 
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
-
-        def attention(x: Tensor) -> Tensor:
-            return self.dropout(self.attn(self.norm1(x), grid, on_attention))
-
-        return self.add_branches(x, attention, lambda x: self.mlp(self.norm2(x), grid), whole=on_attention is not None)
+        attention, mlp = (lambda x: self.attn(x, grid, on_attention)), (lambda x: self.mlp(x, grid))
+        return self.run_branches(x, attention, mlp, whole=on_attention is not None)
 
 
 class Stage(nn.Module):

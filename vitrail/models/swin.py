@@ -25,7 +25,7 @@ from vitrail.models.layers import (
     Mlp,
     PatchEmbed,
     Patches,
-    ResidualBlock,
+    PreNormBlock,
     Tokens,
     residual_stream,
     stage_drop_rates,
@@ -241,18 +241,13 @@ class WindowAttention(nn.Module):
         return windows.lift(self.proj(x), height, width)
 
 
-class Block(ResidualBlock):
+class Block(PreNormBlock):
     """z' = W-MSA(LN(z)) + z, z = MLP(LN(z')) + z', with shifted windows in every second block (paper, equation 3)."""
 
     def __init__(self, config: SwinConfig, width: int, heads: int, drop_path: float, *, shifted: bool) -> None:
-        super().__init__()
+        mlp = Mlp(width, int(width * config.mlp_ratio), gelu=config.gelu, dropout=config.dropout)
+        super().__init__(config, width, WindowAttention(config, width, heads), mlp, drop_path)
         self.shifted = shifted
-        self.drop_path = drop_path
-        self.norm1 = LayerNorm(width, eps=config.norm_eps)
-        self.attn = WindowAttention(config, width, heads)
-        self.dropout = nn.Dropout(config.dropout)
-        self.norm2 = LayerNorm(width, eps=config.norm_eps)
-        self.mlp = Mlp(width, int(width * config.mlp_ratio), gelu=config.gelu, dropout=config.dropout)
 
     def windows(self, height: int, width: int) -> Windows:
         """Returns the windows of a map of (height, width) cells."""
@@ -261,14 +256,7 @@ class Block(ResidualBlock):
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""
         windows = self.windows(*x.shape[1:3])
-
-        def attention(x: Tensor) -> Tensor:
-            return self.dropout(self.attn(self.norm1(x), windows, on_attention))
-
-        def mlp(x: Tensor) -> Tensor:
-            return self.mlp(self.norm2(x))
-
-        return self.add_branches(x, attention, mlp, whole=on_attention is not None)
+        return self.run_branches(x, lambda x: self.attn(x, windows, on_attention), whole=on_attention is not None)
 
 
 class PatchMerging(nn.Module):
