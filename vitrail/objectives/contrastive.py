@@ -43,9 +43,9 @@ class ContrastiveObjective(Objective):
 
     views: ClassVar[int] = 2
 
-    @abstractmethod
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Returns the features through which the encoder gets its gradient; the first axis of every tensor is the batch."""
+        """Returns the features through which the encoder gets its gradient, (B, F) of each view (B, C, H, W)."""
+        return tuple(self.encoder.features(images) for images in inputs)
 
     def references(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Returns features without a gradient, such as those of a momentum encoder."""
@@ -184,10 +184,6 @@ class MoCo(ContrastiveObjective):
         self.momentum_encoder.eval()
         return self
 
-    def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Returns the features of two views (B, C, H, W), (B, F) each."""
-        return tuple(self.encoder.features(images) for images in inputs)
-
     @torch.no_grad()
     def references(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Returns the features by the momentum encoder."""
@@ -231,10 +227,6 @@ class SimCLR(ContrastiveObjective):
         super().__init__(encoder)
         self.temperature = temperature
         self.projector = make_head(pooled_width(encoder), hidden, out)
-
-    def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Returns the features of two views (B, C, H, W), (B, F) each."""
-        return tuple(self.encoder.features(images) for images in inputs)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss from the features of the two views, (B, F) each; measurements as in `MoCo.compare`."""
