@@ -30,6 +30,9 @@ CHOICES = {
     "crop_rounding": get_args(CropRounding),
     "interpolation": get_args(Interpolation),
 }
+# mean and std of the channels, for values in [0, 1]: of ImageNet, and of the images that CLIP learned from
+IMAGENET_COLOURS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 MAX_SIDE = 16_384  # pixels of a model's input; guards against absurd values in untrusted weights
 MIN_STD = 1e-6  # of values in [0, 1]; far smaller ones make every pixel infinite
 # an extreme aspect ratio can exceed this many pixels after resizing; then only the crop is computed

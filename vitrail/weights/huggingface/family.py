@@ -21,13 +21,8 @@ from vitrail.weights.tensors import printable
 
 # transformers' hidden_act -> vitrail's gelu
 GELUS = {
-    "gelu": "exact",
-    "gelu_python": "exact",
-    "gelu_pytorch_tanh": "tanh",
-    "gelu_python_tanh": "tanh",
-    "gelu_new": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_accurate": "tanh",
+    **dict.fromkeys(("gelu", "gelu_python"), "exact"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh"),
     "quick_gelu": "quick",
 }
 

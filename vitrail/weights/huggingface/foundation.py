@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, cat
 
+from vitrail.data.preprocessing import CLIP_COLOURS
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
 from vitrail.models.config import TRAINING_FIELDS
@@ -30,7 +31,6 @@ from vitrail.weights.huggingface.family import (
     note_sizes,
     ratio_of,
 )
-from vitrail.weights.huggingface.processor import CLIP
 from vitrail.weights.huggingface.radio import OF_RADIO, complete_radio, from_radio, radio_fields, to_radio
 from vitrail.weights.layout import is_cut, refuse
 from vitrail.weights.names import State, invert, nest, rename
@@ -55,13 +55,9 @@ OF_CLIP = {
 }
 OF_SIGLIP = {
     **{ours: theirs for ours, theirs in OF_CLIP.items() if ours not in ("cls_token", "norm_pre")},
-    "attn_pool.latent": "head.probe",
-    "attn_pool.in_proj_weight": "head.attention.in_proj_weight",
-    "attn_pool.in_proj_bias": "head.attention.in_proj_bias",
-    "attn_pool.proj": "head.attention.out_proj",
-    "attn_pool.norm": "head.layernorm",
-    "attn_pool.mlp.fc1": "head.mlp.fc1",
-    "attn_pool.mlp.fc2": "head.mlp.fc2",
+    **nest("attn_pool.", "head.", {"latent": "probe", "norm": "layernorm", "proj": "attention.out_proj"}),
+    **nest("attn_pool.", "head.attention.", {name: name for name in ("in_proj_weight", "in_proj_bias")}),
+    **nest("attn_pool.mlp.", "head.mlp.", {name: name for name in ("fc1", "fc2")}),
 }
 OF_DINOV3 = {
     "cls_token": "embeddings.cls_token",
@@ -322,17 +318,8 @@ def _write_dinov3(config: ViTConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         "transformers' 'dinov3_vit'",
         {what: config.classes > 0, "blocks without LayerScale": config.layer_scale is None},
     )
-    varying = (
-        "registers",
-        "layer_scale",
-        "qkv_bias",
-        "bias",
-        "mlp",
-        "rope_theta",
-        "rope_shift",
-        "rope_jitter",
-        "rope_rescale",
-    )
+    varying = ("registers", "layer_scale", "qkv_bias", "bias", "mlp")
+    varying += ("rope_theta", "rope_shift", "rope_jitter", "rope_rescale")
     likes = {"rope": "dinov3", "positions": "none", **{name: getattr(config, name) for name in varying}}
     biases = {"qv": (True, False, True), True: (True,) * 3, False: (False,) * 3}[config.qkv_bias]
     fields = {f"{part}_bias": bias for part, bias in zip(("query", "key", "value"), biases)}
@@ -533,7 +520,7 @@ FAMILIES = (
         fields=(*SCALED, PATCH_SIZE),
         others=RATIO
         | {"num_cls_tokens": 3, "num_registers": 7, "video_temporal_patch_size": None}
-        | {"norm_mean": list(CLIP[0]), "norm_std": list(CLIP[1])},
+        | {"norm_mean": list(CLIP_COLOURS[0]), "norm_std": list(CLIP_COLOURS[1])},
     ),
 )
 

@@ -11,14 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.preprocessing import Interpolation, Preprocessing
+from vitrail.data.preprocessing import CLIP_COLOURS, IMAGENET_COLOURS, Interpolation, Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
 from vitrail.models.config import is_whole
 from vitrail.weights.tensors import printable, refusing_values
 
-HALF, IMAGENET = (0.5, 0.5, 0.5), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+HALF = (0.5, 0.5, 0.5)
 ALWAYS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 SQUARE = {"height": 224, "width": 224}
 
@@ -35,11 +34,11 @@ PROCESSORS = {
     "ViT": _silent(SQUARE, 2, HALF, HALF),
     "DeiT": _silent({"height": 256, "width": 256}, 3, HALF, HALF, crop=True),
     "Beit": _silent(SQUARE, 3, HALF, HALF),
-    "Pvt": _silent(SQUARE, 3, *IMAGENET),
-    "Bit": _silent({"shortest_edge": 224}, 3, *CLIP, crop=True),
-    "CLIP": _silent({"shortest_edge": 224}, 3, *CLIP, crop=True),
+    "Pvt": _silent(SQUARE, 3, *IMAGENET_COLOURS),
+    "Bit": _silent({"shortest_edge": 224}, 3, *CLIP_COLOURS, crop=True),
+    "CLIP": _silent({"shortest_edge": 224}, 3, *CLIP_COLOURS, crop=True),
     "Siglip": _silent(SQUARE, 3, HALF, HALF),
-    "DINOv3ViT": _silent(SQUARE, 2, *IMAGENET),
+    "DINOv3ViT": _silent(SQUARE, 2, *IMAGENET_COLOURS),
     "Tipsv2": {**_silent({"height": 448, "width": 448}, 2, HALF, HALF), "do_normalize": False},
 }
 MAX_CHANNELS = 10_000

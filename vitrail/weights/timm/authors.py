@@ -14,31 +14,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.data.preprocessing import CLIP_COLOURS, IMAGENET_COLOURS
 from vitrail.errors import CheckpointError
 from vitrail.models.rope import ROPES
 from vitrail.weights.blocks import PACKED, from_flat_tokens
-from vitrail.weights.names import State, rename, rename_with
+from vitrail.weights.names import State, nest, rename, rename_with
 
 # first layers, by which the names of torchvision and of the authors of DINOv2 and Swin are told apart
 TORCHVISION_MARK, DINOV2_MARK, DINOV3_MARK = "conv_proj.weight", "register_tokens", "storage_tokens"
 SWIN_MARK = "layers.0.downsample.reduction.weight"
 CLIP_MARK, CLIP_BLOCK = "ln_pre.weight", "transformer.resblocks.0.attn.in_proj_weight"
-IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "crop_pct": 224 / 256}
+IMAGENET: dict[str, Any] = {"mean": list(IMAGENET_COLOURS[0]), "std": list(IMAGENET_COLOURS[1]), "crop_pct": 224 / 256}
 LAYER, BLOCK = "encoder.layers.encoder_layer_{}", "blocks.{}"
+PACKED_ATTENTION = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj": "proj"}
 # their names -> timm's; the MLP had other names before torchvision 0.12
 TORCHVISION = {
     "class_token": "cls_token",
     "conv_proj": "patch_embed.proj",
     "encoder.pos_embedding": "pos_embed",
-    f"{LAYER}.ln_1": f"{BLOCK}.norm1",
-    f"{LAYER}.self_attention.in_proj_weight": f"{BLOCK}.attn.qkv.weight",
-    f"{LAYER}.self_attention.in_proj_bias": f"{BLOCK}.attn.qkv.bias",
-    f"{LAYER}.self_attention.out_proj": f"{BLOCK}.attn.proj",
-    f"{LAYER}.ln_2": f"{BLOCK}.norm2",
-    f"{LAYER}.mlp.0": f"{BLOCK}.mlp.fc1",
-    f"{LAYER}.mlp.linear_1": f"{BLOCK}.mlp.fc1",
-    f"{LAYER}.mlp.3": f"{BLOCK}.mlp.fc2",
-    f"{LAYER}.mlp.linear_2": f"{BLOCK}.mlp.fc2",
+    **nest(f"{LAYER}.", f"{BLOCK}.", {"ln_1": "norm1", "ln_2": "norm2"}),
+    **nest(f"{LAYER}.self_attention.", f"{BLOCK}.attn.", PACKED_ATTENTION),
+    **nest(f"{LAYER}.mlp.", f"{BLOCK}.mlp.", {"0": "fc1", "linear_1": "fc1", "3": "fc2", "linear_2": "fc2"}),
     "encoder.ln": "norm",
     "heads.pre_logits": "pre_logits.fc",
     "heads.head": "head",
@@ -50,29 +46,16 @@ CLIP = {
     "conv1": "patch_embed.proj",
     "ln_pre": "norm_pre",
     f"{RESBLOCK}.": f"{BLOCK}.",
-    f"{RESBLOCK}.ln_1": f"{BLOCK}.norm1",
-    f"{RESBLOCK}.attn.in_proj_weight": f"{BLOCK}.attn.qkv.weight",
-    f"{RESBLOCK}.attn.in_proj_bias": f"{BLOCK}.attn.qkv.bias",
-    f"{RESBLOCK}.attn.out_proj": f"{BLOCK}.attn.proj",
-    f"{RESBLOCK}.ls_1.gamma": f"{BLOCK}.ls1.gamma",
-    f"{RESBLOCK}.ln_2": f"{BLOCK}.norm2",
-    f"{RESBLOCK}.mlp.c_fc": f"{BLOCK}.mlp.fc1",
-    f"{RESBLOCK}.mlp.c_proj": f"{BLOCK}.mlp.fc2",
-    f"{RESBLOCK}.ls_2.gamma": f"{BLOCK}.ls2.gamma",
+    **nest(f"{RESBLOCK}.", f"{BLOCK}.", {"ln_1": "norm1", "ln_2": "norm2"}),
+    **nest(f"{RESBLOCK}.", f"{BLOCK}.", {"ls_1.gamma": "ls1.gamma", "ls_2.gamma": "ls2.gamma"}),
+    **nest(f"{RESBLOCK}.attn.", f"{BLOCK}.attn.", PACKED_ATTENTION),
+    **nest(f"{RESBLOCK}.mlp.", f"{BLOCK}.mlp.", {"c_fc": "fc1", "c_proj": "fc2"}),
     "ln_post": "norm",
-    f"{POOL}.probe": f"{POOL}.latent",
-    f"{POOL}.attn.in_proj_weight": f"{POOL}.in_proj_weight",
-    f"{POOL}.attn.in_proj_bias": f"{POOL}.in_proj_bias",
-    f"{POOL}.attn.out_proj": f"{POOL}.proj",
-    f"{POOL}.layernorm": f"{POOL}.norm",
-    f"{POOL}.mlp.c_fc": f"{POOL}.mlp.fc1",
-    f"{POOL}.mlp.c_proj": f"{POOL}.mlp.fc2",
+    **nest(f"{POOL}.", f"{POOL}.", {"probe": "latent", "layernorm": "norm", "attn.out_proj": "proj"}),
+    **nest(f"{POOL}.attn.", f"{POOL}.", {name: name for name in ("in_proj_weight", "in_proj_bias")}),
+    **nest(f"{POOL}.mlp.", f"{POOL}.mlp.", {"c_fc": "fc1", "c_proj": "fc2"}),
 }
-OPENAI: dict[str, Any] = {
-    "mean": [0.48145466, 0.4578275, 0.40821073],
-    "std": [0.26862954, 0.26130258, 0.27577711],
-    "crop_pct": 1.0,
-}
+OPENAI: dict[str, Any] = {"mean": list(CLIP_COLOURS[0]), "std": list(CLIP_COLOURS[1]), "crop_pct": 1.0}
 PE_IMAGES: dict[str, Any] = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
 # DINOv3, EUPE and EVA-02
 GATED = {

@@ -20,14 +20,8 @@ FIRST_LAYERS = ("conv1.weight", "patch_embed.proj.weight")
 # a tower that timm has, and the projection after it
 TRUNK = {"visual.trunk.": "visual.", "visual.head.proj": "visual.projection"}
 # open_clip's defaults
-VISION: dict[str, Any] = {
-    "image_size": 224,
-    "width": 768,
-    "layers": 12,
-    "patch_size": 16,
-    "head_width": 64,
-    "mlp_ratio": 4.0,
-}
+VISION: dict[str, Any] = {"image_size": 224, "width": 768, "layers": 12, "patch_size": 16}
+VISION |= {"head_width": 64, "mlp_ratio": 4.0}
 VISION |= {"pool_type": "tok", "timm_pool": "avg", "timm_proj": "linear", "pos_embed_type": "learnable"}
 IMAGES: dict[str, Any] = {**OPENAI, "interpolation": "bicubic", "resize_mode": "shortest"}
 # the supported values

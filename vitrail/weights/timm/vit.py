@@ -323,21 +323,12 @@ POOLING: Arguments = {
     "init_values": "layer_scale",
 }
 # others that follow from tensors, or have no effect on the outputs
-UNREAD = frozenset(
-    {"pre_norm", "fix_init", "dynamic_img_size", "dynamic_img_pad", "patch_drop_rate", "scale_attn_norm"}
-    | {
-        "scale_mlp_norm",
-        "proj_bias",
-        "pos_embed",
-        "qkv_fused",
-        "swiglu_mlp",
-        "swiglu_align_to",
-        "scale_mlp",
-        "attn_type",
-    }
-    | {"scale_attn_inner", "num_reg_tokens", "use_abs_pos_emb", "use_pre_transformer_norm", "use_post_transformer_norm"}
-    | {"use_fc_norm", "attn_pool_mlp_ratio", "head_init_scale"}
-)
+UNREAD = frozenset({
+    "pre_norm", "fix_init", "dynamic_img_size", "dynamic_img_pad", "patch_drop_rate", "scale_attn_norm", "scale_mlp_norm",
+    "proj_bias", "pos_embed", "qkv_fused", "swiglu_mlp", "swiglu_align_to", "scale_mlp", "attn_type", "scale_attn_inner",
+    "num_reg_tokens", "use_abs_pos_emb", "use_pre_transformer_norm", "use_post_transformer_norm", "use_fc_norm",
+    "attn_pool_mlp_ratio", "head_init_scale",
+})  # fmt: skip
 
 VIT = Family(
     config=ViTConfig,
