@@ -73,22 +73,20 @@ HYBRIDS: dict[str, Config] = {
 }
 
 
+# of foundation models from the code of their authors
+NUMERICS: dict[str, Any] = {"gelu": "exact", "norm_eps": 1e-5, "initial": "truncated"}
+
+
 def _dinov3(width: int, depth: int, heads: int, mlp_width: int, **changes: Any) -> ViTConfig:
     size = _vit(width, depth, heads, mlp_width, 16)
-    numerics: dict[str, Any] = {"gelu": "exact", "norm_eps": 1e-5, "position_resize": "bicubic", "initial": "truncated"}
-    places: dict[str, Any] = {
-        "rope": "dinov3",
-        "positions": "none",
-        "registers": 4,
-        "qkv_bias": "qv",
-        "layer_scale": 1e-5,
-    }
+    numerics: dict[str, Any] = {**NUMERICS, "position_resize": "bicubic", "layer_scale": 1e-5}
+    places: dict[str, Any] = {"rope": "dinov3", "positions": "none", "registers": 4, "qkv_bias": "qv"}
     return replace(size, image_size=(256, 256), **{**numerics, **places, **changes})
 
 
 def _clip(like: str, **changes: Any) -> ViTConfig:
-    numerics: dict[str, Any] = {"gelu": "exact", "norm_eps": 1e-5, "position_resize": "bicubic-antialias"}
-    return replace(VITS[like], pre_norm=True, initial="truncated", **{**numerics, **changes})
+    numerics: dict[str, Any] = {**NUMERICS, "position_resize": "bicubic-antialias"}
+    return replace(VITS[like], pre_norm=True, **{**numerics, **changes})
 
 
 def _siglip(width: int, depth: int, heads: int, mlp_width: int, patch: int, side: int = 256) -> ViTConfig:
@@ -105,34 +103,15 @@ def _eva02(width: int, depth: int, heads: int, mlp_width: int, **changes: Any) -
 
 def _pe(width: int, depth: int, heads: int, mlp_width: int, patch: int, side: int, **changes: Any) -> ViTConfig:
     size, cells = _vit(width, depth, heads, mlp_width, patch), side // patch
-    numerics: dict[str, Any] = {
-        "gelu": "exact",
-        "norm_eps": 1e-5,
-        "position_resize": "bilinear",
-        "initial": "truncated",
-    }
-    places: dict[str, Any] = {
-        "rope": "pe",
-        "rope_grid": (cells, cells),
-        "pre_norm": True,
-        "pool": "map",
-        "pool_heads": 8,
-    }
+    numerics: dict[str, Any] = {**NUMERICS, "position_resize": "bilinear", "pre_norm": True}
+    places: dict[str, Any] = {"rope": "pe", "rope_grid": (cells, cells), "pool": "map", "pool_heads": 8}
     return replace(size, image_size=(side, side), **numerics, **places, **changes)
 
 
 def _aimv2(width: int, heads: int, mlp_width: int) -> ViTConfig:
-    parts: dict[str, Any] = {
-        "norm": "rms",
-        "norm_eps": 1e-5,
-        "patch_norm": True,
-        "mlp": "swiglu",
-        "initial": "truncated",
-    }
+    parts: dict[str, Any] = {**NUMERICS, "norm": "rms", "patch_norm": True, "mlp": "swiglu"}
     absent: dict[str, Any] = {"prefix": (), "pool": "gap", "qkv_bias": False, "bias": False}
-    return replace(
-        _vit(width, 24, heads, mlp_width, 14), gelu="exact", position_resize="bicubic-antialias", **parts, **absent
-    )
+    return replace(_vit(width, 24, heads, mlp_width, 14), position_resize="bicubic-antialias", **parts, **absent)
 
 
 SIGLIPS = {
