@@ -21,6 +21,7 @@ from vitrail.models import Backbone, Patches, Tokens
 from vitrail.models.backbone import device_of, eval_mode, takes_subsets
 from vitrail.models.config import changed
 from vitrail.models.layers import cut_patches, join_patches
+from vitrail.models.rope import is_rotary
 from vitrail.models.vit import ROPE_FIELDS
 from vitrail.tasks import Task
 
@@ -155,7 +156,7 @@ def measure_permutation_response(model: Model, images: Tensor) -> PermutationRes
             return _compare_answers(in_order, _compute_answers(model, images, encode_permuted))
 
         unplaced = compare()
-        if getattr(model.config, "rope", "none") == "none":
+        if not is_rotary(model.config):
             return PermutationResponse(pixels, unplaced)
         with _without_rotation(model.backbone if isinstance(model, Task) else model):
             return PermutationResponse(pixels, unplaced, compare())

@@ -48,6 +48,11 @@ ROPES = {
 }
 
 
+def is_rotary(config: Any) -> bool:
+    """Whether q and k of a model are rotated; the configs of few architectures have the field."""
+    return getattr(config, "rope", "none") != "none"
+
+
 class Rotation(NamedTuple):
     """Cosines and sines of the angles of T tokens in fp32, (T, E), (H, T, E) or (B, 1 or H, T, E).
 

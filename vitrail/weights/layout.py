@@ -17,6 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, sketch
 from vitrail.models.config import STANDARDISATIONS
+from vitrail.models.rope import is_rotary
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks import Task
 from vitrail.tasks.classification.classifier import Classifier
@@ -138,9 +139,9 @@ def describe_numerics(config: Any, *names: str) -> list[str]:
     rotary positions or a norm before its blocks ``rope`` and ``pool``; and those of a stem of convolutions.
     """
     words = {"gelu": "{} GELU", "norm_eps": "LayerNorm eps {:g}", "heads": "{} heads"}
-    is_rotary = getattr(config, "rope", "none") != "none"
-    words |= {"rope": "rotary positions {!r}"} if is_rotary else {}
-    words |= {"pool": "pooling {!r}"} if is_rotary or getattr(config, "pre_norm", False) else {}
+    rotary = is_rotary(config)
+    words |= {"rope": "rotary positions {!r}"} if rotary else {}
+    words |= {"pool": "pooling {!r}"} if rotary or getattr(config, "pre_norm", False) else {}
     lines = [words[name].format(getattr(config, name)) for name in names if name in words and hasattr(config, name)]
     if getattr(config, "stem", None) is not None:
         eps, where = STANDARDISATIONS[config.standardise]

@@ -43,6 +43,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.models import cost_of, device_of
 from vitrail.models.config import IsotropicConfig
+from vitrail.models.rope import is_rotary
 from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Rotations, Sample
 from vitrail.reports.inspection.findings import findings
 from vitrail.reports.inspection.numbers import numbers
@@ -89,9 +90,9 @@ def inspect_model(
         notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
     elif not results["heads"]:
         notes.append(f"{sentence(task.config.about)} has no attention to measure.")
-    if is_rotary(task) and results.get("rotations") is None:
+    if is_rotary(task.config) and results.get("rotations") is None:
         notes.append("q and k are rotated by the place of a patch: what this gives is measured on images.")
-    elif results["positions"] is None and not is_rotary(task):
+    elif results["positions"] is None and not is_rotary(task.config):
         notes.append("No position embeddings are added to the patches of this model.")
     inspection = to_inspection(task, name_of(model), {**results, "notes": notes}, command)
     figures = numbers(inspection)
@@ -111,7 +112,7 @@ def to_inspection(task: Task, title: str, results: Mapping[str, Any], command: s
         parameters=counted.parameters,
         multiply_adds=counted.multiply_adds,
         findings=findings(
-            results.get("heads", ()), results["positions"], results.get("rotations"), is_rotary=is_rotary(task)
+            results.get("heads", ()), results["positions"], results.get("rotations"), is_rotary=is_rotary(config)
         ),
         command=command,
         machine=describe(),
@@ -157,11 +158,6 @@ def summarise_similarity(similarity: Tensor) -> Positions:
     )
 
 
-def is_rotary(model: Task) -> bool:
-    """Whether q and k are rotated by the places of patches."""
-    return getattr(model.config, "rope", "none") != "none"
-
-
 def measure_rotations(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Rotations | None:
     """Measures rotary positions; None if no image can be read."""
     parts = [images for images, _ in _read_batches(model, source, options, bad)]
@@ -195,7 +191,7 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     if not count:
         raise DataError("none of the images could be read", f"see the reasons in {bad_list}")
     samples = _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else []
-    rotations = measure_rotations(model, few, options, bad) if is_rotary(model) else None
+    rotations = measure_rotations(model, few, options, bad) if is_rotary(model.config) else None
     measured = {"samples": samples, "biases": biases, "heads": heads, "rotations": rotations}
     return {"data": about, "images": count, **measured}
 

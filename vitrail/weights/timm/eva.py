@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitrail.models import ViTConfig
-from vitrail.models.rope import ROPES
+from vitrail.models.rope import ROPES, is_rotary
 from vitrail.weights.names import rename
 from vitrail.weights.timm.family import BLOCKS, IMAGES, get_ratio
 from vitrail.weights.timm.vit import POOLING, SCALES, VIT, find_wrong, round_eps, to_timms
@@ -24,19 +24,14 @@ ENTRIES = {
 
 def is_eva(config: ViTConfig) -> bool:
     """Whether the config is one of timm's ``Eva``, not of its ``VisionTransformer``."""
-    return config.rope != "none" or config.qkv_bias == "qv"
+    return is_rotary(config) or config.qkv_bias == "qv"
 
 
 def _find_entry(config: ViTConfig) -> str:
     """Returns the name of a timm entry that arguments change to this config, "" if there is none."""
     has_scale, has_grid = config.layer_scale is not None, config.rope_grid is not None
-    if (
-        config.norm == "rms"
-        or config.patch_norm
-        or config.gelu != "exact"
-        or not config.bias
-        or "dist" in config.prefix
-    ):
+    is_other = config.norm == "rms" or config.patch_norm or config.gelu != "exact"
+    if is_other or not config.bias or "dist" in config.prefix:
         return ""
     if config.norm_at == "post":
         is_like = round_eps(config) == 1e-6 and not (has_scale or has_grid)
@@ -72,7 +67,7 @@ EVA = replace(
         "scale_mlp": "mlp_norm",
         "num_reg_tokens": "registers",
         "use_abs_pos_emb": lambda config: config.positions == "learned",
-        "use_rot_pos_emb": lambda config: config.rope != "none",
+        "use_rot_pos_emb": is_rotary,
         "rope_type": lambda config: config.rope if config.rope in ("dinov3", "mixed") else "cat",
         "rope_rotate_half": lambda config: config.rope == "dinov3",
         "rope_temperature": lambda config: config.rope_theta or getattr(ROPES.get(config.rope), "theta", 10_000.0),
