@@ -5,6 +5,7 @@ N images, K classes, M bins. An undefined figure (of a class that occurs neither
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
@@ -69,15 +70,29 @@ class Bins(NamedTuple):
         return float((gaps * self.counts).sum() / max(self.counts.sum(), 1))
 
 
-class ClassMetric(Metric):
-    """Of one class an image: a few numbers of each image, whatever the number of classes; ``temperature`` divides the logits."""
-
-    summary = ("top1", "nll")
-    _parts: list[tuple[np.ndarray, ...]]  # the predicted class, the true one, and what `Graded` has; (B,) each
+class NamedMetric(Metric):
+    """Of classes with names; ``temperature`` divides the logits."""
 
     def __init__(self, classes: Sequence[str], temperature: float = 1.0) -> None:
         super().__init__()
         self.classes, self.temperature = tuple(classes), temperature
+
+    @abstractmethod
+    def per_class(self) -> PerClass: ...
+
+    def table(self) -> tuple[list[str], Rows]:
+        """A row for each class with precision, recall, F1 and the number of images."""
+        values = self.per_class()
+        listed = zip(self.classes, values.support, values.precision, values.recall, values.f1)
+        rows: Rows = [(name, *map(write_percent, shares), str(int(count))) for name, count, *shares in listed]
+        return ["class", "precision %", "recall %", "F1 %", "images"], rows
+
+
+class ClassMetric(NamedMetric):
+    """Of one class an image: a few numbers of each image, whatever the number of classes."""
+
+    summary = ("top1", "nll")
+    _parts: list[tuple[np.ndarray, ...]]  # the predicted class, the true one, and what `Graded` has; (B,) each
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         logits, true = as_array(outputs), as_array(targets)
@@ -133,10 +148,6 @@ class ClassMetric(Metric):
             f"{100 * share:.1f} % of these images: train for longer, from pre-trained weights, or on more images."
         )
 
-    def table(self) -> tuple[list[str], Rows]:
-        """A row for each class with precision, recall, F1 and the number of images."""
-        return class_table(self.classes, self.per_class())
-
     def worst(self, most: int) -> np.ndarray:
         """Indices of the images that the model is most confidently wrong about, worst first: by the confidence in the wrong
         class, then by the little that was left for the true one.
@@ -182,15 +193,11 @@ class AcceptableMetric(Metric):
         return np.concatenate(self._parts).astype(np.float64)
 
 
-class LabelMetric(Metric):
+class LabelMetric(NamedMetric):
     """Of several labels an image: their logits, as average precision ranks all images by each of them."""
 
     summary = ("map", "f1_micro")
     _parts: list[tuple[np.ndarray, np.ndarray]]  # logits, targets
-
-    def __init__(self, classes: Sequence[str], temperature: float = 1.0) -> None:
-        super().__init__()
-        self.classes, self.temperature = tuple(classes), temperature
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         logits, true = as_array(outputs), as_array(targets)
@@ -231,9 +238,6 @@ class LabelMetric(Metric):
         """``map f1_micro f1_macro nll``, shares as fractions."""
         return summarize_labels(self.logits, self.targets, self.temperature)
 
-    def table(self) -> tuple[list[str], Rows]:
-        return class_table(self.classes, self.per_class())
-
     def worst(self, most: int) -> np.ndarray:
         """Indices of the images with the label that is furthest off, worst first."""
         probabilities, targets = self.probabilities, self.targets
@@ -249,13 +253,6 @@ class LabelMetric(Metric):
             for row in (self.targets[index] > 0.5, probabilities >= 0.5)
         ]
         return words[0], words[1], float(probabilities.max())
-
-
-def class_table(classes: Sequence[str], values: PerClass) -> tuple[list[str], Rows]:
-    """A row for each class with precision, recall, F1 and the number of images, under its head."""
-    listed = zip(classes, values.support, values.precision, values.recall, values.f1)
-    rows: Rows = [(name, *map(write_percent, shares), str(int(count))) for name, count, *shares in listed]
-    return ["class", "precision %", "recall %", "F1 %", "images"], rows
 
 
 def summarize_grades(grades: Graded) -> dict[str, float]:
