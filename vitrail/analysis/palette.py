@@ -6,6 +6,8 @@ uniform and monotonic in lightness, and therefore readable in greyscale and with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 LIGHT = {"paper": "#fbfaf7", "card": "#ffffff", "ink": "#1c2230", "muted": "#626978", "rule": "#e4e1d9"}
@@ -22,6 +24,16 @@ FONTS = {
     "serif": "'Iowan Old Style','Palatino Linotype',Palatino,'Source Serif 4','Liberation Serif',Georgia,serif",
     "mono": "ui-monospace,'SF Mono',Menlo,Consolas,'Liberation Mono',monospace",
 }
+
+
+def write_properties(values: Mapping[str, str]) -> str:
+    """Returns values by name as CSS custom properties."""
+    return ";".join(f"--{name}:{value}" for name, value in values.items())
+
+
+# CSS of pages: what both themes share, the light theme, and the rule of the dark one
+SHARED, OF_LIGHT = write_properties({**FONTS, "lead": "#23262e"}), write_properties(LIGHT)
+DARK_RULE = f"@media(prefers-color-scheme:dark){{:root{{{write_properties(DARK)}}}}}"
 
 
 def parse_colour(colour: str) -> np.ndarray:

@@ -15,13 +15,14 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from vitrail.files import disk_errors, replace_file
 from vitrail.markup import Markup, safe
 from vitrail.reports.classification import ClassificationFacts
 from vitrail.reports.facts import EvaluatedRun, RunFacts, as_yaml, describe_compute
 from vitrail.reports.metric_names import METRICS, metric_of
+from vitrail.reports.page import TEMPLATES
 from vitrail.reports.pretraining import PretrainingFacts, format_known
 from vitrail.text import THIN, large, plural
 
@@ -122,12 +123,9 @@ def render_card(template: str, facts: RunFacts, task: str, kind: str, **values: 
 def environment() -> Environment:
     """Returns the templates of cards, which escape for Markdown instead of HTML."""
     found = Environment(
-        loader=PackageLoader("vitrail.reports"),
+        **TEMPLATES,
         autoescape=False,
         finalize=lambda value: value if isinstance(value, Markup) else escape(str(value)),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
     )
     found.filters |= {"plural": plural, "code": lambda name: Markup(f"`{name}`"), "yaml": format_settings}
     found.filters |= {"block": fence_code, "quote": shlex.quote, "repr": repr}

@@ -19,7 +19,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from vitrail.analysis.palette import DARK, FONTS, ICON, LIGHT
+from vitrail.analysis.palette import DARK_RULE, ICON, LIGHT, OF_LIGHT, SHARED
 from vitrail.files import disk_errors, replace_file
 from vitrail.markup import UNWRITABLE, Markup, join, tag
 from vitrail.reports.charts import standalone
@@ -72,16 +72,15 @@ class Table:
         return [[each if isinstance(each, Cell) else Cell(each) for each in row] for row in self.rows]
 
 
+# the templates of pages and cards
+TEMPLATES: dict[str, Any] = {"loader": PackageLoader("vitrail.reports"), "undefined": StrictUndefined}
+TEMPLATES |= {"trim_blocks": True, "lstrip_blocks": True}
+
+
 @cache
 def environment() -> Environment:
     """Returns the templates with the functions that format values."""
-    found = Environment(
-        loader=PackageLoader("vitrail.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    found = Environment(**TEMPLATES, autoescape=True)
     formats = (percent, decimal, large, plural, sentence, number, scientific, show_code)
     found.filters |= {format.__name__: format for format in formats}
     return found
@@ -144,16 +143,9 @@ def write_page(folder: Path, page: str, plots: Mapping[str, Markup], subfolder: 
 
 def stylesheet() -> str:
     """Returns the style sheet: fonts and colours of the charts, then ``report.css``."""
-
-    def properties(values: Mapping[str, str]) -> str:
-        return ";".join(f"--{name}:{value}" for name, value in values.items())
-
-    dark = f"@media(prefers-color-scheme:dark){{:root{{{properties(DARK)}}}}}"
-    printed = f"@media print{{:root{{{properties(LIGHT)}}}}}"
+    printed = f"@media print{{:root{{{OF_LIGHT}}}}}"
     own = (files("vitrail.reports") / "report.css").read_text("utf-8")
-    return (
-        f":root{{color-scheme:light dark;{properties(FONTS)};--lead:#23262e;{properties(LIGHT)}}}{dark}{printed}\n{own}"
-    )
+    return f":root{{color-scheme:light dark;{SHARED};{OF_LIGHT}}}{DARK_RULE}{printed}\n{own}"
 
 
 def _cut_panes() -> list[tuple[str, str]]:

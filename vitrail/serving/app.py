@@ -4,7 +4,7 @@ the web page with its files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from vitrail.analysis.palette import ANCHORS, DARK, FONTS, ICON, LIGHT
+from vitrail.analysis.palette import ANCHORS, DARK_RULE, ICON, OF_LIGHT, SHARED
 from vitrail.checksums import sha256_of
 from vitrail.errors import ConfigError
 from vitrail.reports.metric_names import metric_of
@@ -202,13 +202,7 @@ def load_files() -> dict[str, File]:
 
 def palette() -> str:
     """Returns the colours and fonts of the reports as CSS custom properties."""
-
-    def properties(values: Mapping[str, str]) -> str:
-        return ";".join(f"--{name}:{value}" for name, value in values.items())
-
-    always = properties({**FONTS, "lead": "#23262e", "scale": ANCHORS})
-    dark = f"@media(prefers-color-scheme:dark){{:root{{{properties(DARK)}}}}}"
-    return f":root{{color-scheme:light dark;{always};{properties(LIGHT)}}}\n{dark}\n"
+    return f":root{{color-scheme:light dark;{SHARED};--scale:{ANCHORS};{OF_LIGHT}}}\n{DARK_RULE}\n"
 
 
 @pages.api_route("/", methods=["GET", "HEAD"])
