@@ -52,6 +52,11 @@ def find_own(kind: str, name: str, registry: Mapping[str, T], built_in: Containe
     return registry[name]
 
 
+def find_loss(name: str | None, built_in: Container[str]) -> Callable[..., Any] | None:
+    """Returns the loss that is registered as ``name``; None for one that vitrail has. Raises as `find_own`."""
+    return None if name is None or name in BUILT_IN_LOSSES else find_own("loss", name, LOSSES, built_in)
+
+
 def suggest_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Returns the remedy for an unknown name: the close ones, else all or the first, and how one's own is registered."""
     own = f"one of your own is registered first, by vitrail.register_{kind}({name!r}, ...) or a module in {VARIABLE}"

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone
 from vitrail.objectives.objective import Objective
-from vitrail.plugins import BUILT_IN_LOSSES, LOSSES, find_own
+from vitrail.plugins import find_loss
 from vitrail.tasks.classification.classifier import label_loss, top1
 from vitrail.tasks.task import Task
 
@@ -35,7 +35,7 @@ class Supervised(Objective):
     def __init__(self, task: Task, loss: str | None = None, *, binarise: bool = False) -> None:
         super().__init__(task.backbone)
         self.own = task.own
-        own = None if loss is None or loss in BUILT_IN_LOSSES else find_own("loss", loss, LOSSES, task.losses)
+        own = find_loss(loss, task.losses)
         if own is not None and binarise:
             raise ConfigError(f"binarise is set with the loss {loss!r}", "it belongs to the loss 'sigmoid'")
         self.name, self.criterion = loss, copy.deepcopy(own)  # a module of it may have parameters

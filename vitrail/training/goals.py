@@ -31,7 +31,7 @@ from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives import ContrastiveObjective, MaskedCodes, MaskedPatch, Reconstruction, find_objective
 from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Distillation, Supervised
-from vitrail.plugins import BUILT_IN_LOSSES, LOSSES, METRICS, find_own
+from vitrail.plugins import METRICS, find_loss, find_own
 from vitrail.reports.cards import pretraining_card, write_card
 from vitrail.reports.evaluated_run import write_documents
 from vitrail.reports.facts import EvaluatedRun
@@ -109,8 +109,7 @@ class Goal:
 def check_supervised(run: Run) -> None:
     task = find_task(run.task)
     task.targets.check_policy(run.augment, run.task)
-    if (loss := run.objective.loss) is not None and loss not in BUILT_IN_LOSSES:
-        find_own("loss", loss, LOSSES, task.losses)
+    find_loss(run.objective.loss, task.losses)
     for metric in run.save.metrics:
         find_own("metric", metric, METRICS)
     check_model(run)
