@@ -34,7 +34,7 @@ from vitrail.verbs import (
     transfer,
     weights,
 )
-from vitrail.verbs.verb import Sets, options_of, summary_of
+from vitrail.verbs.verb import find_setting, options_of, summary_of
 
 
 def build_app(only: str | None = None) -> App:
@@ -150,13 +150,11 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
 
 def explain_flag(message: str) -> str:
     """Returns what the unknown flag of a message is called here, if it is the name of a setting in other tools; else nothing."""
-    from vitrail.config.parse import KEYS
-
     flag = re.search(r"Unknown option: \W*--([\w-]+)", message)
-    key = KEYS.get(flag[1].replace("-", "_")) if flag and "Did you mean" not in message else None
-    meanings = {name: option.meaning for name, option in options_of(train.train).items()}
-    own = [name for name, meaning in meanings.items() if isinstance(meaning, Sets) and meaning.key == key]
-    return f"it is called --{own[0]} here; " if own else f"it is --set {key}=VALUE here; " if key else ""
+    if flag is None or "Did you mean" in message:
+        return ""
+    key, own = find_setting(flag[1].replace("-", "_"), options_of(train.train))
+    return f"it is called --{own} here; " if own else f"it is --set {key}=VALUE here; " if key else ""
 
 
 def _end_with_stdin(tokens: Sequence[str]) -> Sequence[str]:

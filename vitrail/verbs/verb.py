@@ -121,8 +121,9 @@ def _check_calls(main: tuple[str, ...], function: Function) -> Function:
         options = options_of(function)
         for name, value in given.items():
             if name not in options:
-                remedy = _explain_setting(name, options) or nearest(name, list(options))
-                raise ConfigError(f"there is no option {name!r}", remedy)
+                key, own = find_setting(name, options)
+                written = f"it is called {own!r} here" if own else f"{explain_key(name)}: set=['{key}=VALUE']"
+                raise ConfigError(f"there is no option {name!r}", written if key else nearest(name, list(options)))
             if not isinstance(options[name].meaning, Python) and not fits(value, options[name].type):
                 raise ConfigError(f"{name} is {value!r}", _remedy(value, options[name].type))
         values = given.copy()
@@ -175,13 +176,11 @@ def fits(value: Any, kind: Any) -> bool:
     return isinstance(value, PathLike)
 
 
-def _explain_setting(name: str, options: Mapping[str, Option]) -> str | None:
-    """Returns how a function that trains is given a setting that other tools call ``name``."""
-    if "set" not in options or name not in KEYS:
-        return None
-    sets = {option.meaning.key: own for own, option in options.items() if isinstance(option.meaning, Sets)}
-    own = sets.get(KEYS[name])
-    return f"it is called {own!r} here" if own else f"{explain_key(name)}: set=['{KEYS[name]}=VALUE']"
+def find_setting(name: str, options: Mapping[str, Option]) -> tuple[str, str]:
+    """Returns the key of the setting that other tools call ``name``, and the option that sets it; each "" if there is none."""
+    key = KEYS.get(name, "") if "set" in options else ""
+    sets = (own for own, option in options.items() if isinstance(option.meaning, Sets) and option.meaning.key == key)
+    return key, next(sets, "")
 
 
 def _remedy(value: Any, kind: Any) -> str:
