@@ -39,12 +39,15 @@ def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
 def _find_unused(splits: Splits) -> Iterator[str]:
     """Describes classes of annotated data that never occur in training, and images without objects."""
     if splits.train is not None and (empty := np.flatnonzero(splits.train.counts() == 0)).size:
-        names = ", ".join(repr(splits.classes[index]) for index in empty[:5])
-        of_all = f"{len(empty)} of {len(splits.classes)} classes"
-        yield f"{of_all} have no {splits.train.counted} in train: {names}{', ...' if len(empty) > 5 else ''}"
+        yield _list_without(f"{splits.train.counted} in train", empty, splits.classes)
     for split, source in list_splits(splits).items():
         if isinstance(source.targets, Objects) and (nothing := int((source.targets.lengths() == 0).sum())):
             yield f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background"
+
+
+def _list_without(what: str, rows: np.ndarray, classes: tuple[str, ...]) -> str:
+    names = ", ".join(repr(classes[row]) for row in rows[:5])
+    return f"{len(rows)} of {len(classes)} classes have no {what}: {names}{', ...' if len(rows) > 5 else ''}"
 
 
 def _find_odd_classes(splits: Splits) -> Iterator[str]:
@@ -54,9 +57,7 @@ def _find_odd_classes(splits: Splits) -> Iterator[str]:
     if train and val and train.labelled and val.labelled and not isinstance(train.targets, Annotations):
         missing = np.flatnonzero((train.counts() > 0) & (val.counts() == 0))
     if missing.size:
-        names = ", ".join(repr(classes[index]) for index in missing[:5])
-        count = f"{len(missing)} of {len(classes)} classes have no validation image"
-        yield f"{count}, so no figure says how well they are learned: {names}{', ...' if len(missing) > 5 else ''}"
+        yield _list_without("validation image, so no figure says how well they are learned", missing, classes)
     folded: dict[str, list[str]] = {}
     for name in classes:
         folded.setdefault(name.strip().casefold(), []).append(name)
