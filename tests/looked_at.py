@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import torch
 from PIL import Image
@@ -26,3 +29,12 @@ def shaken(config: Config = TINY["vit"], names: tuple[str, ...] = NAMES) -> Clas
 
 def picture(height: int, width: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def write_pictures(folder: Path, classes: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Path:
+    """Writes a folder of pictures of noise for each class, one of each of the ``sizes``: 00.png, 01.png, ..."""
+    for row, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for number, size in enumerate(sizes):
+            picture(*size, seed=row * len(sizes) + number).save(folder / name / f"{number:02}.png")
+    return folder

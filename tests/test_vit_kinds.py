@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from tests.each_row import each_row
 from tests.models.test_vit_kinds import KINDS, create, draw_images
 from tests.slow import slow_except
 from tests.tasks import dense_models
+from tests.training.logged import list_logged
 from tests.training.stopping import stopped_after
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.objectives.mae import MAE
@@ -45,15 +44,10 @@ def images_of_classes() -> tuple[np.ndarray, np.ndarray]:
     return (noise + 40 * labels[:, None, None, None]).astype(np.uint8), np.array(CLASSES)[labels]
 
 
-def losses(folder: Path) -> list[float]:
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if "loss" in record]
-
-
 @pytest.mark.parametrize("kind", slow_except(KINDS, {"dinov3", "aimv2"}))
 def test_a_kind_is_fine_tuned_reloaded_and_converted_there_and_back(kind, tmp_path):
     result = vitrail.train(images_of_classes(), init=classifier(kind), steps=20, out=tmp_path / "run", **HOW)
-    fell = losses(result.folder)
+    fell = list_logged(result)
     assert np.mean(fell[-5:]) < 0.8 * np.mean(fell[:5])
     trained = result.load()
     if KINDS[kind].get("qkv_bias") == "qv":
@@ -75,7 +69,7 @@ def test_a_stopped_training_with_random_coordinates_resumes_bit_for_bit(tmp_path
         train(out=tmp_path / "parts")
     parts = train(out=tmp_path / "parts")
     ours, theirs = parts.load().state_dict(), whole.load().state_dict()
-    assert losses(parts.folder) == losses(whole.folder)
+    assert list_logged(parts) == list_logged(whole)
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 

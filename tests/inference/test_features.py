@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.looked_at import QUIET, shaken
+from tests.looked_at import QUIET, shaken, write_pictures
 from tests.models.tiny import TINY
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source
@@ -25,14 +25,9 @@ from vitrail.tasks.classification.classifier import Classifier, create_classifie
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Two classes of three pictures of other shapes than the model's; one of the ants is broken."""
-    draw = np.random.default_rng(0)
-    for name in ("ant", "bee"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for count in range(3):
-            pixels = draw.integers(0, 256, (70 + 9 * count, 90, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{count}.png")
-    (tmp_path / "photos" / "ant" / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n no picture")
-    return tmp_path / "photos"
+    folder = write_pictures(tmp_path / "photos", ("ant", "bee"), [(70, 90), (79, 90), (88, 90)])
+    (folder / "ant" / "01.png").write_bytes(b"\x89PNG\r\n\x1a\n no picture")
+    return folder
 
 
 def whole(data: object) -> Source:
@@ -62,13 +57,13 @@ def count_passes(model: Classifier) -> list[int]:
 def test_features_are_what_the_head_reads_without_the_bad_images(photos: Path) -> None:
     model, source = shaken(), whole(photos)
     found = features_of(model, source, options=replace(QUIET, batch=2))
-    assert found.keys == ["ant/0.png", "ant/2.png", "bee/0.png", "bee/1.png", "bee/2.png"]
+    assert found.keys == ["ant/00.png", "ant/02.png", "bee/00.png", "bee/01.png", "bee/02.png"]
     assert found.targets.tolist() == [0, 0, 1, 1, 1]
     with torch.inference_mode():
         images = model.preprocess([Image.open(photos / key) for key in found.keys])
         expected = model.pool(model.forward_features(images)).numpy()
     np.testing.assert_allclose(found.values, expected, atol=1e-5)
-    assert found.only(np.array([1, 2, 4])).keys == ["ant/2.png", "bee/1.png"]
+    assert found.only(np.array([1, 2, 4])).keys == ["ant/02.png", "bee/01.png"]
 
 
 @pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.float32)])
@@ -125,14 +120,14 @@ def test_a_change_that_affects_all_features_misses_the_cache(
 def test_only_images_that_are_new_or_changed_are_computed(photos: Path, tmp_path: Path) -> None:
     model = shaken()
     features_of(model, whole(photos), options=QUIET, cache=tmp_path / "kept")
-    os.utime(photos / "bee" / "2.png", ns=(1, 1))
-    Image.new("RGB", (80, 80)).save(photos / "ant" / "0b.png")
+    os.utime(photos / "bee" / "02.png", ns=(1, 1))
+    Image.new("RGB", (80, 80)).save(photos / "ant" / "00b.png")
     (photos / "ant" / "3.png").write_bytes(b"no picture either")
-    (photos / "bee" / "0.png").unlink()
+    (photos / "bee" / "00.png").unlink()
     seen, grown = count_passes(model), whole(photos)
     found = features_of(model, grown, options=QUIET, cache=tmp_path / "kept")
     assert seen == [2]
-    assert found.keys == ["ant/0.png", "ant/0b.png", "ant/2.png", "bee/1.png", "bee/2.png"]
+    assert found.keys == ["ant/00.png", "ant/00b.png", "ant/02.png", "bee/01.png", "bee/02.png"]
     np.testing.assert_allclose(found.values, features_of(shaken(), grown, options=QUIET).values, atol=1e-5)
     features_of(model, grown, options=QUIET, cache=tmp_path / "kept")
     assert seen == [2], "bad images are remembered, those of both files"
@@ -210,7 +205,7 @@ def test_bad_images_are_bad_from_the_cache_too(photos: Path, tmp_path: Path) -> 
     model = shaken()
     features_of(model, whole(photos), options=QUIET, cache=tmp_path / "kept")
     for options in (InferenceOptions(quiet=True, on_bad="stop"), InferenceOptions(quiet=True, max_bad=0.01)):
-        with pytest.raises(DataError, match=r"ant/1\.png"):
+        with pytest.raises(DataError, match=r"ant/01\.png"):
             features_of(model, whole(photos), options=options, cache=tmp_path / "kept")
 
 

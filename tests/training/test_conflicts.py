@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import vitrail
+from tests.looked_at import write_pictures
 
 HOW: dict[str, Any] = {"steps": 2, "batch": 8, "size": 16, "init": "none", "quiet": True}
 SET = ("model.changes.depth=1", "compute.tune=false", "data.workers=0")
@@ -19,13 +20,7 @@ SET = ("model.changes.depth=1", "compute.tune=false", "data.workers=0")
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Two classes of twelve images each; 8 and 9 of both are equal, and 10 and 11 of ants are equal to one another."""
-    draw = np.random.default_rng(0)
-    for name in ("ants", "bees"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(12):
-            pixels = draw.integers(0, 255, (20, 20, 3), np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number:02}.png")
-    folder = tmp_path / "photos"
+    folder = write_pictures(tmp_path / "photos", ("ants", "bees"), [(20, 20)] * 12)
     for number in ("08", "09"):
         (folder / f"bees/{number}.png").write_bytes((folder / f"ants/{number}.png").read_bytes())
     (folder / "ants/11.png").write_bytes((folder / "ants/10.png").read_bytes())

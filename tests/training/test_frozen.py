@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.training.logged import list_logged
 from tests.training.stopping import stopped_after
 from vitrail.errors import DataError
 from vitrail.inference.features import default_cache, list_files
@@ -59,16 +59,6 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def losses(folder: Path) -> list[float]:
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if "loss" in record]
-
-
-def evaluations(folder: Path) -> list[float]:
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [record["val_nll"] for record in records if "val_nll" in record]
-
-
 def test_a_head_learns_from_features_what_it_learns_from_images(start, passes, tmp_path, monkeypatch):
     fast = vitrail.train(ARRAYS, init=start, out=tmp_path / "features", **HOW)
     once = sum(passes)
@@ -78,13 +68,13 @@ def test_a_head_learns_from_features_what_it_learns_from_images(start, passes, t
         ARRAYS, init=start, out=tmp_path / "images", **{**HOW, "set": (*SET, "model.changes.drop_path=0")}
     )
     assert once < sum(passes) - once
-    assert losses(fast.folder) == pytest.approx(losses(plain.folder), rel=1e-4)
-    assert evaluations(fast.folder) == pytest.approx(evaluations(plain.folder), rel=1e-4)
-    assert losses(fast.folder)[-1] < losses(fast.folder)[0]
+    assert list_logged(fast) == pytest.approx(list_logged(plain), rel=1e-4)
+    assert list_logged(fast, "val_nll") == pytest.approx(list_logged(plain, "val_nll"), rel=1e-4)
+    assert list_logged(fast)[-1] < list_logged(fast)[0]
     ours, theirs = fast.load().state_dict(), plain.load().state_dict()
     for name, tensor in ours.items():
         assert torch.allclose(tensor, theirs[name], atol=1e-4), name
-    assert fast.figures["nll"] == pytest.approx(evaluations(fast.folder)[-1], rel=1e-4)
+    assert fast.figures["nll"] == pytest.approx(list_logged(fast, "val_nll")[-1], rel=1e-4)
 
 
 def test_every_image_passes_the_backbone_once_and_not_again_for_another_rate(start, passes, tmp_path):

@@ -17,6 +17,7 @@ from PIL import Image
 import vitrail
 from tests.models.tiny import TINY
 from tests.slow import slow_except
+from tests.training.logged import list_logged
 from tests.training.stopping import stopped_after
 from vitrail.config.compose import compose_run
 from vitrail.data.sources.open import find_data, open_data
@@ -369,11 +370,6 @@ def test_the_threshold_of_a_detector_is_the_best_on_the_validation_split_unless_
     assert given.load().threshold == 0.25
 
 
-def losses_of(run) -> list[float]:
-    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if "loss" in record]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["maps", "boxes"])
 def test_a_stopped_training_resumes_to_the_same_steps_and_micro_batches_take_them(kind, scenes, tmp_path, monkeypatch):
@@ -383,7 +379,7 @@ def test_a_stopped_training_resumes_to_the_same_steps_and_micro_batches_take_the
     train = partial(vitrail.train, scenes / kind, steps=3, settings=settings, **QUICK)
     whole = train(out=tmp_path / "whole")
     micro = train(out=tmp_path / "micro", settings=(*settings, "data.micro_batch=2"))
-    assert losses_of(micro) == pytest.approx(losses_of(whole), rel=1e-3)
+    assert list_logged(micro) == pytest.approx(list_logged(whole), rel=1e-3)
     with stopped_after(2):
         train(out=tmp_path / "parts")
     parts = train(out=tmp_path / "parts")
