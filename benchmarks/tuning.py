@@ -24,7 +24,7 @@ from vitrail.models.layers import PatchEmbed
 from vitrail.objectives.supervised import Supervised
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.process import keep_large_buffers
-from vitrail.runtime.tuning import ExecutionPlan, choose_plan
+from vitrail.runtime.tuning import ExecutionPlan, choose_plan, choose_precision
 from vitrail.tasks.classification.classifier import create_classifier
 
 ROUNDS = 5
@@ -100,8 +100,7 @@ def compare_updates(name: str, threads: int) -> dict[str, object]:
     """What is chosen for training, beside whole updates."""
     model, changes, batch = NETWORKS[name]
     config, plans = configure(model, **changes), [ExecutionPlan("fp32", threads), ExecutionPlan("bf16", threads)]
-    choice = choose_plan(sketch(config), (config.in_channels, *config.image_size), plans, batch=batch)
-    assert choice is not None
+    choice = choose_precision(sketch(config), (config.in_channels, *config.image_size))
     whole = time_updates(config, batch, plans)
     return {
         "network": name,
