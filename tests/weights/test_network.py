@@ -176,6 +176,21 @@ def test_the_stem_of_a_hybrid_is_not_a_network_of_its_own(tmp_path):
     assert (network.prefix, network.others) == ("model.", ())
 
 
+@each_row(
+    "first, second",
+    [
+        ("encoder.module.", "target_encoder.module."),
+        ("teacher.backbone.", "student.module.backbone."),
+        ("module.base_encoder.", "module.momentum_encoder."),
+        ("ema.", "model."),
+    ],
+)
+def test_names_decide_between_networks_of_one_size(first, second, tmp_path):
+    network = find_network({**under(second, OTHER), **under(first)}, FIRST_LAYERS, tmp_path)
+    assert (network.prefix, network.others) == (first, (second,))
+    assert torch.equal(network.tensors["norm.weight"], WIDE["norm.weight"])
+
+
 @each_row("first, second", [("online.", "other."), ("ema.", "model_ema.module."), ("teacher_a.", "teacher_b.")])
 def test_networks_between_which_nothing_decides_are_refused_with_their_prefixes(first, second, tmp_path, fast):
     torch.save({**under(first), **under(second, OTHER)}, tmp_path / "x.pth")
