@@ -29,7 +29,7 @@ class Machine:
         monkeypatch.setattr(tuning.Block, "build", self.build)
         self.threads, self.precision, self.built = 0, "", list[bool]()
 
-    def build(self, *, gradient: bool, from_images: bool = False):
+    def build(self, *, gradient: bool = True, from_images: bool = False):
         self.built.append(gradient)
         return self.compute
 

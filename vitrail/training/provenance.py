@@ -64,7 +64,7 @@ def provenance(training: Training) -> dict[str, Any]:
 
 def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str, Any]:
     """Returns the fields of `RunFacts`: what the report and the card of every run say."""
-    run, folder, data = training.run, training.folder, training.batches.data
+    run, folder, data, init = training.run, training.folder, training.batches.data, training.run.model.init or ""
     today, unread = date.today().isoformat(), len(data.bad)
     notes = folder.find_damage()
     if unread:
@@ -84,8 +84,8 @@ def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str
         "preprocessing": built.preprocessing.to_dict(),
         "recipe": run.recipe,
         "recipe_settings": plain(run.optim) | plain(run.schedule),
-        "base": run.model.init or "",
-        "base_license": public.terms if (public := find_repository(run.model.init or "")) else "",
+        "base": init,
+        "base_license": public.terms if init and (public := find_repository(init)) else "",
         "records": join_records(folder),
         "operations": training.operations,
         "device_hours": device_hours(training),
