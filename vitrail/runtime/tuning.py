@@ -160,8 +160,8 @@ def choose_plan(
 
 
 def choose_precision(network: nn.Module, image: Sequence[int], *, clock: Clock = time.thread_time) -> Choice:
-    """Times the distinct blocks of ``network`` forward and backward in fp32 and bf16, and chooses bf16 where it is `BF16_RATIO`
-    times as fast.
+    """Times the distinct blocks of ``network``, or all of one without blocks, forward and backward in fp32 and bf16, and chooses
+    bf16 where it is `BF16_RATIO` times as fast.
 
     Results depend on the precision, so nothing that changes from run to run decides it: one thread computes, its processor time
     is measured (the median of several rounds), and the number of images follows from their size alone.
@@ -172,11 +172,12 @@ def choose_precision(network: nn.Module, image: Sequence[int], *, clock: Clock =
     """
     began = time.perf_counter()
     count = count_probe_images(image)
-    blocks = find_blocks(network, image, count)
-    limits = {"rounds": MAX_ROUNDS, "min_rounds": MIN_PROBE_ROUNDS, "seconds": MAX_SECONDS / max(len(blocks), 1)}
+    whole = Block(network, (torch.zeros(count, *image, device="meta"),), {})
+    blocks = find_blocks(network, image, count) or [whole]
+    limits = {"rounds": MAX_ROUNDS, "min_rounds": MIN_PROBE_ROUNDS, "seconds": MAX_SECONDS / len(blocks)}
     totals = dict.fromkeys(PRECISIONS, 0.0)
     for block in blocks:
-        run = block.build()
+        run = block.build(from_images=block is whole)
         functions = {plan: partial(run, plan) for plan in PRECISIONS}
         for plan, timing in time_in_turns(functions, **limits, within=ExecutionPlan.within, clock=clock).items():
             totals[plan] += timing.median * block.count / count
