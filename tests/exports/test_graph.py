@@ -36,6 +36,13 @@ def run(session, images):
     return dict(zip(names, map(torch.from_numpy, session.run(None, {"images": images.numpy()}))))
 
 
+def assert_constants_are_weights(path):
+    """No operator computes from weights alone: quantisers and TensorRT want the kernels of convolutions as they are."""
+    graph = onnx.load(path).graph
+    weights = {each.name for each in graph.initializer}
+    assert not [node.op_type for node in graph.node if node.input and weights.issuperset(filter(None, node.input))]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "vit"])
 def test_onnx_equals_torch_for_every_architecture(name, tmp_path):
@@ -45,6 +52,7 @@ def test_onnx_equals_torch_for_every_architecture(name, tmp_path):
     session = session_of(path)
     assert_same_answers(model, partial(run, session), is_dynamic=is_dynamic)
     assert read_contents(path).unwanted == "", "vitrail refuses what it has written"
+    assert_constants_are_weights(path)
     height, width = model.config.image_size
     if is_dynamic and not getattr(model.config, "pad", True):
         images = torch.zeros(1, 3, 2 * height + 1, 2 * width)
@@ -60,6 +68,7 @@ def test_a_vit_is_one_file_with_named_axes_and_metadata_and_without_paths_of_thi
     metadata = {"classes": '["a", "b"]', "version": "1"}
     to_onnx(model, path, metadata=metadata)
     assert_same_answers(model, partial(run, session_of(path)), is_dynamic=True)
+    assert_constants_are_weights(path)
     graph = onnx.load(path, load_external_data=False).graph
     shapes = {
         each.name: [axis.dim_param or axis.dim_value for axis in each.type.tensor_type.shape.dim]

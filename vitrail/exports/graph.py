@@ -21,6 +21,7 @@ from torch.export import Dim, ExportedProgram
 from vitrail.errors import ConfigError
 from vitrail.exports.graph_preprocessing import Preparation
 from vitrail.files import disk_errors, replace_file
+from vitrail.models.layers import StdConv
 from vitrail.models.registered import RegisteredConfig
 from vitrail.tasks.task import Task
 
@@ -40,6 +41,9 @@ class Graph(nn.Module):
         super().__init__()
         self.prepare = Preparation(model.preprocessing) if pictures else nn.Identity()
         self.model: Task = copy.deepcopy(model).float().cpu().eval().requires_grad_(False)
+        for module in self.model.modules():
+            if isinstance(module, StdConv):
+                module.fix_kernel()
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         return self.model.graph(self.prepare(images))
@@ -123,7 +127,7 @@ def to_onnx(
     """
     try:
         import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
+        import onnxscript.optimizer
     except ImportError as error:
         raise ConfigError("exporting to ONNX needs onnx and onnxscript", "pip install 'vitrail[onnx]'") from error
     program = trace_graph(model, pictures=pictures)
@@ -138,7 +142,9 @@ def to_onnx(
             output_names=list(model.graph_outputs),
             dynamic_shapes={"images": {axis: name for axis, name in AXES.items() if axis == 0 or is_dynamic}},
         )
-    assert written is not None
+        assert written is not None
+        # what is computed from weights alone, such as kernels of patches, becomes a weight, as quantisers and TensorRT need it
+        onnxscript.optimizer.fold_constants(written.model, input_size_limit=LARGEST, output_size_limit=LARGEST)
     for node in written.model.graph.all_nodes():
         node.metadata_props.clear()  # source code lines with local paths
     written.model.metadata_props.update(metadata)

@@ -426,7 +426,14 @@ class StdConv(Conv):
         self.rule = rule
 
     def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
-        return self.apply_kernel(input, standardise(self.weight, self.rule), gelu)
+        return self.apply_kernel(input, standardise(self.weight, self.rule) if self.rule else self.weight, gelu)
+
+    @torch.no_grad()
+    def fix_kernel(self) -> None:
+        """Standardises the kernel once and for all, for a network whose weights no longer change."""
+        if self.rule:
+            self.weight.copy_(standardise(self.weight, self.rule))
+            self.rule = ""
 
 
 class GroupNorm(nn.GroupNorm):
