@@ -80,8 +80,20 @@ def translate_model(name: str) -> str | None:
     return None
 
 
-MODELS: dict[str, Config] = {**VITS, **DEITS, **HYBRIDS, **FOUNDATIONS, **AXIALS, **CAITS, **BEITS, **SWINS}
-MODELS |= {**PVTS, **PVT_V2S, **RESNETS, **AXIAL_RESNETS}
+MODELS: dict[str, Config] = {
+    **VITS,
+    **DEITS,
+    **HYBRIDS,
+    **FOUNDATIONS,
+    **AXIALS,
+    **CAITS,
+    **BEITS,
+    **SWINS,
+    **PVTS,
+    **PVT_V2S,
+    **RESNETS,
+    **AXIAL_RESNETS,
+}
 BACKBONES: dict[type[Config], type[Backbone]] = {
     ViTConfig: ViT,
     AxialConfig: AxialViT,
