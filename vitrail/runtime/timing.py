@@ -87,13 +87,10 @@ def time_in_turns(
                 walls[name].append(time_call(functions[name], device, clock))
                 processor[name].append(processor_clock() - began)
                 on_call()
-        fastest = min(map(min, walls.values()))
         timings = {name: Timing(tuple(walls[name]), tuple(processor[name])) for name in functions}
-        active = [
-            name
-            for name in active
-            if name == first or min(walls[name]) <= give_up_ratio * fastest or timings[name].is_disturbed
-        ]
+        limit = give_up_ratio * min(timing.fastest for timing in timings.values())
+        given_up = {name for name, timing in timings.items() if timing.fastest > limit and not timing.is_disturbed}
+        active = [name for name in active if name == first or name not in given_up]
         alone = len(functions) > 1 and len(active) == 1
         if alone or (number + 1 >= min_rounds and clock() > ends):
             break

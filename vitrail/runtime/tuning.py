@@ -174,12 +174,11 @@ def choose_precision(network: nn.Module, image: Sequence[int], *, clock: Clock =
     count = count_probe_images(image)
     whole = Block(network, (torch.zeros(count, *image, device="meta"),), {})
     blocks = find_blocks(network, image, count) or [whole]
-    limits = {"rounds": MAX_ROUNDS, "min_rounds": MIN_PROBE_ROUNDS, "seconds": MAX_SECONDS / len(blocks)}
+    limits = {"min_rounds": MIN_PROBE_ROUNDS, "give_up_ratio": math.inf}
     totals = dict.fromkeys(PRECISIONS, 0.0)
     for block in blocks:
         run = block.build(from_images=block is whole)
-        functions = {plan: partial(run, plan) for plan in PRECISIONS}
-        for plan, timing in time_in_turns(functions, **limits, within=ExecutionPlan.within, clock=clock).items():
+        for plan, timing in _time(run, PRECISIONS, MAX_SECONDS / len(blocks), clock, **limits).items():
             totals[plan] += timing.median * block.count / count
     fp32, bf16 = PRECISIONS
     chosen = bf16 if BF16_RATIO * totals[bf16] <= totals[fp32] else fp32
@@ -192,10 +191,14 @@ def count_probe_images(image: Sequence[int]) -> int:
 
 
 def _time(
-    run: Callable[[ExecutionPlan], None], plans: Sequence[ExecutionPlan], seconds: float, clock: Clock
+    run: Callable[[ExecutionPlan], None],
+    plans: Sequence[ExecutionPlan],
+    seconds: float,
+    clock: Clock,
+    **limits: Any,
 ) -> dict[ExecutionPlan, Timing]:
     functions = {plan: partial(run, plan) for plan in plans}
-    limits = {"rounds": MAX_ROUNDS, "seconds": seconds, "give_up_ratio": GIVE_UP_RATIO}
+    limits = {"rounds": MAX_ROUNDS, "seconds": seconds, "give_up_ratio": GIVE_UP_RATIO, **limits}
     return time_in_turns(functions, **limits, within=ExecutionPlan.within, clock=clock)
 
 
