@@ -61,7 +61,7 @@ class ModelSettings:
         "mean, std (of values in [0, 1]) and resize (pixels, squash, fit or none) in place of the weights'",
     ] = field(default_factory=dict)
     head: Annotated[
-        dict[str, Any], "arguments of a segmenter (head, levels, head_width, maps) or a detector (most, but no head)"
+        dict[str, Any], "arguments of a segmenter (head) or a detector (most), and of both (levels, head_width, maps)"
     ] = field(default_factory=dict)
     head_only: Annotated[bool, "train the classification head only"] = False
     head_first: Annotated[float, "share of the steps in which only the head learns, at the beginning"] = 0.0
