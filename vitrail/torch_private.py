@@ -98,10 +98,19 @@ def takes_fused(dtype: torch.dtype) -> bool:
 
 
 @cache
+def has_bf16() -> bool:
+    """Whether oneDNN computes in bf16 on this processor."""
+    try:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+
+
+@cache
 def has_fused(dtype: torch.dtype) -> bool:
     """Whether `linear` and `convolution` are there for ``dtype`` on this processor, and compute what they should."""
     try:
-        known = dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        known = dtype == torch.float32 or (dtype == torch.bfloat16 and has_bf16())
         return torch.backends.mkldnn.is_available() and known and _is_right(dtype)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False

@@ -94,17 +94,18 @@ def test_bf16_is_taken_where_it_is_faster_by_its_ratio(monkeypatch, image, bf16,
 
 def test_the_precision_of_a_network_without_blocks_is_chosen_by_all_of_it(monkeypatch):
     network = torch.nn.Conv2d(3, 8, 3, device="meta")
-    built: list[bool] = []
+    built: list[tuple[bool, bool]] = []
     machine = Machine(monkeypatch, {FP32: [0.2], BF16: [0.3]})
 
-    def build(self, *, from_images: bool):
+    def build(self, *, gradient: bool, from_images: bool):
         assert self.module is network
-        built.append(from_images)
+        built.append((gradient, from_images))
         return machine.compute
 
     monkeypatch.setattr(tuning.Block, "build", build)
     assert tuning.choose_precision(network, (3, 32, 32), clock=lambda: machine.now).plan == FP32
-    assert built == [True]
+    choice = tuning.choose_precision(network, (3, 32, 32), gradient=False, clock=lambda: machine.now)
+    assert built == [(True, True), (False, True)] and not choice.gradient
 
 
 @pytest.mark.parametrize("disturbed", range(4))

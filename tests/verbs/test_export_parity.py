@@ -9,6 +9,7 @@ import torch
 
 from tests.models.tiny import QUICK, TINY
 from vitrail.errors import CheckpointError
+from vitrail.inference.precision import generate_pictures
 from vitrail.models import create_backbone
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.tasks.task import largest_difference
@@ -16,7 +17,6 @@ from vitrail.verbs.export.parity import (
     BATCHES,
     choose_sizes,
     compare,
-    generate_pictures,
     measure_speeds,
     scale_pictures,
 )

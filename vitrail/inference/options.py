@@ -37,7 +37,7 @@ class InferenceOptions:
     them.
     ``zoom`` is how many times as large pictures are shown in windows, as `Task.predict` takes it. Files of more than
     ``max_pixels`` are bad. With ``tune`` a verb may time the network's blocks on a CPU for the fastest ``plan``
-    (`tune_options`).
+    (`tune_options`). The precision ``auto`` is to be settled before anything is computed (`settle_precision`).
     """
 
     size: tuple[int, int] | None = None
@@ -104,7 +104,7 @@ class InferenceOptions:
 
     def _check_graph(self) -> None:
         """Raises `ConfigError` for what an exported graph cannot be asked for."""
-        if self.precision != "fp32":
+        if self.precision not in ("fp32", "auto"):
             what = f"the precision of an exported graph is in it, and {self.precision} was asked for"
             raise ConfigError(what, "leave --precision out, or take the model that it was exported from")
         if self.device not in (None, "cpu"):

@@ -35,7 +35,7 @@ MIN_ROUNDS, MAX_ROUNDS = 5, 12  # passes in each plan that should be timed, and 
 GIVE_UP_RATIO = 2.0  # a plan that takes so many times as long as the best is not measured again
 MIN_IMAGES = 200  # for fewer images to come nothing is timed, which itself takes as long as two or three of them
 MIN_GAIN = 0.03  # share of the time of a plan that comes before it, which another must save to be taken
-BF16_RATIO = 1.3  # times as fast as fp32 that bf16 must be to be trained in
+BF16_RATIO = 1.3  # times as fast as fp32 that bf16 must be to be chosen
 PROBE_PIXELS, MAX_PROBE_IMAGES, MIN_PROBE_ROUNDS = 4 * 224 * 224, 256, 3
 
 
@@ -159,9 +159,11 @@ def choose_plan(
     return Choice(best, totals, clock() - began, gradient, disturbed=disturbed)
 
 
-def choose_precision(network: nn.Module, image: Sequence[int], *, clock: Clock = time.thread_time) -> Choice:
-    """Times the distinct blocks of ``network``, or all of one without blocks, forward and backward in fp32 and bf16, and chooses
-    bf16 where it is `BF16_RATIO` times as fast.
+def choose_precision(
+    network: nn.Module, image: Sequence[int], *, gradient: bool = True, clock: Clock = time.thread_time
+) -> Choice:
+    """Times the distinct blocks of ``network``, or all of one without blocks, in fp32 and bf16, and chooses bf16 where it is
+    `BF16_RATIO` times as fast.
 
     Results depend on the precision, so nothing that changes from run to run decides it: one thread computes, its processor time
     is measured (the median of several rounds), and the number of images follows from their size alone.
@@ -169,6 +171,7 @@ def choose_precision(network: nn.Module, image: Sequence[int], *, clock: Clock =
     Args:
         network: on the meta device, as in `choose_plan`.
         image: (C, H, W).
+        gradient: forward and backward, as in training, and not forward only.
     """
     began = time.perf_counter()
     count = count_probe_images(image)
@@ -177,12 +180,12 @@ def choose_precision(network: nn.Module, image: Sequence[int], *, clock: Clock =
     limits = {"min_rounds": MIN_PROBE_ROUNDS, "give_up_ratio": math.inf}
     totals = dict.fromkeys(PRECISIONS, 0.0)
     for block in blocks:
-        run = block.build(from_images=block is whole)
+        run = block.build(gradient=gradient, from_images=block is whole)
         for plan, timing in _time(run, PRECISIONS, MAX_SECONDS / len(blocks), clock, **limits).items():
             totals[plan] += timing.median * block.count / count
     fp32, bf16 = PRECISIONS
     chosen = bf16 if BF16_RATIO * totals[bf16] <= totals[fp32] else fp32
-    return Choice(chosen, totals, time.perf_counter() - began)
+    return Choice(chosen, totals, time.perf_counter() - began, gradient)
 
 
 def count_probe_images(image: Sequence[int]) -> int:
@@ -314,10 +317,12 @@ def recall_plan(
     return _recall(measure, {**asked, **_describe(image, plans)}, config, about)
 
 
-def recall_precision(network: nn.Module, image: Sequence[int], *, config: str, about: str) -> Choice:
+def recall_precision(
+    network: nn.Module, image: Sequence[int], *, config: str, about: str, gradient: bool = True
+) -> Choice:
     """Returns the cached result of `choose_precision`, as `recall_plan` does; or calls it now."""
-    asked = {"batch": count_probe_images(image), "gradient": True, **_describe(image, PRECISIONS)}
-    choice = _recall(partial(choose_precision, network, image), asked, config, about)
+    asked = {"batch": count_probe_images(image), "gradient": gradient, **_describe(image, PRECISIONS)}
+    choice = _recall(partial(choose_precision, network, image, gradient=gradient), asked, config, about)
     assert choice is not None
     return choice
 

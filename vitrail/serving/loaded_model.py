@@ -38,6 +38,7 @@ from vitrail.errors import ConfigError
 from vitrail.images.decode import size_of
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions, tune_options
+from vitrail.inference.precision import settle_precision
 from vitrail.markup import encode_image
 from vitrail.models import device_of
 from vitrail.runtime.progress import LogFunction
@@ -313,7 +314,7 @@ def load_model(model: str, *, name: str | None, options: InferenceOptions, log: 
     log(f"sha256   {about['sha256']}  {resolved.path.name}")
     if isinstance(task.backbone, ExportedBackbone):
         about["parity"] = task.backbone.parity
-    options = tune_options(options, task, log)
+    options = tune_options(settle_precision(options, task, log), task, log)
     return LoadedModel(task, name or _choose_name(resolved.name), options=options, about=about)
 
 

@@ -44,6 +44,7 @@ def embed(
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.options import tune_options
     from vitrail.inference.outputs import embed_images
+    from vitrail.inference.precision import settle_precision
     from vitrail.inference.results import Results
 
     if division := choose_division(given, out=out, format=format, kinds=("parquet", "jsonl", "npy")):
@@ -56,6 +57,7 @@ def embed(
         raise ConfigError("--format needs --parts", "give --parts, or choose the format by the suffix of --out")
     task = reading.load(model, log)
     images = find_inputs(options.list_inputs(inputs))
+    reading = settle_precision(reading, task, log, verb="embed", source=images.source)
     reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))
     features = embed_images(task, images.source, reading, bad=bad)

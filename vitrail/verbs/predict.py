@@ -66,6 +66,7 @@ def predict(
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.options import tune_options
     from vitrail.inference.outputs import answer_images, check_fast, prepare_drawing
+    from vitrail.inference.precision import settle_precision
     from vitrail.inference.results import Results
     from vitrail.tasks.task import choose_decode_options
 
@@ -83,6 +84,7 @@ def predict(
         raise ConfigError(what, "leave --overlay out; `vitrail explain` shows what an answer rests on")
     check_fast(fast, reading)
     images = find_inputs(options.list_inputs(inputs))
+    reading = settle_precision(reading, task, log, source=images.source)
     reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))
     pixels = reading.max_pixels

@@ -43,7 +43,7 @@ def serve(
     log_format: Annotated[
         Literal["text", "json"], "Format of the log: lines of text, or a JSON object on each line."
     ] = "text",
-    **given: Unpack[options.Compute],
+    **given: Unpack[options.FastCompute],
 ) -> None:
     """Answers over HTTP, with a page for people: predictions, features, explanations, and runs while they train.
 

@@ -235,6 +235,14 @@ def read_parts(path: Path) -> PartFolder:
     return PartFolder(path, _read_plan(path))
 
 
+def read_precision(path: Path) -> str | None:
+    """Returns the precision in which the parts of a folder are computed; None if there is no plan yet.
+
+    Raises `DataError` if the plan is damaged.
+    """
+    return _read_plan(path).settings.get("precision") if (path / PLAN).exists() else None
+
+
 def list_visible(path: Path) -> list[str]:
     """The files that readers of the whole folder take for data."""
     return sorted(each.name for each in path.iterdir() if each.name[0] not in "._") if path.is_dir() else []

@@ -15,9 +15,10 @@ from typing import Literal
 
 from vitrail.errors import ConfigError
 from vitrail.inference.inputs import ImageInputs, find_inputs
-from vitrail.inference.options import tune_options
+from vitrail.inference.options import InferenceOptions, tune_options
 from vitrail.inference.parts.compute import CONTINUE, Compute, Job, compute_parts, make_plan
-from vitrail.inference.parts.folder import PartFolder
+from vitrail.inference.parts.folder import PartFolder, read_precision
+from vitrail.inference.precision import settle_precision
 from vitrail.inference.results import describe_inputs, named_unreadable, none_readable
 from vitrail.runtime.machine import versions
 from vitrail.runtime.process import end_at_once
@@ -77,6 +78,7 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, log: LogFun
         on_cpu = replace(job, options=replace(job.options, device="cpu"))
         task = (on_cpu if division.engine == "ray" else job).load(log)
         images = find_inputs(inputs)
+        job = replace(job, options=_settle_precision(job, task, images, division, log))
         plan = make_plan(job, task, images.source, part_size=division.size, format=division.format)
         name = type(job.model).__name__ if isinstance(job.model, Task) else str(job.model)
         about = {"model": name, "inputs": list(inputs)[:10], "versions": versions()}
@@ -99,6 +101,21 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, log: LogFun
                     _compute_missing(job, folder, numbers, missing, compute, log)
             _conclude(job, images, folder, numbers, log)
     return division.folder
+
+
+def _settle_precision(
+    job: Job, task: Task, images: ImageInputs, division: Division, log: LogFunction
+) -> InferenceOptions:
+    """Returns the options with a precision in place of ``auto``: that of the parts in the folder, if there are any. The driver
+    of Ray cannot measure what the actors compute on, which therefore compute in fp32.
+    """
+    if job.options.precision != "auto":
+        return job.options
+    if stated := read_precision(division.folder):
+        return replace(job.options, precision=stated)
+    if division.engine == "ray":
+        return replace(job.options, precision="fp32")
+    return settle_precision(job.options, task, log, verb=job.verb, source=images.source)
 
 
 def _compute_missing(

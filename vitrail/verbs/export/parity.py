@@ -25,6 +25,7 @@ from vitrail.images.decode import BadImage
 from vitrail.inference.inputs import find_inputs, open_split
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
+from vitrail.inference.precision import generate_pictures
 from vitrail.models import Config
 from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.runtime.timing import time_in_turns
@@ -70,17 +71,6 @@ def choose_sizes(config: Config) -> list[tuple[int, int]]:
     (height, width), (down, across) = config.image_size, config.cell
     oblong = (height + down, width + (3 if height == width else 2) * across)
     return [(height, width), (height + 2 * down, width + 2 * across), oblong]
-
-
-def generate_pictures(count: int, channels: int, size: tuple[int, int], *, seed: int = 0) -> Tensor:
-    """Returns synthetic pictures (B, C, H, W) uint8: noise of several scales, with a different contrast per picture."""
-    generator = torch.Generator().manual_seed(seed)
-    clouds = torch.zeros(count, channels, *size)
-    for cells in (2, 5, 16):
-        coarse = torch.randn(count, channels, cells, cells, generator=generator)
-        clouds += F.interpolate(coarse, size, mode="bilinear", align_corners=False)
-    contrast = 20 + 60 * torch.rand(count, 1, 1, 1, generator=generator)
-    return (128 + contrast * clouds).clamp(0, 255).to(torch.uint8)
 
 
 def scale_pictures(pictures: Tensor, sizes: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
