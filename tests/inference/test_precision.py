@@ -14,6 +14,7 @@ import torch
 
 import vitrail
 from tests.models.tiny import TINY
+from tests.tasks.dense_models import create, draw_images
 from vitrail.errors import ConfigError
 from vitrail.inference import precision
 from vitrail.inference.options import InferenceOptions
@@ -127,17 +128,30 @@ def test_a_proof_holds_if_the_answers_agree_and_the_outputs_are_close(proof, hol
 
 
 def test_the_comparison_counts_images_and_takes_the_largest_difference_of_all_batches():
-    def graph(images: torch.Tensor) -> dict[str, torch.Tensor]:
+    def compute(images: torch.Tensor) -> torch.Tensor:
         error = images[:, :, 0, 0] if torch.is_autocast_enabled("cpu") else 0
-        return {"logits": torch.tensor([[1.0, 2.0]]).expand(len(images), -1) + error}
+        return torch.tensor([[2.0, 1.8]]).expand(len(images), -1) + error * torch.tensor([[0.0, 1.0]])
 
     batches = [torch.full((2, 1, 4, 4), value) for value in (0.0, 0.5, 0.1)]
-    proof = compare_precisions(
-        graph, batches, lambda expected, actual: float((expected["logits"] == actual["logits"]).all())
-    )
-    assert proof.images == 6 and proof.agreement == pytest.approx(1 / 3) and proof.difference == pytest.approx(0.25)
+    proof = compare_precisions(compute, batches, make_model())
+    assert proof.images == 6 and proof.agreement == pytest.approx(2 / 3) and proof.difference == pytest.approx(0.25)
     batches[0][0] = math.nan
-    assert math.isnan(compare_precisions(graph, batches).difference)
+    assert math.isnan(compare_precisions(compute, batches).difference)
+
+
+@pytest.mark.parametrize("task", ["detection", "segmentation"])
+def test_objects_and_maps_are_compared_as_an_export_compares_them(task):
+    model = create(task)
+    images = draw_images(model)
+    with torch.inference_mode():
+        outputs = model(images)
+        torch.testing.assert_close(model.name_outputs(outputs), model.graph(images))
+        proof = compare_precisions(model, [images], model)
+        named = [
+            model.name_outputs(InferenceOptions(precision=each).compute(model, images)) for each in ("fp32", "bf16")
+        ]
+    assert proof == PrecisionProof(2, model.agreement(*named), model.difference(*named))
+    assert proof.difference > 0
 
 
 def test_features_are_compared_by_their_difference(measured, tmp_path):

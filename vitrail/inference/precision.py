@@ -6,7 +6,7 @@ B images, C channels, H and W their size, D features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.models import sketch
 from vitrail.models.backbone import device_of
-from vitrail.runtime.device import default_precision, in_precision
+from vitrail.runtime.device import default_precision
 from vitrail.runtime.progress import LogFunction
 from vitrail.runtime.tuning import MIN_IMAGES, PRECISIONS, recall_precision
 from vitrail.tasks.task import Task, largest_difference
@@ -30,8 +30,6 @@ from vitrail.weights.onnx import FEATURES, ExportedBackbone
 
 PROOF_IMAGES, PROOF_BATCH = 32, 8  # on which bf16 is compared with fp32
 MIN_AGREEMENT, MAX_DIFFERENCE = 0.96, 0.05  # share of images with the same answer; of the largest output
-
-Outputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -96,51 +94,49 @@ def settle_precision(
             return fp32
     elif default_precision(device) != "bf16":
         return fp32
-    generated = source is None
     images = _generate_inputs(model) if source is None else _read_inputs(model, source, fp32)
-    if verb == "embed" or not model.classes:
-        proof = compare_precisions(lambda batch: {FEATURES: model.features(batch)}, images)
-    else:
-        proof = compare_precisions(model.graph, images, model.agreement)
-    kind = " (generated images)" if generated else ""
+    is_embedding = verb == "embed" or not model.classes
+    proof = compare_precisions(model.features if is_embedding else model, images, None if is_embedding else model)
+    said = f"{faster}{proof}{' (generated images)' if source is None else ''}"
     if proof.holds:
-        log(f"precision bf16: {faster}{proof}{kind}")
+        log(f"precision bf16: {said}")
         return replace(options, precision="bf16")
-    log(f"precision fp32: bf16 is {faster}{proof}{kind}; --precision bf16 takes it all the same")
+    log(f"precision fp32: bf16 is {said}; --precision bf16 takes it all the same")
     return fp32
 
 
 @torch.inference_mode()
 def compare_precisions(
-    graph: Callable[[Tensor], Outputs],
-    batches: Iterable[Tensor],
-    agreement: Callable[[Outputs, Outputs], float] | None = None,
+    compute: Callable[[Tensor], Tensor], batches: Iterable[Tensor], task: Task | None = None
 ) -> PrecisionProof:
-    """Compares what ``graph`` returns for ``batches`` of images (B, C, H, W) in bf16 with what it returns in fp32.
+    """Compares what ``compute`` returns for ``batches`` of images (B, C, H, W) in bf16 with what it returns in fp32.
 
     Args:
-        agreement: as `Task.agreement`.
+        task: whose outputs are computed, and which tells how far its answers agree; None for features.
     """
+    name_outputs = _name_features if task is None else task.name_outputs
     count, agreed, worst = 0, 0.0, 0.0
     for images in batches:
-        expected, actual = (_compute(graph, images, precision) for precision in ("fp32", "bf16"))
+        expected, actual = (
+            name_outputs(InferenceOptions(precision=precision).compute(compute, images))
+            for precision in ("fp32", "bf16")
+        )
         count += len(images)
-        difference = largest_difference(expected, actual)
+        difference = (largest_difference if task is None else task.difference)(expected, actual)
         worst = difference if math.isnan(difference) else max(worst, difference)
-        if agreement is not None:
-            agreed += len(images) * agreement(expected, actual)
-    return PrecisionProof(count, None if agreement is None else agreed / max(count, 1), worst)
+        if task is not None:
+            agreed += len(images) * task.agreement(expected, actual)
+    return PrecisionProof(count, None if task is None else agreed / max(count, 1), worst)
 
 
-def _compute(graph: Callable[[Tensor], Outputs], images: Tensor, precision: str) -> dict[str, Tensor]:
-    with in_precision(precision, images.device):
-        return {name: values.float() for name, values in graph(images).items()}
+def _name_features(features: Tensor) -> dict[str, Tensor]:
+    return {FEATURES: features}
 
 
 def _read_inputs(model: Task, source: Source, options: InferenceOptions) -> Iterator[Tensor]:
     """Yields images of ``source``, spread evenly; those that cannot be read are left out, and reported later."""
     few = source.subset(choose_evenly(len(source), PROOF_IMAGES))
-    reading: Any = replace(options, batch=PROOF_BATCH, workers=0, plan=None)
+    reading: Any = replace(options, batch=min(options.batch, PROOF_BATCH), workers=0, plan=None)
     for _, images in read_inputs(model, few, reading, bad=lambda key, reason: None):
         yield images
 

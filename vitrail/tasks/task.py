@@ -182,7 +182,11 @@ class Task(nn.Module, ABC):
 
     def graph(self, images: Tensor) -> dict[str, Tensor]:
         """Returns what an exported graph gives for normalised images (B, C, H, W), by name."""
-        return {self.graph_outputs[0]: self(images)}
+        return self.name_outputs(self(images))
+
+    def name_outputs(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Returns the outputs of the call by the names that they have in an exported graph; the inverse of `read_graph`."""
+        return {self.graph_outputs[0]: outputs}
 
     def read_graph(self, outputs: Mapping[str, Tensor]) -> Tensor:
         """Returns what `decode` and `metric` take, from the outputs of an exported graph: by default the first."""

@@ -216,9 +216,9 @@ class Detector(DenseTask):
     def metric(self, source: Source | None = None) -> BoxMetric:
         return BoxMetric(self.classes, self.preprocessing.size, self.detect)
 
-    def graph(self, images: Tensor) -> dict[str, Tensor]:
+    def name_outputs(self, outputs: Tensor) -> dict[str, Tensor]:
         """``boxes`` (B, most, 4), ``scores`` and ``labels`` (B, most) as `detect` has them."""
-        return split_outputs(self.detect(self(images)))
+        return split_outputs(self.detect(outputs))
 
     def read_graph(self, outputs: Mapping[str, Tensor]) -> Tensor:
         return join_outputs(outputs)
