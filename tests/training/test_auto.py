@@ -31,7 +31,10 @@ def measured(monkeypatch, tmp_path) -> list[Sequence[ExecutionPlan]]:
         assert how == {"gradient": True, "images": math.inf} and batch == 12
         return choose_second(network, image, plans)
 
-    def choose_second(network: Any, image: Sequence[int], plans: Sequence[ExecutionPlan] = PRECISIONS) -> Choice:
+    def choose_second(
+        network: Any, image: Sequence[int], plans: Sequence[ExecutionPlan] = PRECISIONS, *, gradient: bool = True
+    ) -> Choice:
+        assert gradient
         assert network.config.width == 16 and all(parameter.is_meta for parameter in network.parameters())
         assert tuple(image) == (1, 32, 32)
         asked.append(plans)

@@ -26,6 +26,7 @@ from vitrail.rows import show_facts
 from vitrail.tasks import Task
 from vitrail.tasks.dense.answer import Subject
 from vitrail.tasks.dense.task import DenseTask
+from vitrail.tasks.task import check_head
 from vitrail.tasks.user_images import to_pixels
 
 WIDEST = 720  # maximum side of a tile in pixels before it is placed on a contact sheet
@@ -175,7 +176,7 @@ def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
         what = f"the method {options.method} shows the attention of the model, and explains no single box or class"
         raise ConfigError(what, f"use --method {' or '.join(PLACED)}")
     if options.method in NEEDS_ANSWER or options.target is not None:
-        model.check_can_answer(1)
+        check_head(model)
         if not model.answers_classes and not is_placed:
             what = f"a model of the task {model.name} has no classes to explain"
             raise ConfigError(what, "use the method attention or rollout, without a target")

@@ -170,14 +170,6 @@ class Task(nn.Module, ABC):
         """Returns named arrays or texts, the images first, for clients that want numbers (the Open Inference Protocol)."""
         return {"outputs": outputs.numpy()}
 
-    def check_can_answer(self, top: int = 1) -> None:
-        """Raises `ConfigError` where there is no head, or ``top`` asks for no answer."""
-        if not self.classes:
-            remedy = "train one: `vitrail train DATA --init MODEL`; `vitrail embed` gives its features"
-            raise ConfigError("the model has no head to predict with", remedy)
-        if top < 1:
-            raise ConfigError(f"top is {top}", "ask for at least one label")
-
     # Leaving PyTorch.
 
     def graph(self, images: Tensor) -> dict[str, Tensor]:
@@ -276,11 +268,20 @@ def largest_difference(expected: Mapping[str, Tensor], given: Mapping[str, Tenso
     return max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-30)) for one, other in pairs)
 
 
+def check_head(task: Task) -> None:
+    """Raises `ConfigError` where the task has no head to answer with."""
+    if not task.classes:
+        remedy = "train one: `vitrail train DATA --init MODEL`; `vitrail embed` gives its features"
+        raise ConfigError("the model has no head to predict with", remedy)
+
+
 def choose_decode_options(
     task: Task, *, top: int = 5, threshold: float | None = None, side: int | None = None
 ) -> dict[str, Any]:
     """Returns further arguments of `Task.decode` from what users ask for. Raises `ConfigError` for what answers do not have."""
-    task.check_can_answer(top)
+    check_head(task)
+    if top < 1:
+        raise ConfigError(f"top is {top}", "ask for at least one label")
     given = {"threshold": threshold, "side": side}
     for name, lacking in (("threshold", "objects with a score"), ("side", "map of classes")):
         if given[name] is not None and name not in task.decode_options:

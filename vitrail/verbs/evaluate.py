@@ -80,7 +80,7 @@ def evaluate(
     from vitrail.inference.options import tune_options
     from vitrail.runtime.distributed import SINGLE
     from vitrail.runtime.progress import ProgressBar
-    from vitrail.tasks.task import Task
+    from vitrail.tasks.task import Task, check_head
     from vitrail.text import large, plural, sentence
     from vitrail.weights.native import set_temperature
     from vitrail.weights.resolve import check_sha256, resolve_model
@@ -97,7 +97,7 @@ def evaluate(
         task = reading.load(model, log)
         if operations := task.provenance.get("operations"):
             log(f"trained  {large(operations, 'FLOP')} in all steps")
-        task.check_can_answer()
+        check_head(task)
         if calibrate and task.temperature is None:
             raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
         for asked, flag in ((corruptions, "corruptions"), (folder is not None, "out")):
