@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from tests.models.tiny import TINY
 from tests.tasks.dense_models import create, draw_images
 from vitrail.errors import ConfigError
 from vitrail.inference import precision
+from vitrail.inference.comparison import Comparison, compare_outputs
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.precision import PrecisionProof, compare_precisions, settle_precision
+from vitrail.inference.precision import settle_precision
 from vitrail.runtime.tuning import PRECISIONS, Choice
 from vitrail.serving.loaded_model import load_model
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
@@ -112,31 +114,33 @@ def test_fp32_is_taken_where_the_answers_of_bf16_differ(measured, monkeypatch, t
 
 
 @pytest.mark.parametrize(
-    ("proof", "holds"),
+    ("found", "holds"),
     [
-        (PrecisionProof(32, 1.0, 0.01), True),
-        (PrecisionProof(32, 31 / 32, 0.01), True),
-        (PrecisionProof(32, 30 / 32, 0.01), False),
-        (PrecisionProof(32, 1.0, 0.06), False),
-        (PrecisionProof(32, None, 0.01), True),
-        (PrecisionProof(32, None, math.nan), False),
-        (PrecisionProof(0, 0.0, 0.0), False),
+        (Comparison(32, 1.0, 0.01), True),
+        (Comparison(32, 31 / 32, 0.01), True),
+        (Comparison(32, 30 / 32, 0.01), False),
+        (Comparison(32, 1.0, 0.06), False),
+        (Comparison(32, None, 0.01), True),
+        (Comparison(32, None, math.nan), False),
+        (Comparison(0, 0.0, 0.0), False),
     ],
 )
-def test_a_proof_holds_if_the_answers_agree_and_the_outputs_are_close(proof, holds):
-    assert proof.holds is holds
+def test_a_comparison_holds_if_the_answers_agree_and_the_outputs_are_close(found, holds):
+    assert found.holds() is holds
 
 
 def test_the_comparison_counts_images_and_takes_the_largest_difference_of_all_batches():
-    def compute(images: torch.Tensor) -> torch.Tensor:
-        error = images[:, :, 0, 0] if torch.is_autocast_enabled("cpu") else 0
-        return torch.tensor([[2.0, 1.8]]).expand(len(images), -1) + error * torch.tensor([[0.0, 1.0]])
+    def exact(images: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[2.0, 1.8]]).expand(len(images), -1)
+
+    def fast(images: torch.Tensor) -> torch.Tensor:
+        return exact(images) + images[:, :, 0, 0] * torch.tensor([[0.0, 1.0]])
 
     batches = [torch.full((2, 1, 4, 4), value) for value in (0.0, 0.5, 0.1)]
-    proof = compare_precisions(compute, batches, make_model())
-    assert proof.images == 6 and proof.agreement == pytest.approx(2 / 3) and proof.difference == pytest.approx(0.25)
+    found = compare_outputs(exact, fast, batches, make_model())
+    assert found.images == 6 and found.agreement == pytest.approx(2 / 3) and found.difference == pytest.approx(0.25)
     batches[0][0] = math.nan
-    assert math.isnan(compare_precisions(compute, batches).difference)
+    assert math.isnan(compare_outputs(exact, fast, batches).difference)
 
 
 @pytest.mark.parametrize("task", ["detection", "segmentation"])
@@ -146,12 +150,11 @@ def test_objects_and_maps_are_compared_as_an_export_compares_them(task):
     with torch.inference_mode():
         outputs = model(images)
         torch.testing.assert_close(model.name_outputs(outputs), model.graph(images))
-        proof = compare_precisions(model, [images], model)
-        named = [
-            model.name_outputs(InferenceOptions(precision=each).compute(model, images)) for each in ("fp32", "bf16")
-        ]
-    assert proof == PrecisionProof(2, model.agreement(*named), model.difference(*named))
-    assert proof.difference > 0
+        computes = [partial(InferenceOptions(precision=each).compute, model) for each in ("fp32", "bf16")]
+        found = compare_outputs(*computes, [images], model)
+        named = [model.name_outputs(compute(images)) for compute in computes]
+    assert found == Comparison(2, model.agreement(*named), model.difference(*named))
+    assert found.difference > 0
 
 
 def test_features_are_compared_by_their_difference(measured, tmp_path):

@@ -53,8 +53,8 @@ def given(*settings: str, steps: int = 1) -> tuple[str, ...]:
     return tuple(word for word in words if word not in ("compute.threads=1", "compute.tune=false") or word in settings)
 
 
-def run(out: Path, steps: int) -> RunFolder:
-    assert on_ranks.alone(out, given(steps=steps)) == ""
+def run(out: Path, steps: int, *settings: str) -> RunFolder:
+    assert on_ranks.alone(out, given(*settings, steps=steps)) == ""
     return RunFolder(out)
 
 
@@ -130,6 +130,25 @@ def test_a_choice_of_before_inference_was_measured_is_still_listed(measured, tmp
     write_checksummed(kept, content)
     (words,) = vitrail.doctor(tune="show").values()
     assert words.startswith("bf16; ms of an image, forward and backward on one thread: fp32 1e+03, bf16 2e+03")
+
+
+@pytest.mark.parametrize(("measured_seconds", "asked_again"), [(1e-9, True), (1.0, False)])
+def test_a_number_of_threads_is_measured_again_after_a_run_that_took_twice_as_long(
+    measured, measured_seconds, asked_again, monkeypatch, tmp_path
+):
+    choose = tuning.choose_plan
+
+    def choose_with_seconds(*given: Any, **how: Any) -> Choice:
+        choice = choose(*given, **how)
+        return replace(choice, seconds=dict.fromkeys(choice.seconds, measured_seconds))
+
+    monkeypatch.setattr("vitrail.training.prepare.cores", lambda: 4)
+    monkeypatch.setattr(tuning, "choose_plan", choose_with_seconds)
+    logs = []
+    for name in ("first", "second"):
+        logs.append((run(tmp_path / name, 2, "compute.precision=fp32").path / "log.txt").read_text())
+    assert len(measured) == 1 + asked_again
+    assert all((": the next command measures again" in log) is asked_again for log in logs)
 
 
 def test_a_choice_that_other_work_disturbed_is_taken_and_not_kept(measured, monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from tests.models.tiny import QUICK, TINY
 from vitrail.errors import CheckpointError
-from vitrail.inference.precision import generate_pictures
+from vitrail.inference.comparison import generate_pictures
 from vitrail.models import create_backbone
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.tasks.task import largest_difference

@@ -153,6 +153,7 @@ def answer_images(
     wanted: Mapping[str, Any],
     *,
     bad: Bad,
+    verb: Callable[[Tensor], Tensor] | None = None,
     fast: bool = False,
     spans: Iterable[range] | None = None,
     draw: Callable[[int, Answer], None] | None = None,
@@ -161,11 +162,13 @@ def answer_images(
 
     Args:
         wanted: what `choose_decode_options` returns.
+        verb: computes the outputs, as `run_model` takes it.
         spans: the images to answer for, as `run_model` takes them.
         draw: called with each place and answer.
     """
     with ProgressBar("predicting", len(source), quiet=options.quiet) as progress:
-        for batch, outputs in run_model(task, source, options, bad=bad, fast=fast, progress=progress, spans=spans):
+        how: Any = {"verb": verb, "bad": bad, "fast": fast, "progress": progress, "spans": spans}
+        for batch, outputs in run_model(task, source, options, **how):
             # an answer that lies in a picture may have its size, so there is one of these at a time
             for rows in np.array_split(np.arange(len(batch)), len(batch) if task.draws_answers else 1):
                 answers = task.decode(outputs[rows], batch.frames.take(rows), **wanted)

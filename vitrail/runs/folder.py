@@ -289,10 +289,10 @@ class FollowerFolder(RunFolder):
     def write_timing(self, record: Mapping[str, Any]) -> None: ...
 
 
-def speed(folder: RunFolder) -> float | None:
-    """Images per second over the whole run, where any were counted."""
+def speed(folder: RunFolder, *, waiting: bool = True) -> float | None:
+    """Images per second over the whole run, or of its time without ``waiting`` for data, where any were counted."""
     laps = [lap for lap in folder.timing() if "images_per_second" in lap]
-    busy = sum(lap["seconds"] for lap in laps)
+    busy = sum(lap["seconds"] * (1 if waiting else 1 - lap["data_wait"]) for lap in laps)
     return sum(lap["images_per_second"] * lap["seconds"] for lap in laps) / busy if busy else None
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ MIN_ROUNDS, MAX_ROUNDS = 5, 12  # passes in each plan that should be timed, and 
 GIVE_UP_RATIO = 2.0  # a plan that takes so many times as long as the best is not measured again
 MIN_IMAGES = 200  # for fewer images to come nothing is timed, which itself takes as long as two or three of them
 MIN_GAIN = 0.03  # share of the time of a plan that comes before it, which another must save to be taken
+STALE_RATIO = 2.0  # times as long as was measured, from which a kept choice does not hold any more
 BF16_RATIO = 1.3  # times as fast as fp32 that bf16 must be to be chosen
 PROBE_PIXELS, MAX_PROBE_IMAGES, MIN_PROBE_ROUNDS = 4 * 224 * 224, 256, 3
 
@@ -82,6 +84,7 @@ class Choice:
     gradient: bool = True  # forward and backward, not forward only
     before: bool = False  # measured by an earlier command
     disturbed: bool = False  # other work had the processor for a part of the measurement
+    file: Path | None = None  # in which it is kept
 
     def __str__(self) -> str:
         measured = sorted(self.seconds.items(), key=lambda item: item[1])
@@ -336,7 +339,7 @@ def _recall(measure: Callable[[], Choice | None], asked: dict[str, Any], config:
     name = hashlib.sha256(json.dumps([asked, config]).encode()).hexdigest()
     path = cache_folder("tuning") / f"{name}.json"
     if (kept := read_checksummed(path)) is not None:
-        return replace(_read_choice(kept), before=True)
+        return replace(_read_choice(kept), before=True, file=path)
     choice = measure()
     if choice is None or choice.disturbed:
         return choice
@@ -346,7 +349,19 @@ def _recall(measure: Callable[[], Choice | None], asked: dict[str, Any], config:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_checksummed(path, content)
-    return choice
+    return replace(choice, file=path)
+
+
+def forget_if_stale(choice: Choice, seconds: float) -> bool:
+    """Removes a kept choice where an image took ``seconds``, `STALE_RATIO` times as long as it says; returns whether it did.
+
+    The plan is then measured again by the next command. Steps contain more than blocks, so less is no sign of anything.
+    """
+    if choice.file is None or seconds < STALE_RATIO * choice.seconds[choice.plan]:
+        return False
+    with suppress(OSError):
+        choice.file.unlink(missing_ok=True)
+    return True
 
 
 def _read_choice(kept: Mapping[str, Any]) -> Choice:

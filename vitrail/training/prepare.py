@@ -26,7 +26,7 @@ from vitrail.runtime.distributed import SINGLE, Ranks, localise
 from vitrail.runtime.machine import versions
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import LogFunction
-from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan, recall_precision
+from vitrail.runtime.tuning import Choice, ExecutionPlan, list_threads, recall_plan, recall_precision
 from vitrail.tasks import Task, find_task
 from vitrail.text import plural
 from vitrail.training.cost import TRIAL_STEPS, buy_steps
@@ -87,16 +87,19 @@ def resolve(
     return run
 
 
-def tune(run: Run, plan: NetworkPlan, device: torch.device, log: LogFunction, ranks: Ranks = SINGLE) -> Run:
-    """Returns ``run`` with the precision and the number of threads for its network on this processor, unless it sets them.
+def tune(
+    run: Run, plan: NetworkPlan, device: torch.device, log: LogFunction, ranks: Ranks = SINGLE
+) -> tuple[Run, Choice | None]:
+    """Returns ``run`` with the precision and the number of threads for its network on this processor, unless it sets them,
+    and how the threads were chosen if several numbers were timed.
 
     The precision is that of `choose_precision`, the threads are the fastest in it. The ranks take the choice of rank 0.
     """
     compute = run.compute
     if not compute.tune or device.type != "cpu" or plan.network is None or plan.network.width < NARROW:
-        return run
+        return run, None
     if plan.image_bytes > HUGE:  # whose blocks would take minutes
-        return run
+        return run, None
     assert plan.model.size is not None
     image = (plan.channels, *plan.model.size)
     named = {"config": repr(plan.network.config), "about": plan.model.name or Path(plan.model.init or "").stem}
@@ -104,15 +107,16 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, log: LogFunction, ra
         choice = ranks.broadcast(recall_precision(plan.network, image, **named))
         log(f"tuned    {choice}")
         precision = cast(Precision, choice.plan.precision)
+    chosen = None
     counts = [compute.threads] if compute.threads else list_threads(cores()) if ranks.is_single else [cores()]
     if len(counts) > 1:
         batch = run.data.micro_batch or default_micro_batch(plan.image_bytes, run.data.batch, device)
         plans = [ExecutionPlan(precision, count) for count in counts]
-        choice = recall_plan(plan.network, image, plans, batch=batch, **named)
-        assert choice is not None  # as a training measures for any number of images
-        log(f"tuned    {choice}")
-        counts = [choice.plan.threads]
-    return replace(run, compute=replace(compute, precision=precision, threads=counts[0]))
+        chosen = recall_plan(plan.network, image, plans, batch=batch, **named)
+        assert chosen is not None  # as a training measures for any number of images
+        log(f"tuned    {chosen}")
+        counts = [chosen.plan.threads]
+    return replace(run, compute=replace(compute, precision=precision, threads=counts[0])), chosen
 
 
 def check_ranks(run: Run, parallel: Parallel, precision: str, ranks: Ranks) -> None:
@@ -162,6 +166,7 @@ class Prepared:
     training: Training
     built: BuiltModel
     data: RunData
+    threads: Choice | None = None  # how their number was chosen
 
     def evaluate(self, parts: Mapping[str, Source]) -> dict[str, EvaluationResult]:
         """Evaluates the model of a supervised run, as it is now, on each of ``parts`` by name; in fp32, over all ranks.
@@ -219,13 +224,14 @@ def prepare(
             size = "{} x {}".format(*plan.model.size)
             what = f"an image of {size} pixels keeps {plan.image_bytes / 2**30:.0f} GiB for the backward pass"
             log(f"warning  {what}: give a smaller --size, unless this is meant")
-    run = tune(run, plan, device, log, ranks)
+    run, choice = tune(run, plan, device, log, ranks)
     with ranks.share_errors():
         run = resolve(run, plan, run_data.train, device, log, ranks)
         built = goal.build(run, run_data, plan, start, log)
         built.model.to(device)
     how: dict[str, Any] = {"is_trial": sample is not None, "quiet": quiet, "log": log}
-    return Prepared(goal, assemble(run, goal, built, run_data, folder, device, ranks, **how), built, run_data)
+    training = assemble(run, goal, built, run_data, folder, device, ranks, **how)
+    return Prepared(goal, training, built, run_data, choice)
 
 
 def assemble(

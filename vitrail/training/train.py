@@ -18,11 +18,20 @@ from vitrail.data.sources.open import FoundData
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.rows import Scores, Table
 from vitrail.runs import checkpoint
-from vitrail.runs.folder import FollowerFolder, RunFolder, default_folder, find_unfinished, join_records, why_stopped
+from vitrail.runs.folder import (
+    FollowerFolder,
+    RunFolder,
+    default_folder,
+    find_unfinished,
+    join_records,
+    speed,
+    why_stopped,
+)
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import StopRequests, keep_generators, use_threads
 from vitrail.runtime.progress import LogFunction, ProgressBar, duration, to_stderr
+from vitrail.runtime.tuning import forget_if_stale
 from vitrail.text import large, plural
 from vitrail.training.callbacks import Callback
 from vitrail.training.cost import run_operations
@@ -244,6 +253,10 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, log: LogFunc
     log(f"training {plural(training.steps, 'step')} of {training.run.data.batch} images = {epochs}, in {folder.path}")
     with ProgressBar("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
+    choice, rate = prepared.threads, speed(folder, waiting=False)
+    if choice is not None and rate and forget_if_stale(choice, 1 / rate):
+        took = f"an image took {1e3 / rate:.3g} ms, more than twice what was measured for the number of threads"
+        log(f"tuned    {took}: the next command measures again")
 
 
 def _finish(prepared: Prepared, ending: Ending, log: LogFunction, end: End | None) -> Outcome:

@@ -39,7 +39,11 @@ def predict(
     overlay: Annotated[
         options.File | None, "A folder for the pictures with objects or classes drawn on them: NAME.drawn.jpg."
     ] = None,
-    fast: Annotated[bool, "Decode large JPEGs at a reduced scale; pixels then differ slightly."] = False,
+    fast: Annotated[
+        bool,
+        "Trade small differences for speed: decode large JPEGs at a reduced scale, and compute the outputs of many images "
+        "by the fastest of PyTorch, torch.compile and ONNX Runtime (also in int8) that gives the answers of fp32.",
+    ] = False,
     format: Annotated[
         Literal["csv", "jsonl", "parquet", "coco", "yolo", "masks"] | None,
         "Format of the result; by default that of the file extension, with --parts parquet.",
@@ -89,7 +93,13 @@ def predict(
     bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))
     pixels = reading.max_pixels
     draw = None if overlay is None else prepare_drawing(images.source, Path(overlay), task.preprocessing, pixels)
-    answers = answer_images(task, images.source, reading, wanted, bad=bad, fast=fast, draw=draw)
+    how: Any = {"bad": bad, "fast": fast, "draw": draw}
+    if fast:
+        from vitrail.inference.runtimes import choose_runtime
+
+        runtime = choose_runtime(task, reading, log, source=images.source)
+        reading, how["verb"] = runtime.options, runtime.verb
+    answers = answer_images(task, images.source, reading, wanted, **how)
     results = Results(answers, images, bad, done="predicted", log=log, task=task)
     if out is None:
         return results

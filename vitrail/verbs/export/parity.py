@@ -22,10 +22,10 @@ from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.images.decode import BadImage
+from vitrail.inference.comparison import generate_pictures
 from vitrail.inference.inputs import find_inputs, open_split
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
-from vitrail.inference.precision import generate_pictures
 from vitrail.models import Config
 from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.runtime.timing import time_in_turns

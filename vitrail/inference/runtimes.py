@@ -1,0 +1,144 @@
+"""Chooses what computes the answers of ``predict --fast``: PyTorch as it is or compiled, or a graph in another runtime.
+
+B images, C channels, H and W their size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitrail.data.sources.source import Source
+from vitrail.errors import VitrailError
+from vitrail.exports.graph import to_onnx
+from vitrail.exports.quantise import to_int8
+from vitrail.files import cache_folder, replace_folder, stage_folder
+from vitrail.inference.comparison import MAX_DIFFERENCE, compare_outputs, read_few
+from vitrail.inference.features import digest_of
+from vitrail.inference.options import InferenceOptions
+from vitrail.models.backbone import device_of
+from vitrail.runtime.machine import versions
+from vitrail.runtime.progress import LogFunction, duration
+from vitrail.runtime.timing import time_call, time_in_turns
+from vitrail.tasks.task import Task
+from vitrail.weights import load
+from vitrail.weights.adapt import fit_to_crop
+from vitrail.weights.description import KEY, describe
+from vitrail.weights.onnx import ExportedBackbone
+
+WORTH = 600.0  # seconds of work in PyTorch from which others are tried: each takes up to two minutes to be made
+COMPARED = 128  # images, of which int8 may change the answers of 4 %
+MAX_ROUNDS, MIN_ROUNDS, SECONDS = 12, 3, 20.0  # limits of the measurement
+GIVE_UP_RATIO = 1.5
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What computes the outputs of a model.
+
+    Args:
+        verb: maps normalised images (B, C, H, W) to the outputs.
+        options: by which ``verb`` is called.
+        max_difference: of the outputs from those in fp32, as a share of the largest output.
+    """
+
+    verb: Callable[[Tensor], Tensor]
+    options: InferenceOptions
+    max_difference: float = MAX_DIFFERENCE
+
+    @torch.inference_mode()
+    def compute(self, images: Tensor) -> Tensor:
+        return self.options.compute(self.verb, images)
+
+
+def choose_runtime(task: Task, options: InferenceOptions, log: LogFunction, *, source: Source) -> Runtime:
+    """Returns the fastest runtime whose answers for some images of ``source`` are those of fp32, and logs which one and why.
+
+    PyTorch with ``options`` is taken on a GPU, for an exported graph, without ``options.tune``, where it needs less than `WORTH`
+    seconds for the whole ``source``, and where no other runtime is faster.
+    """
+    pytorch = Runtime(task, options)
+    if isinstance(task.backbone, ExportedBackbone) or device_of(task).type != "cpu" or not options.tune:
+        return pytorch
+    images = next(read_few(task, source, options), None)
+    if images is None:  # none can be read, which reading all of them reports
+        return pytorch
+    pytorch.compute(images)
+    needed = time_call(partial(pytorch.compute, images)) * len(source) / len(images)
+    if needed < WORTH:
+        log(
+            f"fast     PyTorch: the images need {duration(needed)}, and other runtimes are tried from {duration(WORTH)}"
+        )
+        return pytorch
+    runtimes = {f"PyTorch {options.precision}": pytorch, **dict(_make_others(task, options, images, log))}
+    verbs = {name: partial(runtime.compute, images) for name, runtime in runtimes.items()}
+    limits = {"rounds": MAX_ROUNDS, "min_rounds": MIN_ROUNDS, "seconds": SECONDS, "give_up_ratio": GIVE_UP_RATIO}
+    seconds = {name: timing.median for name, timing in time_in_turns(verbs, **limits).items()}
+    ranked = sorted(seconds, key=seconds.__getitem__)
+    exact = partial(replace(options, precision="fp32", plan=None).compute, task)
+    figures = ", ".join(f"{name} {1e3 * seconds[name] / len(images):.3g}" for name in ranked)
+    for name in ranked:
+        runtime = runtimes[name]
+        if runtime is pytorch:
+            break
+        found = compare_outputs(exact, runtime.compute, read_few(task, source, options, COMPARED), task)
+        if found.holds(runtime.max_difference):
+            log(f"fast     {name}; ms of an image: {figures}; {found}")
+            return runtime
+        log(f"fast     {name} is not taken: {found}")
+    log(f"fast     PyTorch; ms of an image: {figures}")
+    return pytorch
+
+
+def _make_others(
+    task: Task, options: InferenceOptions, images: Tensor, log: LogFunction
+) -> Iterator[tuple[str, Runtime]]:
+    """Yields the other runtimes that compute ``images``, by name; of each that does not, the reason is logged."""
+    export = partial(_export, task, options, log)
+    makers: Mapping[str, Callable[[], Runtime]] = {
+        f"compiled {options.precision}": lambda: Runtime(torch.compile(task.forward), options),
+        "ONNX Runtime fp32": partial(export, int8=False),
+        "ONNX Runtime int8": partial(export, int8=True),
+    }
+    for name, make in makers.items():
+        log(f"making   {name}")
+        try:
+            runtime = make()
+            runtime.compute(images)
+        except Exception as error:  # those of compilers and runtimes have no common base class
+            reason = (
+                error.what if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}".splitlines()[0]
+            )
+            log(f"fast     {name} is left out: {reason}")
+        else:
+            yield name, runtime
+
+
+def _export(task: Task, options: InferenceOptions, log: LogFunction, *, int8: bool) -> Runtime:
+    """Returns the model as a graph in ONNX Runtime, which is kept in the cache for the next command."""
+    task = fit_to_crop(task, log)
+    name = "-".join((digest_of(task)[:32], *map(versions().__getitem__, ("torch", "vitrail"))))
+    metadata = {KEY: json.dumps(describe(task), ensure_ascii=False)}
+    path = _keep_graph(name, partial(to_onnx, task, metadata=metadata))
+    if int8:
+        path = _keep_graph(f"{name}-int8", partial(to_int8, path))
+    graph = load(path, log=lambda line: None).eval()
+    fp32 = replace(options, precision="fp32", plan=None)
+    return Runtime(graph, fp32, max_difference=math.inf if int8 else MAX_DIFFERENCE)
+
+
+def _keep_graph(name: str, write: Callable[[Path], object]) -> Path:
+    """Returns the graph ``name`` of the cache; ``write`` makes it where it is absent."""
+    folder = cache_folder("graphs") / name
+    if not folder.is_dir():
+        with stage_folder(folder, {}) as aside:
+            write(aside / "model.onnx")
+            replace_folder(folder, aside)
+    return folder / "model.onnx"
