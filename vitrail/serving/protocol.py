@@ -4,8 +4,9 @@ Without them, a client that sends a byte now and then keeps its connection open 
 after a request and still gets the reply (RFC 9112, section 9.6).
 
 `reject_fast` refuses a request by its head, before h11 and ASGI: under a flood, the time of refusals is taken from the model.
-Only requests of the usual form are refused there, with the reply that `admission.Admission` would give. All others, and those
-that are not refused by their head, take the way through h11 and the application.
+The reply is sent before the body has arrived. Only requests of the usual form are refused there, with the reply that
+`admission.Admission` would give. All others, and those that are not refused by their head, take the way through h11 and the
+application.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ from vitrail.serving.refusals import Refused, head_error
 
 # seconds between the probes of a half-closed connection; with the first they are four, and Go's client accepts up to five
 PROBES = (0.02, 0.2, 2.0)
+LARGE_BODY = 1 << 20  # bytes of a refused body that are still to come, above which the connection is not kept
 LAST_DATA = struct.Struct("@52xI")  # milliseconds since data arrived, in Linux' struct tcp_info
 Header = tuple[bytes, bytes]
 
 
 @dataclass
 class Refusal:
-    """A request that is refused by its head, and discarded up to its end before the reply.
+    """A request that is refused by its head. What comes of its body after the reply is discarded.
 
-    Closing a connection with unread bytes resets it, and the client could lose the reply.
+    Closing a connection with unread bytes resets it, and the client could lose the reply. A connection that is to be closed
+    is therefore closed in the direction of the client first (RFC 9112, section 9.6).
     """
 
     left: int  # bytes that are still to be discarded
-    encode: Callable[[list[Header]], tuple[bytes, bool]]  # the reply after these headers, and whether to close after it
-    give_up: Callable[[], None]  # called if the connection is lost before
+    encode: Callable[[list[Header]], bytes]  # the reply after these headers
+    closes: bool  # whether the connection is closed after the body
 
 
 Refuse = Callable[[bytes, dict[str, Any]], Refusal | None]
@@ -87,8 +90,6 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
         self._stop_receive_timer()
         self._stop_write_timer()
-        if self._refusal is not None:
-            self._refusal.give_up()
 
     def data_received(self, data: bytes) -> None:
         begins = self._refusal is None and self._is_idle()
@@ -107,27 +108,26 @@ class TimedProtocol(H11Protocol):
 
     def _reject_fast(self, data: bytes) -> bytes:
         """Refuses the requests at the beginning of ``data`` if their heads are reason enough. Returns what follows."""
-        while data:
+        while data and not self.transport.is_closing():
             if self._refusal is None:
                 self._refusal = self.refuse(data, self.app_state) if self._is_idle() else None
                 if self._refusal is None:
                     return data
                 self._unset_keepalive_if_required()
+                self.transport.write(self._refusal.encode(self.server_state.default_headers))
+                if self._refusal.closes and self._refusal.left > len(data):
+                    self.transport.write_eof()
             left = self._refusal.left
             data, self._refusal.left = data[left:], max(left - len(data), 0)
             if not self._refusal.left:
                 self._end_refusal(self._refusal)
-                if self.transport.is_closing():
-                    return b""
-        return data
+        return data if not self.transport.is_closing() else b""
 
     def _end_refusal(self, refusal: Refusal) -> None:
         self._refusal = None
         self._stop_receive_timer()
-        content, closes = refusal.encode(self.server_state.default_headers)
-        self.transport.write(content)
         super().on_response_complete()  # starts the keep-alive timeout
-        if closes or self._shutting_down:
+        if refusal.closes or self._shutting_down:
             self._close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -188,9 +188,9 @@ class TimedProtocol(H11Protocol):
         self._receive_timer = self._expected = None
 
     def _too_slow(self, seconds: float) -> None:
-        """Closes the connection, after a reply 408 if a request had begun."""
+        """Closes the connection, after a reply 408 if a request had begun that has no reply."""
         self._stop_receive_timer()
-        begun = self._refusal is not None or self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
+        begun = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
         if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse(Refused("too_slow", f"the request was incomplete after {seconds:g} seconds", "send it faster"))
         if self.cycle is not None:
@@ -267,7 +267,7 @@ FIELD = re.compile(rb"(%s):[ \t]*([!-~]+(?:[ \t]+[!-~]+)*)[ \t]*\r\n" % NAME)
 HEAD = re.compile(rb"POST (/[!-$&-~]*) HTTP/1\.1\r\n((?:%s:[\t -~]+\r\n)+)\r\n" % NAME)  # of a target without escapes
 LENGTH = re.compile(rb"[0-9]{1,18}")
 # they change the meaning of the body or of the connection
-UNUSUAL = {b"expect", b"http2-settings", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+UNUSUAL = {b"http2-settings", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 
 
 def reject_fast(admission: Admission, data: bytes, state: dict[str, Any]) -> Refusal | None:
@@ -285,8 +285,9 @@ def reject_fast(admission: Admission, data: bytes, state: dict[str, Any]) -> Ref
     headers = dict(pairs)
     length = headers.get(b"content-length", b"")
     keeps = headers.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-    is_usual = keeps and b"host" in headers and not UNUSUAL & headers.keys() and LENGTH.fullmatch(length)
-    if not is_usual or len(headers) < fields.count(b"\r\n"):
+    expect = headers.get(b"expect", b"").lower()
+    is_usual = keeps and expect in (b"", b"100-continue") and b"host" in headers and not UNUSUAL & headers.keys()
+    if not is_usual or not LENGTH.fullmatch(length) or len(headers) < fields.count(b"\r\n"):
         return None
     path, _, query = target.partition(b"?")
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path.decode(), "raw_path": path}
@@ -295,15 +296,17 @@ def reject_fast(admission: Admission, data: bytes, state: dict[str, Any]) -> Ref
     try:
         _, state["expected"] = admission.check(scope, headers, reply.start)
     except Refused as refused:
-        if int(length) <= admission.limits.body:
-            return Refusal(end + int(length), functools.partial(_encode, reply, refused), reply.count)
+        left = end + min(int(length), admission.limits.body)
+        # a client that asked whether to send the body may send it or not
+        reply.closes = bool(expect) or end + int(length) - len(data) > LARGE_BODY
+        return Refusal(left, functools.partial(_encode, reply, refused), reply.closes or admission.service.draining)
     return None
 
 
-def _encode(reply: Reply, refused: Refused, headers: list[Header]) -> tuple[bytes, bool]:
-    """Returns the whole reply, which begins with these headers, and whether the connection is closed after it."""
+def _encode(reply: Reply, refused: Refused, headers: list[Header]) -> bytes:
+    """Returns the whole reply, which begins with these headers."""
     start, body = reply.refusal(refused)
     reply.count()
     lines = [b"%s: %s\r\n" % header for header in (*headers, *start["headers"])]
     status = b"HTTP/1.1 %d %s\r\n" % (refused.status, STATUS_PHRASES[refused.status])
-    return b"".join([status, *lines, b"\r\n", body["body"]]), reply.service.draining
+    return b"".join([status, *lines, b"\r\n", body["body"]])
