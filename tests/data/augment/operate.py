@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.geometry import resample, visible
-from vitrail.data.augment.operations import GEOMETRY, PASSES, TABLES, look_up
+from vitrail.data.augment.operations import GEOMETRY, PASSES, look_up, make_tables
 
 
 def operate(images: Tensor, name: str, values: NDArray[np.float64], *, fill: int = 128) -> Tensor:
@@ -28,4 +28,4 @@ def operate(images: Tensor, name: str, values: NDArray[np.float64], *, fill: int
     amounts = torch.from_numpy(values).float()
     if name in PASSES:
         return PASSES[name](images, amounts)
-    return look_up(images, TABLES[name](images, amounts).expand(*images.shape[:2], 256))
+    return look_up(images, make_tables(name, images, torch.arange(len(images)), amounts))

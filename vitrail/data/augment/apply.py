@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.crops import crop_boxes
-from vitrail.data.augment.geometry import Numbers, box, flip, resample, shift, visible
+from vitrail.data.augment.geometry import Numbers, box, flip, resample, scale_part, shift, visible
 from vitrail.data.augment.operations import (
     CHUNK,
     GEOMETRY,
@@ -42,6 +42,7 @@ from vitrail.data.augment.operations import (
     cut_boxes,
     inside,
     look_up,
+    make_tables,
     noise_boxes,
     put,
     split_rows,
@@ -167,7 +168,7 @@ def _draw_randaugment(policy: Augment, ids: NDArray[np.int64], seed: int, depth:
     return Layer(np.where(chance < policy.probability, names, NOTHING), values, np.stack(places, -1))
 
 
-LARGE = 2**14  # numbers of an image, from which on a CPU mirrors faster image by image
+LARGE = 2**14  # numbers of an image, from which on a CPU mirrors and scales faster image by image
 
 
 def augment(
@@ -210,11 +211,18 @@ def augment(
 
 def _mirror(images: Tensor, flips: NDArray[np.bool_]) -> Tensor:
     """Returns a copy in which the images of ``flips`` (B,) are mirrored, in as few passes over the memory as possible."""
-    if images.device.type == "cpu" and images[0].numel() >= LARGE:
-        return torch.stack([image.flip(-1) if flipped else image for image, flipped in zip(images, flips)])
+    if _prefers_single_images(images):
+        made = torch.empty_like(images, memory_format=torch.contiguous_format)
+        for copy, image, flipped in zip(made, images, flips):
+            copy.copy_(image.flip(-1) if flipped else image)
+        return made
     made = images.clone(memory_format=torch.contiguous_format)
     _flip(made, flips)
     return made
+
+
+def _prefers_single_images(images: Tensor) -> bool:
+    return images.device.type == "cpu" and images[0].numel() >= LARGE
 
 
 def _flip(levels: Tensor, flips: NDArray[np.bool_]) -> None:
@@ -229,13 +237,15 @@ def _augment(
 ) -> Numbers:
     """Writes the augmented images to ``made`` (B, C, h, w), and returns their matrices (B, 3, 3)."""
     size = (made.shape[-2], made.shape[-1])
-    whole, same = images.dtype == torch.uint8, images.shape == made.shape
-    levels = made if same else torch.empty_like(images, memory_format=torch.contiguous_format)
-    if whole:
+    whole, in_place = images.dtype == torch.uint8, cropped or (policy.crop == "none" and images.shape == made.shape)
+    early, late, moved = _split(draw_layers(policy, ids, seed), ids, size)
+    levels = made if in_place else torch.empty_like(images, memory_format=torch.contiguous_format)
+    if not whole:
+        torch.mul(images, 255, out=levels)
+    elif in_place or any((layer.names != NOTHING).any() for layer in early):
         levels.copy_(images)
     else:
-        torch.mul(images, 255, out=levels)
-    early, late, moved = _split(draw_layers(policy, ids, seed), ids, size)
+        levels = images
     _apply_tones(levels, early, policy.fill)
     matrices = _resample(levels, ids, policy, made, seed, cropped, moved)
     _apply_tones(made, late, policy.fill)
@@ -282,10 +292,10 @@ def _resample(
 ) -> Numbers:
     """Applies crop, shift, flip and the geometric operations ``moved``; one resampling of the rows that need one.
 
-    ``made`` is ``levels``, or of another size and empty. Returns the product of the matrices (B, 3, 3).
+    ``made`` is ``levels``, or empty. Returns the product of the matrices (B, 3, 3).
     """
     (height, width), size = levels.shape[-2:], (made.shape[-2], made.shape[-1])
-    window = np.tile(np.eye(3), (len(ids), 1, 1))
+    window, boxes = np.tile(np.eye(3), (len(ids), 1, 1)), np.tile([0, 0, width, height], (len(ids), 1))
     if not cropped:
         boxes = crop_boxes(policy, seed, *ids.T, height=height, width=width, aspect=size[1] / size[0])
         window = box(boxes, *size)
@@ -304,16 +314,23 @@ def _resample(
         frames = np.clip(frames, 0, [width, height, width, height])
     halvings = np.rint(np.log2(np.abs(np.linalg.det(matrices))) / 2).clip(0).astype(int)
     border = policy.pad_mode if policy.crop == "pad" else "edge"
-    for times in np.unique(halvings[~plain]):
-        chosen = np.flatnonzero(~plain & (halvings == times))
-        matrix = matrices[chosen]
-        uncovers = policy.crop == "jitter" or turned[chosen].any()
-        regions = [visible(matrix, frames[chosen], size)] if uncovers else []
-        for rows, chunk, *where in split_rows(
-            levels, to_device(chosen, levels.device), torch.from_numpy(matrix), *regions
-        ):
-            placed = resample(chunk, *where, size=size, fill=policy.fill, border=border, step=2**times)
-            put(made, rows, placed)
+    scaled = np.zeros(len(ids), bool)
+    if border == "edge" and policy.crop != "jitter" and _prefers_single_images(levels) and levels.dtype == torch.uint8:
+        scaled = ~plain & ~turned & (halvings == 0)
+    for row in np.flatnonzero(scaled):
+        part = scale_part(levels[row], boxes[row].tolist(), size)
+        made[row] = part.flip(-1) if flips[row] else part
+    rest = ~plain & ~scaled
+    for times in np.unique(halvings[rest]):
+        chosen = np.flatnonzero(rest & (halvings == times))
+        known = {"matrices": torch.from_numpy(matrices[chosen])}
+        if not cropped and border == "edge":
+            known["within"] = torch.from_numpy(frames[chosen])
+        if policy.crop == "jitter" or turned[chosen].any():
+            known["seen"] = visible(matrices[chosen], frames[chosen], size)
+        for rows, chunk, *where in split_rows(levels, to_device(chosen, levels.device), *known.values()):
+            arguments = dict(zip(known, where))
+            put(made, rows, resample(chunk, **arguments, size=size, fill=policy.fill, border=border, step=2**times))
     return matrices
 
 
@@ -337,11 +354,11 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
         settle(~np.isin(layer.names, [NOTHING, *(TABLES.keys() - set(LOOKING))]))
         for name, chosen in _list_groups(layer):
             values = torch.from_numpy(layer.values[chosen].astype(np.float32))
-            for rows, chunk, value in split_rows(levels, to_device(chosen, levels.device), values):
-                if name in TABLES:
-                    table = TABLES[name](chunk, to_device(value, levels.device)).expand(len(rows), *tables.shape[1:])
-                    tables[rows] = table.gather(-1, tables[rows].long())
-                elif name in PASSES:
+            all_rows = to_device(chosen, levels.device)
+            if name in TABLES:
+                tables[all_rows] = make_tables(name, levels, all_rows, values).gather(-1, tables[all_rows].long())
+            elif name in PASSES:
+                for rows, chunk, value in split_rows(levels, all_rows, values):
                     put(levels, rows, PASSES[name](chunk, value))
             if layer.places is not None and name == "cutout":
                 boxes = cut_boxes(layer.values[chosen], layer.places[chosen], *levels.shape[-2:])

@@ -39,57 +39,74 @@ def _as_table(levels: Tensor) -> Tensor:
     return levels.clamp(0, 255).to(torch.uint8)
 
 
-def _brightness(images: Tensor, factor: Tensor) -> Tensor:
+def _brightness(_: Tensor, factor: Tensor) -> Tensor:
     return _as_table(factor[:, None, None] * _levels(factor))
 
 
-def _contrast(images: Tensor, factor: Tensor) -> Tensor:
+def _contrast(middle: Tensor, factor: Tensor) -> Tensor:
     """Relative to the rounded mean grey of the image."""
-    # 32 bits are enough for the sum of 8 million levels, and four times faster than 64
-    of_rows = images.sum(-1, dtype=torch.int32 if images.dtype == torch.uint8 else None)  # (B, C, H)
-    mean = of_rows.sum(-1)[..., None, None] / images[0, 0].numel()  # (B, C, 1, 1)
-    middle = (_grey(mean) + 0.5).floor()[..., 0]  # (B, 1, 1)
     return _as_table(middle + factor[:, None, None] * (_levels(factor) - middle))
 
 
-def _posterise(images: Tensor, bits: Tensor) -> Tensor:
+def _find_middle(images: Tensor) -> Tensor:
+    """The rounded mean grey.  # -> (B, 1, 1)"""
+    # 32 bits are enough for the sum of 8 million levels, and four times faster than 64
+    of_rows = images.sum(-1, dtype=torch.int32 if images.dtype == torch.uint8 else None)  # (B, C, H)
+    mean = of_rows.sum(-1)[..., None, None] / images[0, 0].numel()  # (B, C, 1, 1)
+    return (_grey(mean) + 0.5).floor()[..., 0]
+
+
+def _posterise(_: Tensor, bits: Tensor) -> Tensor:
     lost = (2 ** (8 - bits))[:, None, None]
     return _as_table(_levels(bits) // lost * lost)
 
 
-def _solarise(images: Tensor, threshold: Tensor) -> Tensor:
+def _solarise(_: Tensor, threshold: Tensor) -> Tensor:
     levels = _levels(threshold)
     return _as_table(torch.where(levels < threshold[:, None, None], levels, 255 - levels))
 
 
-def _solarise_add(images: Tensor, addition: Tensor) -> Tensor:
+def _solarise_add(_: Tensor, addition: Tensor) -> Tensor:
     levels = _levels(addition)
     return _as_table(levels + (levels < 128) * addition[:, None, None])
 
 
-def _invert(images: Tensor, _: Tensor) -> Tensor:
-    return _as_table(255 - _levels(images)).expand(len(images), 1, 256)
+def _invert(_: Tensor, values: Tensor) -> Tensor:
+    return _as_table(255 - _levels(values)).expand(len(values), 1, 256)
 
 
-def _auto_contrast(images: Tensor, _: Tensor) -> Tensor:
+def _auto_contrast(ends: Tensor, _: Tensor) -> Tensor:
     """Stretch every channel so that its darkest and lightest levels become 0 and 255."""
-    channels, levels = images.flatten(2), _levels(images)
-    low = channels.amin(-1, keepdim=True).round().long()  # (B, C, 1)
-    high = channels.amax(-1, keepdim=True).round().long()
+    low, high = ends.split(1, dim=-1)
+    levels = _levels(ends)
     stretched = (levels - low) * 255 // (high - low).clamp(min=1)
     return _as_table(torch.where(high > low, stretched, levels))
 
 
-def _equalise(images: Tensor, _: Tensor) -> Tensor:
+def _find_ends(images: Tensor) -> Tensor:
+    """The darkest and the lightest level of every channel.  # -> (B, C, 2)"""
+    channels = images.flatten(2)
+    return torch.stack([channels.amin(-1), channels.amax(-1)], -1).round().long()
+
+
+def _equalise(counts: Tensor, _: Tensor) -> Tensor:
     """Equalise the histogram of every channel with the integer arithmetic of Pillow's ImageOps.equalize."""
-    index, levels = index_levels(images), _levels(images)
-    ones = torch.ones((), dtype=torch.int32, device=images.device)
-    histogram = torch.zeros(*images.shape[:2], 256, dtype=torch.int32, device=images.device)
-    counts = histogram.scatter_add_(-1, index, ones.expand(index.shape)).long()  # (B, C, V)
+    levels = _levels(counts)
     lightest = torch.where(counts > 0, levels, 0).amax(-1, keepdim=True)
     step = (counts.sum(-1, keepdim=True) - counts.gather(-1, lightest)) // 255
     below = counts.cumsum(-1) - counts
     return _as_table(torch.where(step > 0, (step // 2 + below) // step.clamp(min=1), levels))
+
+
+def _count_levels(images: Tensor) -> Tensor:
+    """The histogram of every channel.  # -> (B, C, V)"""
+    index = index_levels(images)
+    if images.device.type == "cpu":
+        counts = torch.stack([plane.bincount(minlength=256) for plane in index.flatten(0, 1)])
+        return counts.view(*images.shape[:2], 256)
+    ones = torch.ones((), dtype=torch.int32, device=images.device)
+    counts = torch.zeros(*images.shape[:2], 256, dtype=torch.int32, device=images.device)
+    return counts.scatter_add_(-1, index, ones.expand(index.shape)).long()
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -106,7 +123,9 @@ def _to_grey(images: Tensor, _: Tensor) -> Tensor:
 
 def _colour(images: Tensor, factor: Tensor) -> Tensor:
     factor = to_device(factor, images.device)[:, None, None, None]
-    return store_like(images.to(torch.float32, copy=True).mul_(factor).add_(_grey(images) * (1 - factor)), images)
+    made = images.to(torch.float32, copy=True)
+    grey = _grey(made)
+    return store_like(made.mul_(factor).add_(grey.mul_(1 - factor)), images)
 
 
 def _hue(images: Tensor, turn: Tensor) -> Tensor:
@@ -152,14 +171,18 @@ def _blur(images: Tensor, deviation: Tensor) -> Tensor:
     for _ in range(2):  # along the rows of the image (columns of its transpose), then along the columns
         blurred = blurred.mT.contiguous()
         side = blurred.shape[-2]
-        for _ in range(3):
-            wide = F.pad(blurred, (0, 0, reach, reach), mode="replicate")
-            blurred = wide.narrow(-2, reach, side) * weights[0]
+        wide = F.pad(blurred, (0, 0, reach, reach), mode="replicate")
+        other, both = torch.empty_like(wide), torch.empty_like(blurred)
+        for _ in range(3):  # between two buffers, as to allocate and pad would take as long as to blur
+            blurred = torch.mul(wide.narrow(-2, reach, side), weights[0], out=other.narrow(-2, reach, side))
             for away in range(1, reach + 1):
-                both = wide.narrow(-2, reach - away, side) + wide.narrow(-2, reach + away, side)
+                torch.add(wide.narrow(-2, reach - away, side), wide.narrow(-2, reach + away, side), out=both)
                 blurred.addcmul_(both, weights[away])
             if images.dtype == torch.uint8:  # Pillow rounds to 8 bits after each blur
                 blurred.round_()
+            other.narrow(-2, 0, reach).copy_(blurred[..., :1, :])
+            other.narrow(-2, reach + side, reach).copy_(blurred[..., -1:, :])
+            wide, other = other, wide
     return store_like(blurred, images)
 
 
@@ -176,8 +199,8 @@ class Operation(NamedTuple):
 
     Args:
         matrix: of a geometric operation, (values (B,), height, width) -> (B, 3, 3).
-        table: of a tone operation, (images (B, C, H, W), values (B,)) -> tables that broadcast to (B, C, V).
-        looks: whether the table depends on the image.
+        table: of a tone operation, (what ``look`` returns, values (B,)) -> tables that broadcast to (B, C, V).
+        look: images (B, C, H, W) -> what the table depends on besides the value (B, ...).
         run: of any other, (images (B, C, H, W), values (B,) on the CPU) -> (B, C, H, W) of the same kind.
         strength: (magnitude / 10, sign) -> value, by Cubuk et al. 2020; lengths relative to the side (224 pixels in their code).
         increasing: the same of timm's ``inc1``, where it differs.
@@ -186,7 +209,7 @@ class Operation(NamedTuple):
 
     matrix: Callable[[Numbers, int, int], Numbers] | None = None
     table: Callable[[Tensor, Tensor], Tensor] | None = None
-    looks: bool = False
+    look: Callable[[Tensor], Tensor] | None = None
     run: Callable[[Tensor, Tensor], Tensor] | None = None
     strength: Strength | None = None
     increasing: Strength | None = None
@@ -206,7 +229,7 @@ IMAGE_OPERATIONS: dict[str, Operation] = {
     ),
     "cutout": Operation(strength=lambda m, sign: 40 / 224 * m),
     "brightness": Operation(table=_brightness, strength=_enhance, increasing=_enhance_more),
-    "contrast": Operation(table=_contrast, looks=True, strength=_enhance, increasing=_enhance_more),
+    "contrast": Operation(table=_contrast, look=_find_middle, strength=_enhance, increasing=_enhance_more),
     "colour": Operation(run=_colour, strength=_enhance, increasing=_enhance_more),
     "sharpness": Operation(run=_sharpness, strength=_enhance, increasing=_enhance_more),
     "posterise": Operation(
@@ -216,8 +239,8 @@ IMAGE_OPERATIONS: dict[str, Operation] = {
     ),
     "solarise_add": Operation(table=_solarise_add, strength=lambda m, sign: np.floor(110 * m)),
     "invert": Operation(table=_invert),
-    "auto_contrast": Operation(table=_auto_contrast, looks=True),
-    "equalise": Operation(table=_equalise, looks=True),
+    "auto_contrast": Operation(table=_auto_contrast, look=_find_ends),
+    "equalise": Operation(table=_equalise, look=_count_levels),
     "hue": Operation(run=_hue),
     # those that settings draw, in the order in which they are applied
     "grey": Operation(run=_to_grey, sometimes=lambda policy: (policy.grey, (0.0, 0.0))),
@@ -232,7 +255,15 @@ IMAGE_OPERATIONS: dict[str, Operation] = {
 GEOMETRY = {name: each.matrix for name, each in IMAGE_OPERATIONS.items() if each.matrix}
 TABLES = {name: each.table for name, each in IMAGE_OPERATIONS.items() if each.table}
 PASSES = {name: each.run for name, each in IMAGE_OPERATIONS.items() if each.run}
-LOOKING = [name for name, each in IMAGE_OPERATIONS.items() if each.looks]
+LOOKING = {name: each.look for name, each in IMAGE_OPERATIONS.items() if each.look}
+
+
+def make_tables(name: str, images: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """The tables of a tone operation for ``images[rows]``.  # -> (M, C, V)"""
+    values = to_device(values, images.device)
+    look = LOOKING.get(name)
+    seen = torch.cat([look(chunk) for _, chunk in split_rows(images, rows)]) if look else values
+    return TABLES[name](seen, values).expand(-1, images.shape[1], -1)
 
 
 def look_up(images: Tensor, tables: Tensor) -> Tensor:
@@ -247,6 +278,9 @@ def index_levels(images: Tensor) -> Tensor:
 
 def put(images: Tensor, rows: Tensor, new: Tensor) -> None:
     """``images[rows] = new``, eight bytes at a time if the size of an image allows it, which is several times faster."""
+    if len(rows) == 1 and images.device.type == "cpu":  # several times faster again
+        images.narrow(0, int(rows), 1).copy_(new)
+        return
     kind = torch.int64 if new[0].numel() * new.element_size() % 8 == 0 else new.dtype
     flat, rest = images.view(len(images), -1), new.reshape(len(new), -1)
     flat.view(kind).index_copy_(0, rows, rest.view(kind))
