@@ -199,7 +199,9 @@ def test_a_table_that_does_not_look_needs_no_picture():
         assert torch.equal(first, other), name
 
 
-def test_looking_up_takes_the_table_of_the_picture_and_the_channel():
+@pytest.mark.parametrize("long", [1, operations.LONG])
+def test_looking_up_takes_the_table_of_the_picture_and_the_channel(long, monkeypatch):
+    monkeypatch.setattr(operations, "LONG", long)
     tables = torch.randint(0, 256, (4, 2, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images = tensor(pictures()[:4, ..., :2])
     made = look_up(images, tables)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.crops import crop_boxes
-from vitrail.data.augment.geometry import Numbers, box, flip, resample, scale_part, shift, visible
+from vitrail.data.augment.geometry import Numbers, box, flip, move_image, resample, scale_part, shift, visible
 from vitrail.data.augment.operations import (
     CHUNK,
     GEOMETRY,
@@ -314,13 +314,21 @@ def _resample(
         frames = np.clip(frames, 0, [width, height, width, height])
     halvings = np.rint(np.log2(np.abs(np.linalg.det(matrices))) / 2).clip(0).astype(int)
     border = policy.pad_mode if policy.crop == "pad" else "edge"
-    scaled = np.zeros(len(ids), bool)
-    if border == "edge" and policy.crop != "jitter" and _prefers_single_images(levels) and levels.dtype == torch.uint8:
-        scaled = ~plain & ~turned & (halvings == 0)
+    scaled, shifted = np.zeros((2, len(ids)), bool)
+    if border == "edge" and policy.crop != "jitter" and _prefers_single_images(levels):
+        scaled = ~plain & ~turned & (halvings == 0) & (levels.dtype == torch.uint8)
+        shifted = (
+            ~plain
+            & ~scaled
+            & (np.abs(matrices[:, :2, :2]) == np.eye(2)).all((1, 2))
+            & (window == np.eye(3)).all((1, 2))
+        )
     for row in np.flatnonzero(scaled):
         part = scale_part(levels[row], boxes[row].tolist(), size)
         made[row] = part.flip(-1) if flips[row] else part
-    rest = ~plain & ~scaled
+    for row in np.flatnonzero(shifted):
+        made[row] = move_image(levels[row], matrices[row], policy.fill)
+    rest = ~plain & ~scaled & ~shifted
     for times in np.unique(halvings[rest]):
         chosen = np.flatnonzero(rest & (halvings == times))
         known = {"matrices": torch.from_numpy(matrices[chosen])}

@@ -7,6 +7,7 @@ is the matrix A @ B.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Literal
@@ -111,6 +112,23 @@ def scale_part(image: Tensor, part: Sequence[int], size: tuple[int, int]) -> Ten
     """
     left, top, wide, tall = part
     return F.interpolate(image[None, :, top : top + tall, left : left + wide], size, mode="bilinear")[0]
+
+
+def move_image(image: Tensor, matrix: Numbers, fill: int) -> Tensor:
+    """`resample` of an image (C, H, W) by a shift, or a flip and a shift: by slices, in a third of the time on a CPU."""
+    height, width = image.shape[-2:]
+    flipped = matrix[0, 0] < 0
+    right, down = matrix[0, 2] - width * flipped, matrix[1, 2]
+    x, y = math.floor(right), math.floor(down)
+    wide = F.pad(image.float()[None], (max(-x, 0), max(x + 1, 0), max(-y, 0), max(y + 1, 0)), mode="replicate")[0]
+    wide = wide[:, max(y, 0) :, max(x, 0) :][:, : height + 1, : width + 1]
+    wide = torch.lerp(wide[..., :-1], wide[..., 1:], right - x)
+    made = store_like(torch.lerp(wide[:, :-1], wide[:, 1:], down - y), image)
+    for start, side, lines in ((down, height, made.mT), (right, width, made)):
+        first, end = (min(max(math.ceil(edge - start - 0.5), 0), side) for edge in (0, side))
+        lines[..., :first] = fill
+        lines[..., end:] = fill
+    return made.flip(-1) if flipped else made
 
 
 def resample_maps(maps: Tensor, matrices: Numbers, *, size: tuple[int, int], pixel_format: PixelFormat) -> Tensor:
