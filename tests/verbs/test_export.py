@@ -26,6 +26,7 @@ from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
 from vitrail.models import Backbone, Tokens
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.verbs.export import export, files
+from vitrail.verbs.export import parity as parity_figures
 from vitrail.verbs.export.files import Exported
 from vitrail.verbs.export.parity import Tolerances, open_source
 from vitrail.weights.native import save_model
@@ -121,6 +122,19 @@ def test_it_is_a_model_again_and_carries_its_figures(model, tmp_path):
     assert (done.figures["batches"], done.figures["sizes"]) == ("1,3,8", "16x16,24x24,20x28")
     assert done.bytes == done.path.stat().st_size
     assert sorted(path.name for path in done.path.parent.iterdir()) == ["a.onnx", "a.onnx.sha256"]
+
+
+def test_a_file_that_is_slower_than_its_model_is_written_with_a_warning(model, tmp_path, monkeypatch):
+    said: list[str] = []
+    speeds = {"before": 10.0, "after": 12.5, "bf16": 20.0}
+    monkeypatch.setattr(parity_figures, "measure_speeds", lambda functions, images: speeds)
+    assert made(model, tmp_path / "a.onnx", log=said.append).path.exists()
+    (warning,) = (line for line in said if line.startswith("warning"))
+    assert "12.50 ms an image in batches of 1, the model in fp32 10.00 ms" in warning
+    assert warning.endswith("--int8 computes in 8 bits")
+    speeds["after"] = 9.0
+    made(model, tmp_path / "a.onnx", log=said.append)
+    assert sum(line.startswith("warning") for line in said) == 1
 
 
 def test_labelled_images_give_the_accuracy_before_and_after(model, tmp_path, photos):

@@ -17,6 +17,7 @@ from vitrail.verbs.export.parity import (
     BATCHES,
     choose_sizes,
     compare,
+    describe_slowness,
     measure_speeds,
     scale_pictures,
 )
@@ -113,9 +114,22 @@ def test_generated_pictures_are_the_same_for_a_seed_and_no_two_alike():
 
 def test_speed_is_of_one_image_and_both_are_run_by_turns():
     order: list[str] = []
-    found = measure_speeds(
-        lambda images: order.append("model"), lambda images: order.append("graph"), torch.zeros(4, 3, 8, 8)
-    )
-    assert all(time > 0 for time in found)
+    functions = {name: lambda images, name=name: order.append(name) for name in ("model", "graph")}
+    found = measure_speeds(functions, torch.zeros(4, 3, 8, 8))
+    assert list(found) == ["model", "graph"]
+    assert all(time > 0 for time in found.values())
     assert order[:4] == ["model", "model", "graph", "graph"]  # of each the first call does not count
     assert order[4:] == ["model", "graph"] * (len(order) // 2 - 2)
+
+
+def test_a_file_is_slower_than_the_faster_precision_of_its_model():
+    def describe(before: float, after: float, **bf16: float) -> str:
+        equal = {"ms_before_batch_1": 5.0, "ms_after_batch_1": 5.0}
+        return describe_slowness({**equal, "ms_before_batch_8": before, "ms_after_batch_8": after, **bf16})
+
+    assert describe(10.0, 10.2) == ""
+    assert describe(10.0, 10.6) == "10.60 ms an image in batches of 8, the model in fp32 10.00 ms"
+    assert describe(10.0, 8.0, ms_bf16_batch_8=9.0) == ""
+    assert describe(10.0, 8.0, ms_bf16_batch_8=4.0) == "8.00 ms an image in batches of 8, the model in bf16 4.00 ms"
+    both = describe(10.0, 11.0, ms_bf16_batch_1=4.0)
+    assert both.startswith("5.00 ms an image in batches of 1, the model in bf16 4.00 ms; 11.00 ms")

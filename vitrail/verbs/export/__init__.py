@@ -120,7 +120,8 @@ def _print_exported(exported: Exported, *, json: bool) -> None:
         rows.append((metric, f"{before:.2f} % before, {after:.2f} % after"))
     for name in (key.removeprefix("ms_before_") for key in figures if key.startswith("ms_before_")):
         before, after = figures[f"ms_before_{name}"], figures[f"ms_after_{name}"]
-        rows.append((name.replace("_", " "), f"{before:.2f} ms an image before, {after:.2f} ms after"))
+        in_bf16 = f" ({figures[f'ms_bf16_{name}']:.2f} ms in bf16)" if f"ms_bf16_{name}" in figures else ""
+        rows.append((name.replace("_", " "), f"{before:.2f} ms an image before{in_bf16}, {after:.2f} ms after"))
     images = "of any size" if exported.dynamic or exported.options.pictures else "of one size"
     rows += [("images", images), ("file", f"{exported.bytes / 1e6:,.1f} MB"), ("written", str(exported.path))]
     print(columns(rows))

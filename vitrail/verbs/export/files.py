@@ -26,7 +26,14 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import LogFunction, log_nothing
 from vitrail.tasks.task import Task
-from vitrail.verbs.export.parity import Forward, ParityCheck, Tolerances, open_source, round_figures
+from vitrail.verbs.export.parity import (
+    Forward,
+    ParityCheck,
+    Tolerances,
+    describe_slowness,
+    open_source,
+    round_figures,
+)
 from vitrail.weights.adapt import fit_to_crop
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.onnx import PARITY, ExportedBackbone, add_checksum_to_onnx, open_session
@@ -35,6 +42,8 @@ from vitrail.weights.resolve import resolve_model
 
 SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights
 LAYOUTS = {"huggingface": "-huggingface", "timm": "-timm", "google": ".npz"}  # and how a name ends that is made up here
+# where a file is slower than its model
+FASTER = {"onnx": "--int8 computes in 8 bits", "program": "--to onnx is faster on most processors"}
 ROOM = 2.5  # bytes on the disk while an export is made, as a multiple of the weights'
 IMAGES, GENERATED = 300, 64  # that are compared by default
 
@@ -124,6 +133,9 @@ def write_export(
                     os.fsync(file.fileno())
             sync_folder(aside)
             move_files(path, aside)
+            if slowness := describe_slowness(figures):
+                remedy = "leave --int8 out" if options.int8 else FASTER[options.to]
+                log(f"warning  on this machine the file is slower than the model: {slowness}; {remedy}")
             return Exported(path, options, dynamic, size, figures)
 
 

@@ -27,14 +27,18 @@ from vitrail.inference.inputs import find_inputs, open_split
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.models import Config
+from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.runtime.timing import time_in_turns
 from vitrail.tasks.metric import Targets
 from vitrail.tasks.task import Task
 from vitrail.tasks.user_images import to_pixels
+from vitrail.torch_private import has_bf16
 
 EXACT, LOST, OTHERWISE = 1e-4, 0.02, 0.05  # what is allowed: see `Tolerances`
 BATCHES = (1, 3, 8)  # batch sizes
+TIMED_BATCHES = (1, 8)
+SLOWER = 1.05  # ratio of times per image; less is within the noise of the measurement
 MAX_ROUNDS, MIN_ROUNDS, SECONDS = 30, 5, 3.0  # limits of the speed measurement: rounds and time
 
 Outputs = Mapping[str, Tensor]  # outputs by name, as in `Task.graph`
@@ -82,14 +86,26 @@ def scale_pictures(pictures: Tensor, sizes: Iterable[tuple[int, int]]) -> Iterat
 
 
 @torch.inference_mode()
-def measure_speeds(
-    model: Callable[[Tensor], object], graph: Callable[[Tensor], object], images: Tensor
-) -> tuple[float, float]:
-    """Returns median milliseconds per image (B, C, H, W) of the model and of the graph, measured alternately."""
-    verbs = {"model": partial(model, images), "graph": partial(graph, images)}
-    timings = time_in_turns(verbs, rounds=MAX_ROUNDS, min_rounds=MIN_ROUNDS, seconds=SECONDS)
-    first, second = (1e3 * timing.median / len(images) for timing in timings.values())
-    return first, second
+def measure_speeds(functions: Mapping[str, Callable[[Tensor], object]], images: Tensor) -> dict[str, float]:
+    """Returns median milliseconds per image (B, C, H, W) of each function, measured alternately."""
+    calls = {name: partial(function, images) for name, function in functions.items()}
+    timings = time_in_turns(calls, rounds=MAX_ROUNDS, min_rounds=MIN_ROUNDS, seconds=SECONDS)
+    return {name: 1e3 * timing.median / len(images) for name, timing in timings.items()}
+
+
+def describe_slowness(figures: Mapping[str, Any]) -> str:
+    """Describes where the file takes longer per image than the model in its faster precision. Empty if it does not.
+
+    Args:
+        figures: as returned by `ParityCheck.figures`.
+    """
+    slower = []
+    for count in TIMED_BATCHES:
+        after, *before = (figures.get(f"ms_{name}_batch_{count}") for name in ("after", "before", "bf16"))
+        fastest, precision = min((time, name) for time, name in zip(before, ("fp32", "bf16")) if time is not None)
+        if after > SLOWER * fastest:
+            slower.append(f"{after:.2f} ms an image in batches of {count}, the model in {precision} {fastest:.2f} ms")
+    return "; ".join(slower)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,12 +228,21 @@ class ParityCheck:
             yield images
 
     def _measure_speeds(self) -> dict[str, float]:
-        """Milliseconds an image, of one alone and of the largest batch."""
+        """Milliseconds an image, of one alone and of the largest batch; in bf16 too if the processor has it."""
+        functions = {
+            "before": self.model,
+            "after": self.graph,
+            **({"bf16": self._compute_in_bf16} if has_bf16() else {}),
+        }
         times = {}
-        for count in (1, max(BATCHES)):
-            before, after = measure_speeds(self.model, self.graph, self._to_input(self._draw(count)))
-            times |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
+        for count in TIMED_BATCHES:
+            speeds = measure_speeds(functions, self._to_input(self._draw(count)))
+            times |= {f"ms_{name}_batch_{count}": speed for name, speed in speeds.items()}
         return {**times, "threads": torch.get_num_threads()}
+
+    def _compute_in_bf16(self, inputs: Tensor) -> Outputs:
+        with in_precision("bf16", inputs.device):
+            return self.model(inputs)
 
 
 def open_source(task: Task, data: Any, most: int, log: LogFunction) -> Source:
