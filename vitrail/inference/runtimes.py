@@ -31,7 +31,7 @@ from vitrail.tasks.task import Task
 from vitrail.weights import load
 from vitrail.weights.adapt import fit_to_crop
 from vitrail.weights.description import KEY, describe
-from vitrail.weights.onnx import ExportedBackbone
+from vitrail.weights.onnx import ExportedBackbone, add_checksum_to_onnx
 
 WORTH = 600.0  # seconds of work in PyTorch from which others are tried: each takes up to two minutes to be made
 COMPARED = 128  # images, of which int8 may change the answers of 4 %
@@ -140,5 +140,6 @@ def _keep_graph(name: str, write: Callable[[Path], object]) -> Path:
     if not folder.is_dir():
         with stage_folder(folder, {}) as aside:
             write(aside / "model.onnx")
+            add_checksum_to_onnx(aside / "model.onnx")
             replace_folder(folder, aside)
     return folder / "model.onnx"

@@ -29,9 +29,8 @@ Strength = Callable[[Numbers, Numbers], Numbers]
 LUMA = (0.299, 0.587, 0.114)
 HALF = 128.0  # Pillow's threshold of solarise
 CHUNK = 2**18  # numbers that a CPU processes at a time, so that they and the results fit in the cache of a core
-LONG = (
-    2**12
-)  # levels of a plane, from which on `bytes.translate` is faster than torch, which needs indices of eight bytes
+# levels of a plane, from which on `bytes.translate` is faster than torch, which needs indices of eight bytes
+LONG = 2**12
 
 
 def _levels(like: Tensor) -> Tensor:
