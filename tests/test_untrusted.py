@@ -29,6 +29,7 @@ DIRECT = {
     "reports/facts.py": {"json.loads": "what was dumped just now"},
     "data/workers.py": {"json.loads": "the pipes of its own processes"},
     "weights/onnx/sandbox.py": {"json.loads": "the argument from the process that started it"},
+    "weights/openvino/sandbox.py": {"json.loads": "the argument from the process that started it"},
     "weights/pickle_sandbox.py": {
         "json.loads": "the argument from the process that started it",
         "zipfile.ZipFile": "the directory, in a process with limited memory and time",

@@ -24,10 +24,10 @@ KNOWN = {
     "native": "weights/native.py:write_folder weights/native.py:save_model weights/native.py:set_temperature",
     "timm": "verbs/convert/layouts.py:write_layout",
     "a.npz": "weights/google.py:to_npz",
-    "graph.onnx": "weights/onnx/__init__.py:add_checksum_to_onnx",
+    "graph.onnx": "weights/onnx/__init__.py:add_checksum",
     "check graph.onnx": """exports/sidecar.py:write_sums exports/graph.py:to_onnx exports/graph.py:to_program
         verbs/export/files.py:write_export verbs/export/files.py:_write_graph verbs/export/files.py:_add_figures
-        inference/runtimes.py:_keep_graph""",
+        exports/openvino.py:add_metadata inference/runtimes.py:_keep_graph""",
     "run": """runs/folder.py:write_config runs/folder.py:write_status runs/folder.py:start_metrics
         runs/folder.py:_write_sizes runs/folder.py:write_timing
         training/fingerprint.py:record_or_check training/fingerprint.py:_write_stamps data/sources/bad_images.py:__init__

@@ -1,8 +1,8 @@
 """Checksums inside of the files that vitrail writes, so that no damage to them is read as a result.
 
 Each is computed over the rest of its file: JSON documents and safetensors have a field, text has a last line, lines of metrics
-a last key, rows of CSV a last column, ONNX files a last entry of their metadata, zip archives a comment. Files without a
-checksum, of other tools or earlier versions, are read.
+a last key, rows of CSV a last column, ONNX files a last entry of their metadata, XML files and zip archives a comment. Files
+without a checksum, of other tools or earlier versions, are read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,6 @@ UNSEALED = "0" * 64  # in the place of a checksum while it is computed
 _TEXT_BEGINS = "# The last line is a checksum.\n"  # without it, text that was cut at the end of a line would pass
 _TEXT_ENDS = re.compile(r"# sha256 of the lines above: ([0-9a-f]{64})\n")
 _LINE = re.compile(rb'(.*), "crc": "([0-9a-f]{8})"}')
-# an entry of `metadata_props` in a protobuf ModelProto: field 14, 74 bytes with key (field 1) and value (field 2)
-_ONNX = b"\x72\x4a\x0a\x06sha256\x12\x40"
-ONNX_BYTES = len(_ONNX) + 64
 
 
 def sha256_of(content: bytes | memoryview) -> str:
@@ -121,11 +119,27 @@ def crc_of(content: bytes) -> str:
     return f"{zlib.crc32(content):08x}"
 
 
-def onnx_checksum(digest: str) -> bytes:
-    """Returns the entry that ends an ONNX file: the SHA-256 ``digest`` of everything before it, as metadata "sha256"."""
-    return _ONNX + digest.encode()
+@dataclass(frozen=True)
+class Seal:
+    """The end of a file with the SHA-256 of everything before it, which other software ignores, between two markers."""
+
+    before: bytes
+    after: bytes = b""
+
+    @property
+    def length(self) -> int:
+        return len(self.before) + 64 + len(self.after)
+
+    def write(self, digest: str) -> bytes:
+        """Returns the end of a file whose SHA-256 without it is ``digest``."""
+        return self.before + digest.encode() + self.after
+
+    def read(self, end: bytes) -> str | None:
+        """Returns the digest in the last `length` bytes of a file; None if they are something else."""
+        is_seal = len(end) == self.length and end.startswith(self.before) and end.endswith(self.after)
+        return end[len(self.before) :][:64].decode("ascii", "replace") if is_seal else None
 
 
-def read_onnx_checksum(end: bytes) -> str | None:
-    """Returns the digest in the last `ONNX_BYTES` of an ONNX file; None if they are something else."""
-    return end[len(_ONNX) :].decode("ascii", "replace") if len(end) == ONNX_BYTES and end.startswith(_ONNX) else None
+# an entry of `metadata_props` in a protobuf ModelProto: field 14, 74 bytes with key (field 1) and value (field 2)
+ONNX_SEAL = Seal(b"\x72\x4a\x0a\x06sha256\x12\x40")
+XML_SEAL = Seal(b"<!-- sha256 ", b" -->\n")

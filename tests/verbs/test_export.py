@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def test_a_file_that_is_slower_than_its_model_is_written_with_a_warning(model, t
     assert made(model, tmp_path / "a.onnx", log=said.append).path.exists()
     (warning,) = (line for line in said if line.startswith("warning"))
     assert "12.50 ms an image in batches of 1, the model in fp32 10.00 ms" in warning
-    assert warning.endswith("--int8 computes in 8 bits")
+    assert "; --int8 computes in 8 bits" in warning
     speeds["after"] = 9.0
     made(model, tmp_path / "a.onnx", log=said.append)
     assert sum(line.startswith("warning") for line in said) == 1
@@ -320,3 +321,22 @@ def test_images_of_other_classes_are_compared_without_labels_and_it_is_said(tmp_
     assert any("without labels" in line for line in said)
     with pytest.raises(DataError, match="nowhere"):
         open_source(shaken(), tmp_path / "nowhere", 4, said.append)
+
+
+def test_openvino_names_what_it_needs(model, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="is not a file name for onnx") as error:
+        made(model, tmp_path / "a.xml")
+    assert "--to openvino" in error.value.remedy
+    with pytest.raises(ConfigError, match="measured on images") as error:
+        made(model, tmp_path / "a.xml", to="openvino", int8=True)
+    assert "--check DATA" in error.value.remedy
+    with pytest.raises(ConfigError, match="--pictures is not for openvino"):
+        made(model, tmp_path / "a.xml", to="openvino", pictures=True)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(ConfigError) as error:
+        made(model, tmp_path / "a.xml", to="openvino")
+    assert error.value.remedy == "pip install 'vitrail[openvino]'"
+    (tmp_path / "a.bin").write_bytes(b"weights of another program")
+    with pytest.raises(ConfigError, match=r"a\.bin exists"):
+        made(model, tmp_path / "a.xml", to="openvino")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]

@@ -26,6 +26,7 @@ from vitrail.tasks.task import WINDOWS, Task, choose_windows
 from vitrail.torch_private import has_fused, takes_fused
 from vitrail.untrusted.limits import PIXELS
 from vitrail.weights.onnx import ExportedBackbone
+from vitrail.weights.openvino import OpenVINOSession
 from vitrail.weights.resolve import resolve_model
 
 
@@ -82,7 +83,7 @@ class InferenceOptions:
             known = {"image_size": self.size, "grid": self.grid, "preprocessing": self.preprocessing}
             model = weights.load(model, classes_file=self.classes, log=log, **known)
         if isinstance(model.backbone, ExportedBackbone):
-            self._check_graph()
+            self._set_up_graph(model.backbone)
         choose_windows(model, self.zoom)  # refused before any image is read
         return model.to(find_device(self.device)).eval()
 
@@ -102,9 +103,11 @@ class InferenceOptions:
         keys = frozenset(map(str, source.keys))
         return BadImages(self.on_bad, self.max_bad, path, total=len(source), keys=keys)
 
-    def _check_graph(self) -> None:
-        """Raises `ConfigError` for what an exported graph cannot be asked for."""
-        if self.precision not in ("fp32", "auto"):
+    def _set_up_graph(self, graph: ExportedBackbone) -> None:
+        """Compiles an OpenVINO graph for the precision. Raises `ConfigError` for what a graph cannot be asked for."""
+        if isinstance(graph.session, OpenVINOSession) and self.precision == "bf16":
+            graph.session.compile(self.precision)
+        elif self.precision not in ("fp32", "auto"):
             what = f"the precision of an exported graph is in it, and {self.precision} was asked for"
             raise ConfigError(what, "leave --precision out, or take the model that it was exported from")
         if self.device not in (None, "cpu"):

@@ -28,6 +28,7 @@ EXTRAS = {  # optional packages of vitrail, and what needs them
     "data": "Parquet: data sets, and tables of results",
     "figure": "pictures of attention as matplotlib draws them",
     "onnx": "export to ONNX and int8, and models exported so",
+    "openvino": "export to OpenVINO, also in int8, and models exported so",
     "ray": "bulk inference on a Ray cluster",
     "remote": "data and results at s3://",
     "serve": "the HTTP server and its page",

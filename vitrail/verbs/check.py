@@ -45,7 +45,9 @@ def run_check_parts(
 
 
 @verb()
-def check_export(export: Annotated[str | Path, "A .onnx or .pt2 file with its .sha256 beside it."]) -> dict[str, str]:
+def check_export(
+    export: Annotated[str | Path, "A .onnx, .xml or .pt2 file with its .sha256 beside it."],
+) -> dict[str, str]:
     """Compares an export with the SHA-256 that `vitrail export` wrote beside it, for software that does not verify what it reads.
 
     `sha256sum --check NAME.sha256` does the same. The exit code is 4 for a file that is missing or was changed.

@@ -24,7 +24,7 @@ File = Path | str
 
 AnyModel = Annotated[
     "str | Path | Task",
-    "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported .onnx; in "
+    "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported graph; in "
     "Python also a `Classifier`.",
 ]
 NetworkModel = Annotated[

@@ -15,7 +15,7 @@ from vitrail.verbs.verb import options_of, verb
 def serve(
     model: Annotated[
         str | Path | None,
-        "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported .onnx; "
+        "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported graph; "
         "with --runs it may be left out.",
     ] = None,
     *,

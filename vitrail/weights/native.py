@@ -21,7 +21,7 @@ from vitrail.tasks import Classifier, Task
 from vitrail.weights.description import KEY, OWN, build_model, build_model_around, check_version, describe
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
 from vitrail.weights.onnx import ExportedBackbone
-from vitrail.weights.resolve import resolve_model
+from vitrail.weights.resolve import GRAPH_FILES, resolve_model
 from vitrail.weights.tensors import encode_tensors, parse_json, read_json, read_tensors
 
 EXPORTED = "an exported graph has no weights to save"
@@ -181,7 +181,7 @@ def set_temperature(model: str | Path, temperature: float) -> Path:
         check_version(description, config)
         replace_file(config, dump_json(add_checksum(description)))
         return config
-    if resolved.layout == "onnx file":
+    if resolved.layout in GRAPH_FILES:
         what = f"{resolved.path} is an exported graph, whose temperature is fixed by its comparison with the source"
         raise CheckpointError(what, "calibrate the model that it was exported from, and export it again")
     tensors, metadata = read_tensors(resolved.path) if resolved.layout == "file" else ({}, {})

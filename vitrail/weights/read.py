@@ -23,9 +23,10 @@ from vitrail.weights.layout import ReadModel, Weights
 from vitrail.weights.names import rename
 from vitrail.weights.native import load_model, parse_model_file
 from vitrail.weights.onnx import read_onnx
+from vitrail.weights.openvino import read_openvino
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.public import find_repository
-from vitrail.weights.resolve import ResolvedModel
+from vitrail.weights.resolve import GRAPH_FILES, ResolvedModel
 from vitrail.weights.shapes import check_grid_allowed
 from vitrail.weights.tensors import AGAIN, printable, read_json, read_tensors
 from vitrail.weights.timm import FIRST_LAYERS, read_timm
@@ -33,7 +34,7 @@ from vitrail.weights.timm.openclip import FIRST_LAYERS as FIRST_LAYERS_OF_OPEN_C
 from vitrail.weights.timm.openclip import TRUNK, read_open_clip
 
 Size = tuple[int, int]
-SIZED = ("native folder", "onnx file", "huggingface folder", "open_clip folder")  # state their image size
+SIZED = ("native folder", *GRAPH_FILES, "huggingface folder", "open_clip folder")  # state their image size
 
 
 def read_model(
@@ -70,6 +71,8 @@ def read_model(
         return ReadModel(load_model(path), "native")
     if resolved.layout == "onnx file":
         return ReadModel(read_onnx(path), "onnx")
+    if resolved.layout == "openvino file":
+        return ReadModel(read_openvino(path), "openvino")
     if KEY in metadata:
         return ReadModel(parse_model_file(tensors, metadata, path), "native")
     sizes = {"grid": grid, "image_size": image_size}

@@ -14,6 +14,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import read_checksummed, settle
 from vitrail.models import MODELS
 from vitrail.models.family import translate_model
+from vitrail.weights import openvino
 from vitrail.weights.description import hash_file
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, OPEN_CLIP, OPEN_CLIP_CONFIG
 from vitrail.weights.hub import PICKLED, REMOTE, SAFETENSORS, fetch
@@ -24,7 +25,7 @@ from vitrail.weights.tensors import check_intact, printable, read_json
 READABLE = (
     "a run directory, a model folder, a .safetensors file (of vitrail, or in the layout of timm, torchvision or the authors) "
     "or a pickled one (.pt, .pth, .bin, .ckpt), a folder as timm, Hugging Face transformers or open_clip save it, "
-    "hf:owner/name, a Google .npz, an .onnx of `vitrail export`, or 'latest'"
+    "hf:owner/name, a Google .npz, an .onnx or .xml of `vitrail export`, or 'latest'"
 )
 ADAPTER = "adapter_config.json"
 LATER = {".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
@@ -37,13 +38,16 @@ Layout = Literal[
     "google file",
     "pickled file",
     "onnx file",
+    "openvino file",
     "file",
 ]
+GRAPH_FILES: tuple[Layout, ...] = ("onnx file", "openvino file")
 PICKLED_FILE: Layout = "pickled file"
 SUFFIXES: dict[str, Layout] = {
     ".safetensors": "file",
     ".npz": "google file",
     ".onnx": "onnx file",
+    ".xml": "openvino file",
     **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".th", ".tar"), PICKLED_FILE),
 }
 
@@ -106,11 +110,18 @@ def hash_model(resolved: ResolvedModel) -> str:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     else:
-        files = read_contents(path).list_files(path) if resolved.layout == "onnx file" else [path]
+        files = _list_files(resolved)
     hashes = [hash_file(file) for file in files]
     if len(files) == 1:
         return hashes[0]
     return sha256_of("".join(f"{digest}  {file.name}\n" for digest, file in zip(hashes, files)).encode())
+
+
+def _list_files(resolved: ResolvedModel) -> list[Path]:
+    path = resolved.path
+    if resolved.layout == "onnx file":
+        return read_contents(path).list_files(path)
+    return openvino.list_files(path) if resolved.layout == "openvino file" else [path]
 
 
 def check_sha256(model: str | Path, sha256: str) -> None:

@@ -26,7 +26,7 @@ from vitrail.weights.encode import ENCODERS
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, check_replaceable
 from vitrail.weights.huggingface import PROCESSOR
 from vitrail.weights.read import read_model
-from vitrail.weights.resolve import ResolvedModel, hash_model, resolve_model
+from vitrail.weights.resolve import GRAPH_FILES, ResolvedModel, hash_model, resolve_model
 from vitrail.weights.tensors import read_tensors
 
 FAULT = "report this as a bug in vitrail; nothing was written"
@@ -77,7 +77,7 @@ def write_layout(
     if to not in ENCODERS:
         raise ConfigError(f"there is no layout {to!r}", nearest(to, ENCODERS))
     resolved, path = resolve_model(source), Path(destination).expanduser()
-    if resolved.layout == "onnx file":
+    if resolved.layout in GRAPH_FILES:
         what = f"{resolved.path} is an exported graph, whose weights are folded into it"
         raise CheckpointError(what, "convert the model that it was exported from")
     _check_destination(path, to, resolved)

@@ -22,11 +22,15 @@ def export(
     model: options.NetworkModel,
     out: Annotated[options.File | None, "Output file; by default named after the model, in the current folder."] = None,
     to: Annotated[
-        Literal["onnx", "program", "huggingface", "timm", "google"],
-        "onnx; program (.pt2, of torch.export); or a layout of weights, as `vitrail convert` writes it.",
+        Literal["onnx", "openvino", "program", "huggingface", "timm", "google"],
+        "onnx; openvino (.xml and .bin); program (.pt2, of torch.export); or a layout of weights, as `vitrail convert` "
+        "writes it.",
     ] = "onnx",
     *,
-    int8: Annotated[bool, "8-bit weights: a third of the size, and faster on a CPU (ONNX)."] = False,
+    int8: Annotated[
+        bool,
+        "8-bit weights: a third to half of the size; faster or slower by the processor (ONNX; OpenVINO, which needs --check).",
+    ] = False,
     pictures: Annotated[bool, "Include the preprocessing: the graph takes uint8 images of any size (ONNX)."] = False,
     check: Annotated[
         Any,
@@ -49,8 +53,8 @@ def export(
 ) -> Exported | Converted | Any:
     """Writes a model as a file that runs without vitrail, compared with the model on images before it is put in place.
 
-    The file carries classes, preprocessing and the figures of the comparison. An .onnx is a model for `vitrail predict`,
-    `embed`, `evaluate` and `serve` too.
+    The file carries classes, preprocessing and the figures of the comparison. An .onnx and an .xml are models for
+    `vitrail predict`, `embed`, `evaluate` and `serve` too.
 
     Returns:
         What was written and how it was proved; of layouts of weights what `convert` returns.

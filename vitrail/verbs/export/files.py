@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.data.sources.contents import choose_evenly
+from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, nearest
 from vitrail.exports.graph import to_onnx, to_program
+from vitrail.exports.openvino import add_metadata, to_openvino
 from vitrail.exports.quantise import to_int8
 from vitrail.exports.sidecar import write_sums
 from vitrail.files import disk_errors, free_bytes, move_files, stage_folder, sync_folder
 from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import read_inputs
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import LogFunction, log_nothing
 from vitrail.tasks.task import Task
@@ -37,23 +41,33 @@ from vitrail.verbs.export.parity import (
 from vitrail.weights.adapt import fit_to_crop
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.onnx import PARITY, ExportedBackbone, add_checksum_to_onnx, open_session
+from vitrail.weights.openvino import add_checksum_to_openvino
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 
-SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights
+SUFFIXES = {
+    "onnx": ".onnx",
+    "openvino": ".xml",
+    "program": ".pt2",
+}  # of what holds a graph; the others are layouts of weights
 LAYOUTS = {"huggingface": "-huggingface", "timm": "-timm", "google": ".npz"}  # and how a name ends that is made up here
 # where a file is slower than its model
-FASTER = {"onnx": "--int8 computes in 8 bits", "program": "--to onnx is faster on most processors"}
+FASTER = {
+    "onnx": "--int8 computes in 8 bits, and --to openvino in bf16 where the processor has it",
+    "openvino": "--int8 computes in 8 bits",
+    "program": "--to onnx is faster on most processors",
+}
 ROOM = 2.5  # bytes on the disk while an export is made, as a multiple of the weights'
 IMAGES, GENERATED = 300, 64  # that are compared by default
+CALIBRATED = 64  # images that set the ranges of activations in int8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """The kind of file: ``onnx``, ``program`` (a .pt2 of torch.export), or a layout of weights as `convert` writes it.
+    """The kind of file: ``onnx``, ``openvino``, ``program`` (a .pt2 of torch.export), or a layout of weights of `convert`.
 
-    With ``int8`` its weights have 8 bits (`vitrail.exports.quantise`); with ``pictures`` the graph takes pictures of any size,
-    uint8 (B, C, H, W), and prepares them itself. Raises `ConfigError` where the file cannot have these.
+    With ``int8`` its weights have 8 bits (`vitrail.exports.quantise`, `vitrail.exports.openvino`); with ``pictures`` the graph
+    takes pictures of any size, uint8 (B, C, H, W), and prepares them itself. Raises `ConfigError` for what the file cannot have.
     """
 
     to: str = "onnx"
@@ -63,10 +77,10 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if self.to not in (*SUFFIXES, *LAYOUTS):
             raise ConfigError(f"there is no export to {self.to!r}", nearest(self.to, (*SUFFIXES, *LAYOUTS)))
-        for flag in ("int8", "pictures"):
-            if getattr(self, flag) and self.to != "onnx":
-                what = f"--{flag} is for ONNX, and not for {self.to}"
-                raise ConfigError(what, f"leave --{flag} out, or use --to onnx")
+        for flag, formats in {"int8": ("onnx", "openvino"), "pictures": ("onnx",)}.items():
+            if getattr(self, flag) and self.to not in formats:
+                what = f"--{flag} is not for {self.to}"
+                raise ConfigError(what, f"leave --{flag} out, or use --to {' or --to '.join(formats)}")
 
     def default_path(self, model: str | Path | Task) -> Path:
         """Returns a path in the working folder, by the name of the model."""
@@ -108,9 +122,13 @@ def write_export(
     if isinstance(task.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")
     task = fit_to_crop(task, log)
+    if options.to == "openvino" and options.int8 and check is None:
+        what = "the ranges of int8 in an OpenVINO file are measured on images, and none were given"
+        raise ConfigError(what, "give some of yours, --check DATA, or leave --int8 out")
     # before minutes are spent on a graph that could not be compared
     source = None if check is None else open_source(task, check, images or IMAGES, log)
     count = images or GENERATED if source is None else len(source)
+    calibration = _Calibration(task, source, inference) if source is not None and options.int8 else None
     needed = int(ROOM * sum(tensor.nbytes for tensor in task.backbone.state_dict().values()))
     with disk_errors(path, needed=needed):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,13 +137,13 @@ def write_export(
         with stage_folder(path, {}) as aside:
             log(f"writing  {options.to}{', int8' if options.int8 else ''}")
             made = aside / path.name
-            dynamic, graph = _write_graph(task, made, options)
+            dynamic, graph = _write_graph(task, made, options, calibration)
             proof = ParityCheck(task=task, graph=graph, pictures=options.pictures, dynamic=dynamic)
             figures = proof.figures(source, count, inference)
             limits.check(figures, higher_is_better=task.metric().higher_is_better)
             facts = {"precision": "int8" if options.int8 else "fp32", "dynamic": dynamic, **round_figures(figures)}
             _add_figures(made, options, json.dumps({**facts, "torch": versions()["torch"]}))
-            files = list(aside.iterdir())  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
+            files = list(aside.iterdir())  # with the weights of OpenVINO, and those beyond 1.5 GB, NAME.onnx.data
             size = sum(part.stat().st_size for part in files)
             write_sums(made, files)
             for part in files:
@@ -139,17 +157,38 @@ def write_export(
             return Exported(path, options, dynamic, size, figures)
 
 
-def _write_graph(model: Task, made: Path, options: ExportOptions) -> tuple[bool, Forward]:
+@dataclass(frozen=True)
+class _Calibration:
+    """Iterates over at most `CALIBRATED` images of ``source``, (1, C, H, W) each, normalised, spread evenly."""
+
+    task: Task
+    source: Source
+    inference: InferenceOptions
+
+    def __iter__(self) -> Iterator[Tensor]:
+        few = self.source.subset(choose_evenly(len(self.source), CALIBRATED))
+        # images that cannot be read are counted in the comparison
+        for _, images in read_inputs(self.task, few, self.inference, bad=lambda key, reason: None):
+            yield from images.split(1)
+
+
+def _write_graph(
+    model: Task, made: Path, options: ExportOptions, calibration: _Calibration | None
+) -> tuple[bool, Forward]:
     """Returns whether the graph takes images of any size, and what it answers when it is read back from the file."""
     metadata = {KEY: json.dumps(describe(model), ensure_ascii=False)}
     if options.to == "program":
         dynamic = to_program(model, made, metadata=metadata)
         return dynamic, torch.export.load(made).module()
     whole = {"pictures": True} if options.pictures else {}
-    if options.int8:
+    if options.int8 or options.to == "openvino":
         with stage_folder(made, {}) as aside:
-            dynamic = to_onnx(model, aside / made.name, metadata=metadata, **whole)
-            to_int8(aside / made.name, made)
+            source = aside / f"{made.stem}.onnx"
+            dynamic = to_onnx(model, source, metadata=metadata, **whole)
+            if options.to == "openvino":
+                to_openvino(source, made, metadata=metadata, calibration=calibration)
+            else:
+                to_int8(source, made)
     else:
         dynamic = to_onnx(model, made, metadata=metadata, **whole)
     if options.pictures:
@@ -175,6 +214,10 @@ def _add_figures(made: Path, options: ExportOptions, figures: str) -> None:
             root = archive.namelist()[0].partition("/")[0]
             archive.writestr(f"{root}/extra/{PARITY}", figures)
         return
+    if options.to == "openvino":
+        add_metadata(made, PARITY, figures)
+        add_checksum_to_openvino(made)
+        return
     import onnx
 
     entry = onnx.StringStringEntryProto(key=PARITY, value=figures)
@@ -187,11 +230,14 @@ def _check_destination(path: Path, options: ExportOptions, *, force: bool) -> No
     """Refuses to write over anything but an export of the same kind. Raises `ConfigError`."""
     suffix = SUFFIXES[options.to]
     if path.suffix != suffix:
-        raise ConfigError(f"{path} is not a file name for {options.to}", f"give a name that ends in {suffix}")
+        others = [f", or --to {name}" for name, ending in SUFFIXES.items() if ending == path.suffix]
+        remedy = f"give a name that ends in {suffix}{''.join(others)}"
+        raise ConfigError(f"{path} is not a file name for {options.to}", remedy)
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", "choose another name")
-    if path.exists() and not force and not _is_export(path):
-        raise ConfigError(f"{path} exists and is not an export of vitrail", "choose another name, or give --force")
+    for file in (path, path.with_suffix(".bin")) if options.to == "openvino" else (path,):
+        if file.exists() and not force and not _is_export(path):
+            raise ConfigError(f"{file} exists and is not an export of vitrail", "choose another name, or give --force")
 
 
 def _is_export(path: Path) -> bool:
@@ -199,6 +245,8 @@ def _is_export(path: Path) -> bool:
         if path.suffix == SUFFIXES["program"]:
             with zipfile.ZipFile(path) as archive:
                 return any(name.endswith(f"/extra/{KEY}") for name in archive.namelist())
+        if path.suffix == SUFFIXES["openvino"]:
+            return f"<{KEY} value=" in path.read_text("utf-8")
         import onnx
 
         return any(entry.key == KEY for entry in onnx.load(path, load_external_data=False).metadata_props)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def transfer(
     model: Annotated[
         str | Path,
-        "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported .onnx.",
+        "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported graph.",
     ],
     data: Annotated[
         str | Path | Sequence[str | Path],

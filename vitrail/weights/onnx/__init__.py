@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from vitrail.checksums import ONNX_BYTES, onnx_checksum, read_onnx_checksum, sha256_of
+from vitrail.checksums import ONNX_SEAL, Seal, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
 from vitrail.runtime.confined import describe_end, list_import_paths, run_alone
@@ -47,12 +47,30 @@ def read_onnx(path: Path) -> Task:
         CheckpointError: the file is damaged or foreign, or does more than a network for images.
     """
     _import_runtime()
-    contents = read_contents(path)
+    return build_exported(path, read_contents(path), open_session, ONNX_SEAL)
+
+
+def build_exported(
+    path: Path,
+    contents: Contents,
+    open_session: Callable[[Path], Any],
+    seal: Seal,
+    program: str = sandbox.__file__,
+) -> Task:
+    """Builds the model around an exported graph, whose session is opened after ``program`` has tried it.
+
+    Args:
+        open_session: opens a file with the methods of `onnxruntime.InferenceSession` that `ExportedBackbone` calls.
+        seal: where the file has its checksum.
+
+    Raises:
+        CheckpointError: the file is damaged or foreign, or does more than a network for images.
+    """
     files = contents.list_files(path)
-    digest = read_digest(*files)
+    digest = read_digest(seal, *files)
     if KEY not in contents.metadata:
         what = f"{path} has no description of the model: it was not written by `vitrail export`, or modified afterwards"
-        raise CheckpointError(what, "export the model again: vitrail export MODEL --to onnx")
+        raise CheckpointError(what, "export the model again: vitrail export MODEL")
     if contents.inputs == [PICTURES]:
         what = f"{path} includes preprocessing and is for use without vitrail"
         raise CheckpointError(what, "to use it in vitrail, export it without --pictures")
@@ -61,7 +79,8 @@ def read_onnx(path: Path) -> Task:
     description = parse_json(contents.metadata[KEY], f"the metadata of {path}")
     check_version(description, path)
     size = sum(file.stat().st_size for file in files)
-    model = build_model_around(partial(_backbone, path, size, digest), description, path)
+    make = partial(_backbone, path, size, digest, open_session, program)
+    model = build_model_around(make, description, path)
     assert isinstance(model.backbone, ExportedBackbone)
     outputs = {value.name: value.shape[1:] for value in model.backbone.session.get_outputs()}
     classes = model.backbone.config.classes
@@ -98,9 +117,11 @@ def open_session(path: Path) -> Any:
         raise CheckpointError(what, AGAIN) from error
 
 
-def _backbone(path: Path, size: int, digest: str, config: Config) -> ExportedBackbone:
+def _backbone(
+    path: Path, size: int, digest: str, open_session: Callable[[Path], Any], program: str, config: Config
+) -> ExportedBackbone:
     """Builds the backbone. Raises `CheckpointError` if its trial fails, or its inputs and outputs do not match ``config``."""
-    try_out(path, size, IMAGES, (1, config.in_channels, *config.image_size))
+    try_out(path, size, IMAGES, (1, config.in_channels, *config.image_size), program)
     session = open_session(path)
     inputs = {value.name: value for value in session.get_inputs()}
     shape = inputs[IMAGES].shape if list(inputs) == [IMAGES] else []
@@ -122,7 +143,7 @@ class ExportedBackbone(Backbone):
 
     Args:
         config: config of the source model, with the image size to use.
-        session: as returned by `open_session`.
+        session: an `onnxruntime.InferenceSession`, or an object with its methods.
         sha256: hash of the files, stored as a buffer, so that different graphs have different digests.
 
     Raises:
@@ -175,8 +196,8 @@ class ExportedBackbone(Backbone):
         given = images.detach().float().cpu().contiguous().numpy()
         try:
             arrays = self.session.run(names, {IMAGES: given})
-        except Exception as error:  # exceptions of onnxruntime's C++ code have no common base class
-            what = f"onnxruntime cannot run the graph on images of {tuple(given.shape)}: {printable(error, 200)}"
+        except Exception as error:  # exceptions of C++ code have no common base class
+            what = f"the runtime cannot run the graph on images of {tuple(given.shape)}: {printable(error, 200)}"
             raise CheckpointError(what, "use fewer images at once, or the model that it was exported from") from error
         return {name: torch.from_numpy(values).to(images.device) for name, values in zip(names, arrays)}
 
@@ -184,7 +205,7 @@ class ExportedBackbone(Backbone):
         if self.fixed is not None and size != self.fixed:
             expected, actual = ("x".join(map(str, pair)) for pair in (self.fixed, size))
             what = f"the graph requires images of {expected} pixels, but got {actual}"
-            raise ConfigError(what, f"export it for that size: vitrail export MODEL --to onnx --size {actual}")
+            raise ConfigError(what, f"export it for that size: vitrail export MODEL --size {actual}")
 
     def _refuse(self, *arguments: Any, **options: Any) -> NoReturn:
         what = "an exported graph has outputs and features, but no access to weights, layers or attention"
@@ -205,12 +226,12 @@ MAX_BYTES = 2**31 - 1  # of a protobuf message; larger weights are in separate f
 SPARE_BYTES = 2**30  # for the activations of one image
 EXPANSION = 8  # bytes more for each byte of the files; 2 are enough for weights, large images need more for activations
 MIN_SECONDS = 60
-DISTRUST = "fetch it again from a source you trust, or export the model again: vitrail export MODEL --to onnx"
+DISTRUST = "fetch it again from a source you trust, or export the model again: vitrail export MODEL"
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The content of an .onnx file.
+    """The content of an exported file.
 
     Args:
         inputs: the names of the inputs of the graph.
@@ -228,8 +249,8 @@ class Contents:
         return [path, *(path.resolve().parent / name for name in self.external)]
 
 
-def read_contents(path: Path) -> Contents:
-    """Reads what an .onnx file contains. docs/export.md lists what is refused.
+def read_contents(path: Path, program: str = sandbox.__file__) -> Contents:
+    """Reads what an exported file contains, by a program as `sandbox`. docs/export.md lists what is refused.
 
     Raises:
         ConfigError: the package onnx is not installed.
@@ -241,15 +262,15 @@ def read_contents(path: Path) -> Contents:
         raise unreadable(path, error) from error
     if size > MAX_BYTES:
         raise CheckpointError(f"{path} has more than 2 GB, the limit of its format", DISTRUST)
-    if find_spec("onnx") is None:
+    if program == sandbox.__file__ and find_spec("onnx") is None:
         raise ConfigError("reading an .onnx file requires onnx, which is not installed", INSTALL)
-    report = parse_json(_run(path, size), f"the content of {path}")
+    report = parse_json(_run(program, path, size), f"the content of {path}")
     if "fault" in report:
         raise CheckpointError(f"{path} {printable(report['fault'], 300)}", DISTRUST)
     return Contents(**report)
 
 
-def try_out(path: Path, size: int, name: str, shape: Sequence[int]) -> None:
+def try_out(path: Path, size: int, name: str, shape: Sequence[int], program: str = sandbox.__file__) -> None:
     """Runs a graph on one image in a process with limited memory and time.
 
     Args:
@@ -257,24 +278,25 @@ def try_out(path: Path, size: int, name: str, shape: Sequence[int]) -> None:
         size: bytes of all files of the graph, which set the limits.
         name: input of the graph for images.
         shape: of one image, (1, C, H, W).
+        program: the file of the program that runs it, as `sandbox`.
 
     Raises:
         CheckpointError: the graph cannot be run, needs more than the limits, or ended the process.
     """
-    failure = _run(path, size, name, shape)
+    failure = _run(program, path, size, name, shape)
     if failure == sandbox.MEMORY:
         what = f"{path} of {size / 1e6:,.1f} MB needs more than {_spare_bytes(size) / 1e6:,.0f} MB for one image"
         raise CheckpointError(what, f"{DISTRUST}; for large images, use the model that it was exported from")
     if failure:
-        raise CheckpointError(f"onnxruntime cannot run {path}: {printable(failure, 300)}", AGAIN)
+        raise CheckpointError(f"{path} cannot be run: {printable(failure, 300)}", AGAIN)
 
 
 def _spare_bytes(size: int) -> int:
     return SPARE_BYTES + EXPANSION * size
 
 
-def _run(path: Path, size: int, name: str = "", shape: Sequence[int] | None = None) -> str:
-    """Returns what `sandbox` prints. Raises `CheckpointError` if it does not end by itself."""
+def _run(program: str, path: Path, size: int, name: str = "", shape: Sequence[int] | None = None) -> str:
+    """Returns what a program as `sandbox` prints. Raises `CheckpointError` if it does not end by itself."""
     seconds = MIN_SECONDS + size // BYTES_PER_SECOND
     options = {
         "path": str(path.resolve()),
@@ -284,7 +306,7 @@ def _run(path: Path, size: int, name: str = "", shape: Sequence[int] | None = No
         "seconds": seconds,
         "spare_bytes": _spare_bytes(size),
     }
-    folder, program = tempfile.gettempdir(), sandbox.__file__
+    folder = tempfile.gettempdir()
     try:
         ended = run_alone(program, json.dumps(options), folder=folder, seconds=seconds, stdout=subprocess.PIPE)
     except subprocess.TimeoutExpired as error:
@@ -295,14 +317,14 @@ def _run(path: Path, size: int, name: str = "", shape: Sequence[int] | None = No
     return ended.stdout.decode("utf-8", "replace").strip()
 
 
-def read_digest(path: Path, *external: Path) -> str:
-    """Returns the SHA-256 of an .onnx file and of the files with its weights.
+def read_digest(seal: Seal, path: Path, *external: Path) -> str:
+    """Returns the SHA-256 of an exported file and of the files with its weights.
 
     Raises:
         CheckpointError: a file was changed after vitrail wrote it, or cannot be read.
     """
-    hashed, end = _hash_to_end(path)
-    checksum = read_onnx_checksum(end)
+    hashed, end = _hash_to_end(path, seal.length)
+    checksum = seal.read(end)
     if checksum not in (None, _join(hashed.hexdigest(), *external)):
         what = f"{path} was changed after vitrail wrote it: its content does not match its SHA-256"
         raise CheckpointError(what, AGAIN)
@@ -312,22 +334,26 @@ def read_digest(path: Path, *external: Path) -> str:
 
 def add_checksum_to_onnx(path: Path) -> None:
     """Appends the checksum of a file, and of the files with its weights, as the last entry of its metadata."""
-    _, *external = read_contents(path).list_files(path)
+    add_checksum(ONNX_SEAL, *read_contents(path).list_files(path))
+
+
+def add_checksum(seal: Seal, path: Path, *external: Path) -> None:
+    """Appends the checksum of an exported file and of the files with its weights."""
     digest = _join(hash_file(path), *external)
     with open(path, "ab") as file:
-        file.write(onnx_checksum(digest))
+        file.write(seal.write(digest))
 
 
 def _join(digest: str, *external: Path) -> str:
     return sha256_of("".join([digest, *map(hash_file, external)]).encode()) if external else digest
 
 
-def _hash_to_end(path: Path) -> tuple[Any, bytes]:
-    """Returns the hash object of all but the last `ONNX_BYTES`, and those bytes, so that a file is read once."""
+def _hash_to_end(path: Path, length: int) -> tuple[Any, bytes]:
+    """Returns the hash object of all but the last ``length`` bytes, and those bytes, so that a file is read once."""
     hashed = hashlib.sha256()
     try:
         with open(path, "rb") as file:
-            rest = os.fstat(file.fileno()).st_size - ONNX_BYTES
+            rest = os.fstat(file.fileno()).st_size - length
             while rest > 0 and (piece := file.read(min(rest, 2**20))):
                 hashed.update(piece)
                 rest -= len(piece)
