@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from vitrail.runtime.timing import Timing
 
 IMAGES = 24
 FP32, INT8, COMPILED, PYTORCH = "ONNX Runtime fp32", "ONNX Runtime int8", "compiled fp32", "PyTorch fp32"
+OPENVINO = ["OpenVINO fp32", "OpenVINO int8"] if find_spec("openvino") and find_spec("nncf") else []
 
 Measured = Callable[..., list[str]]
 
@@ -59,11 +61,11 @@ def predict(folder: Path, **how: Any) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, [line.removeprefix("fast     ") for line in lines if line.startswith("fast")]
 
 
-@pytest.mark.parametrize("fastest", [FP32, INT8])
+@pytest.mark.parametrize("fastest", [FP32, INT8, *OPENVINO])
 def test_the_fastest_runtime_is_taken_and_its_graph_is_kept(measured, fastest, monkeypatch, tmp_path):
     timed = measured(**{fastest: 1.0})
     rows, (line,) = predict(tmp_path)
-    assert sorted(timed) == sorted([PYTORCH, COMPILED, FP32, INT8])
+    assert sorted(timed) == sorted([PYTORCH, COMPILED, FP32, INT8, *OPENVINO])
     assert line.startswith(f"{fastest}; ms of an image: {fastest} 125, PyTorch fp32 1.12e+03, ")
     assert line.partition("; of 24 images ")[2].startswith("100 % of the answers agree")
     exact, lines = predict(tmp_path, fast=False)
@@ -71,6 +73,7 @@ def test_the_fastest_runtime_is_taken_and_its_graph_is_kept(measured, fastest, m
     assert [row["label"] for row in rows] == [row["label"] for row in exact]
     monkeypatch.setattr(runtimes, "to_onnx", pytest.fail)
     monkeypatch.setattr(runtimes, "to_int8", pytest.fail)
+    monkeypatch.setattr(runtimes, "to_openvino", pytest.fail)
     assert predict(tmp_path)[0] == rows
 
 
@@ -102,7 +105,9 @@ def test_what_cannot_be_made_is_left_out_with_its_reason(measured, monkeypatch, 
     monkeypatch.setattr(torch, "compile", fail)
     rows, lines = predict(tmp_path)
     reasons = {COMPILED: "RuntimeError: no C++ compiler"}
-    reasons |= dict.fromkeys([FP32, INT8], "exporting to ONNX needs onnx and onnxscript")
+    reasons |= dict.fromkeys(
+        [FP32, INT8, "OpenVINO fp32", "OpenVINO int8"], "exporting to ONNX needs onnx and onnxscript"
+    )
     assert lines[:-1] == [f"{name} is left out: {reason}" for name, reason in reasons.items()]
     assert timed == [PYTORCH] and len(rows) == IMAGES
     assert not list((tmp_path / "cache" / "graphs").glob("*"))

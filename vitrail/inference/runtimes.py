@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from vitrail.data.sources.source import Source
 from vitrail.errors import VitrailError
 from vitrail.exports.graph import to_onnx
+from vitrail.exports.openvino import to_openvino
 from vitrail.exports.quantise import to_int8
 from vitrail.files import cache_folder, replace_folder, stage_folder
 from vitrail.inference.comparison import MAX_DIFFERENCE, compare_outputs, read_few
@@ -32,9 +34,11 @@ from vitrail.weights import load
 from vitrail.weights.adapt import fit_to_crop
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.onnx import ExportedBackbone, add_checksum_to_onnx
+from vitrail.weights.openvino import add_checksum_to_openvino
 
 WORTH = 600.0  # seconds of work in PyTorch from which others are tried: each takes up to two minutes to be made
 COMPARED = 128  # images, of which int8 may change the answers of 4 %
+CALIBRATED = 64  # images that set the ranges of activations in OpenVINO's int8
 MAX_ROUNDS, MIN_ROUNDS, SECONDS = 12, 3, 20.0  # limits of the measurement
 GIVE_UP_RATIO = 1.5
 
@@ -77,7 +81,7 @@ def choose_runtime(task: Task, options: InferenceOptions, log: LogFunction, *, s
             f"fast     PyTorch: the images need {duration(needed)}, and other runtimes are tried from {duration(WORTH)}"
         )
         return pytorch
-    runtimes = {f"PyTorch {options.precision}": pytorch, **dict(_make_others(task, options, images, log))}
+    runtimes = {f"PyTorch {options.precision}": pytorch, **dict(_make_others(task, options, source, images, log))}
     verbs = {name: partial(runtime.compute, images) for name, runtime in runtimes.items()}
     limits = {"rounds": MAX_ROUNDS, "min_rounds": MIN_ROUNDS, "seconds": SECONDS, "give_up_ratio": GIVE_UP_RATIO}
     seconds = {name: timing.median for name, timing in time_in_turns(verbs, **limits).items()}
@@ -98,14 +102,16 @@ def choose_runtime(task: Task, options: InferenceOptions, log: LogFunction, *, s
 
 
 def _make_others(
-    task: Task, options: InferenceOptions, images: Tensor, log: LogFunction
+    task: Task, options: InferenceOptions, source: Source, images: Tensor, log: LogFunction
 ) -> Iterator[tuple[str, Runtime]]:
     """Yields the other runtimes that compute ``images``, by name; of each that does not, the reason is logged."""
-    export = partial(_export, task, options, log)
+    export = partial(_export, fit_to_crop(task, log), options, source)
     makers: Mapping[str, Callable[[], Runtime]] = {
         f"compiled {options.precision}": lambda: Runtime(torch.compile(task.forward), options),
-        "ONNX Runtime fp32": partial(export, int8=False),
+        "ONNX Runtime fp32": export,
         "ONNX Runtime int8": partial(export, int8=True),
+        f"OpenVINO {options.precision}": partial(export, to="openvino"),
+        "OpenVINO int8": partial(export, to="openvino", int8=True),
     }
     for name, make in makers.items():
         log(f"making   {name}")
@@ -121,25 +127,40 @@ def _make_others(
             yield name, runtime
 
 
-def _export(task: Task, options: InferenceOptions, log: LogFunction, *, int8: bool) -> Runtime:
-    """Returns the model as a graph in ONNX Runtime, which is kept in the cache for the next command."""
-    task = fit_to_crop(task, log)
+def _export(
+    task: Task,
+    options: InferenceOptions,
+    source: Source,
+    *,
+    to: Literal["onnx", "openvino"] = "onnx",
+    int8: bool = False,
+) -> Runtime:
+    """Returns the model as a graph of another runtime, which is kept in the cache for the next command."""
     name = "-".join((digest_of(task)[:32], *map(versions().__getitem__, ("torch", "vitrail"))))
     metadata = {KEY: json.dumps(describe(task), ensure_ascii=False)}
-    path = _keep_graph(name, partial(to_onnx, task, metadata=metadata))
-    if int8:
-        path = _keep_graph(f"{name}-int8", partial(to_int8, path))
+    path = _keep_graph(f"{name}/model.onnx", partial(to_onnx, task, metadata=metadata))
+    if to == "openvino":
+        few = read_few(task, source, options, CALIBRATED) if int8 else ()
+        calibration = [image for images in few for image in images.split(1)]  # (1, C, H, W) each
+        write = partial(to_openvino, path, metadata=metadata, calibration=calibration or None)
+        path = _keep_graph(f"{name}-openvino{'-int8' if int8 else ''}/model.xml", write)
+    elif int8:
+        path = _keep_graph(f"{name}-int8/model.onnx", partial(to_int8, path))
     graph = load(path, log=lambda line: None).eval()
+    assert isinstance(graph.backbone, ExportedBackbone)
+    if to == "openvino" and not int8:
+        graph.backbone.session.compile(options.precision)
     fp32 = replace(options, precision="fp32", plan=None)
     return Runtime(graph, fp32, max_difference=math.inf if int8 else MAX_DIFFERENCE)
 
 
 def _keep_graph(name: str, write: Callable[[Path], object]) -> Path:
-    """Returns the graph ``name`` of the cache; ``write`` makes it where it is absent."""
-    folder = cache_folder("graphs") / name
-    if not folder.is_dir():
-        with stage_folder(folder, {}) as aside:
-            write(aside / "model.onnx")
-            add_checksum_to_onnx(aside / "model.onnx")
-            replace_folder(folder, aside)
-    return folder / "model.onnx"
+    """Returns the file FOLDER/FILE of the cache; ``write`` makes it where it is absent."""
+    path = cache_folder("graphs") / name
+    if not path.is_file():
+        with stage_folder(path.parent, {}) as aside:
+            made = aside / path.name
+            write(made)
+            (add_checksum_to_openvino if path.suffix == ".xml" else add_checksum_to_onnx)(made)
+            replace_folder(path.parent, aside)
+    return path

@@ -42,7 +42,7 @@ def predict(
     fast: Annotated[
         bool,
         "Trade small differences for speed: decode large JPEGs at a reduced scale, and compute the outputs of many images "
-        "by the fastest of PyTorch, torch.compile and ONNX Runtime (also in int8) that gives the answers of fp32.",
+        "by the fastest of PyTorch, torch.compile, ONNX Runtime and OpenVINO (also in int8) that gives the answers of fp32.",
     ] = False,
     format: Annotated[
         Literal["csv", "jsonl", "parquet", "coco", "yolo", "masks"] | None,
