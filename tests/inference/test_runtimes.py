@@ -86,6 +86,12 @@ def test_a_runtime_with_other_answers_is_not_taken(measured, monkeypatch, tmp_pa
     assert lines[0] == refused and lines[1].startswith("compiled fp32; ms of an image")
 
 
+def test_pytorch_is_taken_where_others_save_less_than_three_percent(measured, tmp_path):
+    measured(**{FP32: 8.8})
+    _, (line,) = predict(tmp_path)
+    assert line.startswith("PyTorch; ms of an image: ONNX Runtime fp32 1.1e+03")
+
+
 @pytest.mark.parametrize("difference", [0.1, float("nan")])
 def test_only_int8_may_have_outputs_that_differ_much(measured, difference, monkeypatch, tmp_path):
     monkeypatch.setattr(runtimes, "compare_outputs", lambda *given: Comparison(24, 1.0, difference))

@@ -29,6 +29,7 @@ from vitrail.models.backbone import device_of
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import LogFunction, duration
 from vitrail.runtime.timing import time_call, time_in_turns
+from vitrail.runtime.tuning import MIN_GAIN
 from vitrail.tasks.task import Task
 from vitrail.weights import load
 from vitrail.weights.adapt import fit_to_crop
@@ -66,7 +67,7 @@ def choose_runtime(task: Task, options: InferenceOptions, log: LogFunction, *, s
     """Returns the fastest runtime whose answers for some images of ``source`` are those of fp32, and logs which one and why.
 
     PyTorch with ``options`` is taken on a GPU, for an exported graph, without ``options.tune``, where it needs less than `WORTH`
-    seconds for the whole ``source``, and where no other runtime is faster.
+    seconds for the whole ``source``, and where no other runtime saves `MIN_GAIN` of its time.
     """
     pytorch = Runtime(task, options)
     if isinstance(task.backbone, ExportedBackbone) or device_of(task).type != "cpu" or not options.tune:
@@ -81,7 +82,8 @@ def choose_runtime(task: Task, options: InferenceOptions, log: LogFunction, *, s
             f"fast     PyTorch: the images need {duration(needed)}, and other runtimes are tried from {duration(WORTH)}"
         )
         return pytorch
-    runtimes = {f"PyTorch {options.precision}": pytorch, **dict(_make_others(task, options, source, images, log))}
+    own = f"PyTorch {options.precision}"
+    runtimes = {own: pytorch, **dict(_make_others(task, options, source, images, log))}
     verbs = {name: partial(runtime.compute, images) for name, runtime in runtimes.items()}
     limits = {"rounds": MAX_ROUNDS, "min_rounds": MIN_ROUNDS, "seconds": SECONDS, "give_up_ratio": GIVE_UP_RATIO}
     seconds = {name: timing.median for name, timing in time_in_turns(verbs, **limits).items()}
@@ -90,7 +92,7 @@ def choose_runtime(task: Task, options: InferenceOptions, log: LogFunction, *, s
     figures = ", ".join(f"{name} {1e3 * seconds[name] / len(images):.3g}" for name in ranked)
     for name in ranked:
         runtime = runtimes[name]
-        if runtime is pytorch:
+        if seconds[name] > (1 - MIN_GAIN) * seconds[own]:
             break
         found = compare_outputs(exact, runtime.compute, read_few(task, source, options, COMPARED), task)
         if found.holds(runtime.max_difference):
