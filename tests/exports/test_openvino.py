@@ -13,9 +13,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from PIL import Image
 
 import vitrail
 from tests.exports.exported import classifier_of, images_of
+from tests.tasks.dense_models import create
 from tests.weights.graphs import head_of, write_graph
 from tests.weights.kinds import a_model
 from vitrail.errors import CheckpointError, ConfigError
@@ -134,6 +136,18 @@ def test_an_export_is_compared_and_of_two_files_and_their_hashes(tmp_path, monke
     images = images_of(model, (2, *model.config.image_size))
     torch.testing.assert_close(again(images), model(images).detach(), rtol=1e-4, atol=1e-4)
     export(model, tmp_path / "a.xml", "openvino", images=2, quiet=True, log=silent)  # over itself
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["detection", "segmentation"])
+def test_objects_and_maps_are_those_of_the_model(task, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.verbs.export.parity.SECONDS", 0.01)
+    model = create(task)
+    done: Any = export(model, tmp_path / "a.xml", "openvino", images=2, quiet=True, log=silent)
+    assert done.figures["difference"] < 1e-4
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
+    (found,), (expected,) = (each.predict([picture]) for each in (vitrail.load(done.path), model))
+    assert [row["label"] for row in found.rows()] == [row["label"] for row in expected.rows()]
 
 
 @pytest.mark.slow

@@ -135,17 +135,18 @@ class Detector(DenseTask):
 
     def _select(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """What `detect` gives, and the cell of each detection (B, most)."""
-        boxes, logits = outputs[..., :4], outputs[..., 7:]
+        logits = outputs[..., 7:]
         candidates, classes = CANDIDATES * self.most, logits.shape[2]
         # more than there are, for maps that have fewer cells than candidates
         scores = F.pad(logits.sigmoid().flatten(1), (0, candidates))  # (B, N K + P)
         scores, places = scores.topk(candidates, dim=1)
         cells = (places // classes).clamp(max=logits.shape[1] - 1)
-        boxes = gather_rows(boxes, cells)  # (B, P, 4)
+        rows = gather_rows(outputs, cells)  # (B, P, 7 + K), as OpenVINO 2026.4 gathers wrongly from a slice
+        boxes = rows[..., :4]
         labels = places % classes
         scores = scores * suppress_duplicates(boxes, labels, SAME_OBJECT)
         scores, order = scores.topk(self.most, dim=1)
-        boxes = gather_rows(boxes, order)  # (B, most, 4)
+        boxes = gather_rows(rows, order)[..., :4]  # (B, most, 4)
         found = torch.cat([boxes, scores[..., None], labels.gather(1, order)[..., None].to(boxes.dtype)], -1)
         return found * (scores > 0)[..., None], cells.gather(1, order)
 
