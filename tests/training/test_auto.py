@@ -43,6 +43,7 @@ def measured(monkeypatch, tmp_path) -> list[Sequence[ExecutionPlan]]:
     monkeypatch.setattr(tuning, "choose_plan", choose)
     monkeypatch.setattr(tuning, "choose_precision", choose_second)
     monkeypatch.setattr("vitrail.training.prepare.NARROW", 1)
+    monkeypatch.setattr("vitrail.training.prepare.has_bf16", lambda: True)
     monkeypatch.setattr("vitrail.training.prepare.cores", lambda: 1)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     return asked
@@ -109,6 +110,13 @@ def test_given_settings_are_not_measured(measured, monkeypatch, tmp_path):
         taken = plans[-1][1] if plans else ExecutionPlan("fp32", cores)
         taken = replace(taken, threads=cores) if taken in PRECISIONS else taken
         assert (compute.precision, compute.threads) == (taken.precision, taken.threads), settings
+
+
+def test_fp32_is_taken_without_a_measurement_on_a_processor_without_bf16(measured, monkeypatch, tmp_path):
+    monkeypatch.setattr("vitrail.training.prepare.has_bf16", lambda: False)
+    assert plan(tmp_path / "first").precision == "fp32"
+    assert plan(tmp_path / "second", "compute.precision=bf16").precision == "bf16"
+    assert not measured
 
 
 def test_a_damaged_choice_is_measured_again(measured, tmp_path):

@@ -29,6 +29,7 @@ from vitrail.runtime.progress import LogFunction
 from vitrail.runtime.tuning import Choice, ExecutionPlan, list_threads, recall_plan, recall_precision
 from vitrail.tasks import Task, find_task
 from vitrail.text import plural
+from vitrail.torch_private import has_bf16
 from vitrail.training.cost import TRIAL_STEPS, buy_steps
 from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
 from vitrail.training.fingerprint import fingerprint_data
@@ -103,7 +104,8 @@ def tune(
     assert plan.model.size is not None
     image = (plan.channels, *plan.model.size)
     named = {"config": repr(plan.network.config), "about": plan.model.name or Path(plan.model.init or "").stem}
-    if (precision := compute.precision) is None:
+    precision = compute.precision if has_bf16() else compute.precision or "fp32"
+    if precision is None:
         choice = ranks.broadcast(recall_precision(plan.network, image, **named))
         log(f"tuned    {choice}")
         precision = cast(Precision, choice.plan.precision)
