@@ -6,7 +6,7 @@ N images, C channels, H x W pixels.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -22,14 +22,13 @@ END = "</rt_info>\n</net>"  # of an IR: its metadata are the last element
 
 
 def to_openvino(
-    source: Path, path: Path, *, metadata: Mapping[str, str] = {}, calibration: Iterable[Tensor] | None = None
+    source: Path, path: Path, *, metadata: Mapping[str, str] = {}, calibration: Sequence[Tensor] | None = None
 ) -> None:
     """Writes the ONNX graph ``source`` as an IR with fp32 weights and the same inputs and outputs.
 
     Args:
         metadata: strings to store in the file (``rt_info``).
         calibration: images (N, C, H, W), normalised, that set the ranges of activations; the graph is quantised to int8.
-            They are iterated over several times.
 
     Raises:
         ConfigError: openvino, or for int8 nncf, is not installed.
@@ -43,7 +42,7 @@ def to_openvino(
     openvino.save_model(graph, path, compress_to_fp16=False)
 
 
-def _quantise(graph: Any, calibration: Iterable[Tensor]) -> Any:
+def _quantise(graph: Any, calibration: Sequence[Tensor]) -> Any:
     """Quantises weights to int8 with one scale per output and activations with one per tensor, except layers after a GELU.
 
     Weights use half of the range, because processors without VNNI add two products in 16 bits, which saturate otherwise.
@@ -66,7 +65,7 @@ def _quantise(graph: Any, calibration: Iterable[Tensor]) -> Any:
             nncf.Dataset(calibration, lambda images: images.numpy()),
             model_type=nncf.ModelType.TRANSFORMER,
             preset=nncf.QuantizationPreset.MIXED,
-            subset_size=sum(1 for _ in calibration),
+            subset_size=len(calibration),
             ignored_scope=nncf.IgnoredScope(names=behind),
             advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE),
         )

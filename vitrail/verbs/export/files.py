@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.sources.contents import choose_evenly
-from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, nearest
 from vitrail.exports.graph import to_onnx, to_program
 from vitrail.exports.openvino import add_metadata, to_openvino
 from vitrail.exports.quantise import to_int8
 from vitrail.exports.sidecar import write_sums
 from vitrail.files import disk_errors, free_bytes, move_files, stage_folder, sync_folder
+from vitrail.inference.comparison import read_few
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import read_inputs
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import LogFunction, log_nothing
 from vitrail.tasks.task import Task
@@ -45,11 +43,8 @@ from vitrail.weights.openvino import add_checksum_to_openvino
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 
-SUFFIXES = {
-    "onnx": ".onnx",
-    "openvino": ".xml",
-    "program": ".pt2",
-}  # of what holds a graph; the others are layouts of weights
+# of what holds a graph; the others are layouts of weights
+SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "program": ".pt2"}
 LAYOUTS = {"huggingface": "-huggingface", "timm": "-timm", "google": ".npz"}  # and how a name ends that is made up here
 # where a file is slower than its model
 FASTER = {
@@ -128,7 +123,9 @@ def write_export(
     # before minutes are spent on a graph that could not be compared
     source = None if check is None else open_source(task, check, images or IMAGES, log)
     count = images or GENERATED if source is None else len(source)
-    calibration = _Calibration(task, source, inference) if source is not None and options.int8 else None
+    # images that cannot be read are counted in the comparison
+    few = read_few(task, source, inference, CALIBRATED) if options.to == "openvino" and options.int8 else ()
+    calibration = [image for images in few for image in images.split(1)] or None  # (1, C, H, W) each
     needed = int(ROOM * sum(tensor.nbytes for tensor in task.backbone.state_dict().values()))
     with disk_errors(path, needed=needed):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,23 +154,8 @@ def write_export(
             return Exported(path, options, dynamic, size, figures)
 
 
-@dataclass(frozen=True)
-class _Calibration:
-    """Iterates over at most `CALIBRATED` images of ``source``, (1, C, H, W) each, normalised, spread evenly."""
-
-    task: Task
-    source: Source
-    inference: InferenceOptions
-
-    def __iter__(self) -> Iterator[Tensor]:
-        few = self.source.subset(choose_evenly(len(self.source), CALIBRATED))
-        # images that cannot be read are counted in the comparison
-        for _, images in read_inputs(self.task, few, self.inference, bad=lambda key, reason: None):
-            yield from images.split(1)
-
-
 def _write_graph(
-    model: Task, made: Path, options: ExportOptions, calibration: _Calibration | None
+    model: Task, made: Path, options: ExportOptions, calibration: list[Tensor] | None
 ) -> tuple[bool, Forward]:
     """Returns whether the graph takes images of any size, and what it answers when it is read back from the file."""
     metadata = {KEY: json.dumps(describe(model), ensure_ascii=False)}
