@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,21 @@ def one_thread() -> Iterator[None]:
     yield
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Removes the networks, losses, metrics and objectives that a test registers."""
+    from vitrail import plugins
+    from vitrail.models.family import ARCHITECTURES, BACKBONES, MODELS
+
+    registries: list[dict[Any, Any]] = [plugins.LOSSES, plugins.METRICS, plugins.OBJECTIVES]
+    registries += [MODELS, ARCHITECTURES, BACKBONES]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, kept in zip(registries, before):
+        registry.clear()
+        registry.update(kept)
 
 
 @pytest.fixture(scope="session")

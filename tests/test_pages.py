@@ -94,7 +94,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch) -> Path:
+def desk(tmp_path, monkeypatch, registries) -> Path:
     """The folder a page's code runs in."""
     generator = np.random.default_rng(0)
     for name, tone in {"cat": (200, 120, 60), "dog": (60, 90, 200)}.items():

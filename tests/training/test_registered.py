@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitrail
-from vitrail import plugins
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, MODELS, create_backbone
-from vitrail.models.family import BACKBONES
 from vitrail.objectives import Objective
 from vitrail.objectives.supervised import Supervised
 from vitrail.tasks import create_classifier
+
+pytestmark = pytest.mark.usefixtures("registries")
 
 HOW: dict[str, Any] = {"batch": 16, "steps": 4, "quiet": True, "set": ("compute.tune=false", "save.evaluations=2")}
 MODULE = """
@@ -87,22 +86,6 @@ def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def balanced(probabilities: np.ndarray, targets: np.ndarray) -> float:
     right = probabilities.argmax(1) == targets
     return float(np.mean([right[targets == label].mean() for label in np.unique(targets)]))
-
-
-REGISTRIES: tuple[dict[Any, Any], ...] = (
-    *(plugins.LOSSES, plugins.METRICS, plugins.OBJECTIVES),
-    *(MODELS, ARCHITECTURES, BACKBONES),
-)
-
-
-@pytest.fixture(autouse=True)
-def registries() -> Iterator[None]:
-    """What a test registers is gone after it."""
-    before = [dict(registry) for registry in REGISTRIES]
-    yield
-    for registry, kept in zip(REGISTRIES, before):
-        registry.clear()
-        registry.update(kept)
 
 
 @pytest.fixture(params=[Map, Vector], ids=["map", "vector"])
