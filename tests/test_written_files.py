@@ -55,7 +55,7 @@ KNOWN = {
         tasks/detection/answer.py:write tasks/detection/answer.py:close tasks/detection/answer.py:write_results
         tasks/segmentation/answer.py:write tasks/segmentation/answer.py:close
         training/step.py:_raise_diverged verbs/data/__init__.py:check_data verbs/data/drawings.py:draw_split
-        studies/report.py:report_study evaluation/evaluate.py:write_predictions
+        studies/report.py:report_study inference/comparison.py:write_agreement evaluation/evaluate.py:write_predictions
         verbs/evaluate.py:_write_report verbs/explain/write.py:_explain_each verbs/explain/write.py:_write
         verbs/explain/scores.py:measure_localisation verbs/inspect/measurements.py:inspect_model
         verbs/inspect/cost.py:compare_costs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -157,6 +158,20 @@ def test_objects_and_maps_are_compared_as_an_export_compares_them(task):
     assert found.difference > 0
 
 
+@pytest.mark.parametrize("name", ["answers.csv", "features.npy"])
+def test_the_agreement_is_written_beside_the_results_and_removed_with_those_it_was_of(measured, tmp_path, name):
+    measured(1.6)
+    model, images, out = make_model(), save_images(tmp_path / "many.npz", MANY), tmp_path / name
+    write = partial(vitrail.embed if name.endswith("npy") else vitrail.predict, model, [images], quiet=True, out=out)
+    write()
+    found = json.loads((tmp_path / f"{name}.agreement.json").read_text())
+    assert 0 < found.pop("difference") < 0.05
+    agreement = None if name.endswith("npy") else 1.0
+    assert found == {"images": 32, "agreement": agreement, "runtime": "PyTorch bf16", "exact": "PyTorch fp32"}
+    write(precision="fp32")
+    assert not (tmp_path / f"{name}.agreement.json").exists()
+
+
 def test_features_are_compared_by_their_difference(measured, tmp_path):
     measured(1.6)
     model, images, lines = make_model(), save_images(tmp_path / "many.npz", MANY), []
@@ -174,6 +189,8 @@ def test_parts_keep_the_precision_that_they_were_begun_in(measured, tmp_path):
     how: dict[str, Any] = {"parts": tmp_path / "parts", "part_size": 10, "format": "jsonl", "quiet": True}
     vitrail.predict(model, [images], shard="0/2", log=lines.append, **how)
     assert sum(line.startswith("precision bf16") for line in lines) == 1
+    agreement = json.loads((tmp_path / "parts" / "_plan.json").read_text())["about"]["agreement"]
+    assert agreement["images"] == 32 and agreement["runtime"] == "PyTorch bf16"
     asked = measured(1.0)  # another machine
     vitrail.predict(model, [images], shard="1/2", log=lines.append, **how)
     assert not asked and (tmp_path / "parts" / "_done.json").is_file()
@@ -195,7 +212,7 @@ def test_a_server_compares_generated_images_and_states_its_precision(measured, t
 def test_a_given_precision_and_an_unsettled_one_of_a_processor_without_bf16_measure_nothing(measured, monkeypatch):
     asked, model = measured(1.6), make_model()
     options = InferenceOptions(precision="bf16", tune=True)
-    assert settle_precision(options, model, print) is options
+    assert settle_precision(options, model, print) == (options, None)
     monkeypatch.setattr(precision, "has_bf16", lambda: False)
     automatic = replace(options, precision="auto")
-    assert settle_precision(automatic, model, print) == replace(options, precision="fp32") and not asked
+    assert settle_precision(automatic, model, print) == (replace(options, precision="fp32"), None) and not asked

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.source import Source
+from vitrail.files import dump_json, replace_file
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import read_inputs
 from vitrail.models.backbone import device_of
@@ -35,11 +37,13 @@ class Comparison:
         images: that were compared.
         agreement: share of them with the same answer, in [0, 1]; None of features.
         difference: the largest of an output, as a share of the largest output.
+        runtime: what computed them, such as ``PyTorch bf16``.
     """
 
     images: int
     agreement: float | None
     difference: float
+    runtime: str = ""
 
     def holds(self, max_difference: float = MAX_DIFFERENCE) -> bool:
         """Whether the answers are those of the exact outputs: for NaN they are not."""
@@ -49,6 +53,15 @@ class Comparison:
     def __str__(self) -> str:
         answers = "" if self.agreement is None else f"{100 * self.agreement:.3g} % of the answers agree, "
         return f"of {plural(self.images, 'image')} {answers}largest difference {100 * self.difference:.2g} %"
+
+
+def write_agreement(out: Path, comparison: Comparison | None) -> None:
+    """Writes ``OUT.agreement.json`` beside the results ``out``; without a comparison, that of earlier results is removed."""
+    path = out.with_name(f"{out.name}.agreement.json")
+    if comparison is None:
+        path.unlink(missing_ok=True)
+    else:
+        replace_file(path, dump_json({**asdict(comparison), "exact": "PyTorch fp32"}))
 
 
 @torch.inference_mode()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.errors import ConfigError, DataError
+from vitrail.inference.comparison import Comparison, write_agreement
 from vitrail.inference.inputs import ImageInputs
 from vitrail.rows import Rows
 from vitrail.runtime.progress import LogFunction
@@ -29,6 +31,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         bad: records the images that could not be read, while ``results`` is consumed.
         done: a verb in the past participle, for the log: ``predicted``.
         log: called with the line at the end.
+        comparison: of what computes the results with fp32, where that is something else.
     """
 
     def __init__(
@@ -40,8 +43,10 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         done: str,
         log: LogFunction,
         task: Task | None = None,
+        comparison: Comparison | None = None,
     ) -> None:
         self.images, self.done, self.log, self.task = images, done, log, task
+        self.comparison = comparison
         self.count = 0  # results so far
         self.failed: dict[str, str] = {}  # the images that could not be read so far, and the reason for each
         self._bad = bad
@@ -97,6 +102,11 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         self._check_any()
         if named:
             raise named_unreadable(len(named), named[0], self.failed[named[0]])
+
+    def finish(self, out: Path) -> None:
+        """Writes beside ``out``, where all results are, how they agree with those of fp32; raises `DataError` as `check`."""
+        write_agreement(out, self.comparison)
+        self.check()
 
     def summarize(self) -> str:
         """Returns a line such as "13 predicted, 3 unreadable, 2 of unknown type (.txt 2)"."""

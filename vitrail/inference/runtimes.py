@@ -22,7 +22,7 @@ from vitrail.exports.graph import to_onnx
 from vitrail.exports.openvino import to_openvino
 from vitrail.exports.quantise import to_int8
 from vitrail.files import cache_folder, replace_folder, stage_folder
-from vitrail.inference.comparison import MAX_DIFFERENCE, compare_outputs, read_few
+from vitrail.inference.comparison import MAX_DIFFERENCE, Comparison, compare_outputs, read_few
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.models.backbone import device_of
@@ -52,11 +52,13 @@ class Runtime:
         verb: maps normalised images (B, C, H, W) to the outputs.
         options: by which ``verb`` is called.
         max_difference: of the outputs from those in fp32, as a share of the largest output.
+        comparison: of the outputs with those in fp32, by which this was taken.
     """
 
     verb: Callable[[Tensor], Tensor]
     options: InferenceOptions
     max_difference: float = MAX_DIFFERENCE
+    comparison: Comparison | None = None
 
     @torch.inference_mode()
     def compute(self, images: Tensor) -> Tensor:
@@ -97,7 +99,7 @@ def choose_runtime(task: Task, options: InferenceOptions, log: LogFunction, *, s
         found = compare_outputs(exact, runtime.compute, read_few(task, source, options, COMPARED), task)
         if found.holds(runtime.max_difference):
             log(f"fast     {name}; ms of an image: {figures}; {found}")
-            return runtime
+            return replace(runtime, comparison=replace(found, runtime=name))
         log(f"fast     {name} is not taken: {found}")
     log(f"fast     PyTorch; ms of an image: {figures}")
     return pytorch

@@ -314,7 +314,8 @@ def load_model(model: str, *, name: str | None, options: InferenceOptions, log: 
     log(f"sha256   {about['sha256']}  {resolved.path.name}")
     if isinstance(task.backbone, ExportedBackbone):
         about["parity"] = task.backbone.parity
-    options = tune_options(settle_precision(options, task, log), task, log)
+    options, _ = settle_precision(options, task, log)
+    options = tune_options(options, task, log)
     return LoadedModel(task, name or _choose_name(resolved.name), options=options, about=about)
 
 

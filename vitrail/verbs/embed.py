@@ -57,17 +57,17 @@ def embed(
         raise ConfigError("--format needs --parts", "give --parts, or choose the format by the suffix of --out")
     task = reading.load(model, log)
     images = find_inputs(options.list_inputs(inputs))
-    reading = settle_precision(reading, task, log, verb="embed", source=images.source)
+    reading, comparison = settle_precision(reading, task, log, verb="embed", source=images.source)
     reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))
     features = embed_images(task, images.source, reading, bad=bad)
-    results = Results(features, images, bad, done="embedded", log=log)
+    results = Results(features, images, bad, done="embedded", log=log, comparison=comparison)
     if (file := options.to_path(out)) is None:
         return results
     from vitrail.tables import write_features
 
     written = write_features(file, results)
-    results.check()
+    results.finish(file)
     return written
 
 

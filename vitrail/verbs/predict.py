@@ -88,7 +88,7 @@ def predict(
         raise ConfigError(what, "leave --overlay out; `vitrail explain` shows what an answer rests on")
     check_fast(fast, reading)
     images = find_inputs(options.list_inputs(inputs))
-    reading = settle_precision(reading, task, log, source=images.source)
+    reading, comparison = settle_precision(reading, task, log, source=images.source)
     reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))
     pixels = reading.max_pixels
@@ -99,8 +99,9 @@ def predict(
 
         runtime = choose_runtime(task, reading, log, source=images.source)
         reading, how["verb"] = runtime.options, runtime.verb
+        comparison = runtime.comparison or comparison
     answers = answer_images(task, images.source, reading, wanted, **how)
-    results = Results(answers, images, bad, done="predicted", log=log, task=task)
+    results = Results(answers, images, bad, done="predicted", log=log, task=task, comparison=comparison)
     if out is None:
         return results
     write_answers(results, Path(out), format)
@@ -196,7 +197,7 @@ def write_answers(results: Results[Answer], out: Path | None = None, kind: str |
                 write({"path": row["path"], "file": file, **row})
     files.close()
     results.log(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
-    results.check()
+    results.finish(out)
 
 
 def _choose_format(task: Task, out: Path | None, kind: str | None) -> type[AnswerFiles] | None:
@@ -226,6 +227,7 @@ def write_rows(results: Results[Any], out: Path | None = None, kind: str | None 
     with open_table(out, kind) as write:
         for row in list_rows(results.pairs(), results.failed):
             write(row)
-    if out is not None:
-        results.log(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
-    results.check()
+    if out is None:
+        return results.check()
+    results.log(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
+    results.finish(out)

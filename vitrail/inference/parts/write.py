@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vitrail.errors import ConfigError
+from vitrail.inference.comparison import Comparison
 from vitrail.inference.inputs import ImageInputs, find_inputs
 from vitrail.inference.options import InferenceOptions, tune_options
 from vitrail.inference.parts.compute import CONTINUE, Compute, Job, compute_parts, make_plan
@@ -78,10 +79,13 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, log: LogFun
         on_cpu = replace(job, options=replace(job.options, device="cpu"))
         task = (on_cpu if division.engine == "ray" else job).load(log)
         images = find_inputs(inputs)
-        job = replace(job, options=_settle_precision(job, task, images, division, log))
+        options, comparison = _settle_precision(job, task, images, division, log)
+        job = replace(job, options=options)
         plan = make_plan(job, task, images.source, part_size=division.size, format=division.format)
         name = type(job.model).__name__ if isinstance(job.model, Task) else str(job.model)
-        about = {"model": name, "inputs": list(inputs)[:10], "versions": versions()}
+        about: dict[str, Any] = {"model": name, "inputs": list(inputs)[:10], "versions": versions()}
+        if comparison is not None:
+            about["agreement"] = asdict(comparison)
         with closing(PartFolder.open(division.folder, plan, about)) as folder:
             number, shards = division.shard
             numbers = range(plan.count)[number::shards]
@@ -105,16 +109,16 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, log: LogFun
 
 def _settle_precision(
     job: Job, task: Task, images: ImageInputs, division: Division, log: LogFunction
-) -> InferenceOptions:
-    """Returns the options with a precision in place of ``auto``: that of the parts in the folder, if there are any. The driver
-    of Ray cannot measure what the actors compute on, which therefore compute in fp32.
+) -> tuple[InferenceOptions, Comparison | None]:
+    """Returns what `settle_precision` does, with the precision of the parts in the folder, if there are any. The driver of Ray
+    cannot measure what the actors compute on, which therefore compute in fp32.
     """
     if job.options.precision != "auto":
-        return job.options
+        return job.options, None
     if stated := read_precision(division.folder):
-        return replace(job.options, precision=stated)
+        return replace(job.options, precision=stated), None
     if division.engine == "ray":
-        return replace(job.options, precision="fp32")
+        return replace(job.options, precision="fp32"), None
     return settle_precision(job.options, task, log, verb=job.verb, source=images.source)
 
 
