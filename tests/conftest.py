@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["tests.durations", "tests.left_out"]
+pytest_plugins = ["tests.durations", "tests.left_out", "tests.lost_workers"]
 
 # one thread for every test and every process that one starts: on shared cores tiny networks spend their time waiting
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
