@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections import Counter
@@ -25,7 +26,7 @@ from vitrail.exports.graph import to_onnx
 from vitrail.exports.openvino import add_metadata, to_openvino
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
-from vitrail.runtime.openvino_runtime import import_openvino
+from vitrail.runtime.openvino_runtime import import_openvino, read_signal_stack
 from vitrail.verbs.export import export
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.openvino import add_checksum_to_openvino
@@ -59,6 +60,17 @@ def test_it_is_a_model_that_answers_as_the_graph_does(tmp_path):
     np.testing.assert_allclose(model(IMAGES), features @ weight.T + bias, rtol=1e-5, atol=1e-6)
     assert model.backbone.parity == {"precision": "fp32 & 'more'"}
     assert model.width == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="OpenVINO sets a signal stack on Linux only")
+def test_a_signal_is_handled_after_models_were_deleted_in_the_order_in_which_they_were_loaded(tmp_path):
+    path, before = write_ir(tmp_path / "model.xml"), read_signal_stack().raw
+    models = [vitrail.load(path, log=silent) for _ in range(2)]
+    assert read_signal_stack().raw == before
+    while models:
+        del models[0]
+        gc.collect()
+    assert read_signal_stack().raw == before
 
 
 def test_other_weights_have_another_hash_and_a_change_is_refused(tmp_path):

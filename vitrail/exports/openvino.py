@@ -16,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 from torch import Tensor
 
 from vitrail.files import replace_file
-from vitrail.runtime.openvino_runtime import import_openvino
+from vitrail.runtime.openvino_runtime import import_openvino, keep_signal_stack
 
 END = "</rt_info>\n</net>"  # of an IR: its metadata are the last element
 
@@ -42,6 +42,7 @@ def to_openvino(
     openvino.save_model(graph, path, compress_to_fp16=False)
 
 
+@keep_signal_stack()
 def _quantise(graph: Any, calibration: Sequence[Tensor]) -> Any:
     """Quantises weights to int8 with one scale per output and activations with one per tensor, except layers after a GELU.
 

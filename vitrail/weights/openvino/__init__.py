@@ -15,7 +15,7 @@ import torch
 
 from vitrail.checksums import XML_SEAL
 from vitrail.errors import CheckpointError
-from vitrail.runtime.openvino_runtime import import_openvino
+from vitrail.runtime.openvino_runtime import import_openvino, keep_signal_stack
 from vitrail.tasks import Task
 from vitrail.weights.description import KEY
 from vitrail.weights.onnx import PARITY, add_checksum, build_exported, read_contents
@@ -64,6 +64,7 @@ class OpenVINOSession:
             what = f"OpenVINO cannot run {path}: {printable(error, 200)}"
             raise CheckpointError(what, AGAIN) from error
 
+    @keep_signal_stack()
     def compile(self, precision: str) -> None:
         """Compiles the graph for fp32 or bf16. On a processor without bf16 OpenVINO computes in fp32."""
         options = {
