@@ -365,14 +365,15 @@ class Attention(nn.Module):
         """Projects (B, T, D) to q of the first ``queries`` tokens (default: all), k and v: (B, H, Q or T, E) each. q and k are
         rotated.
         """
-        weight, bias, width = self.qkv.weight, self.qkv.bias, x.shape[-1]
+        bias, width = self.qkv.bias, x.shape[-1]
         if self.q_bias is not None and self.v_bias is not None:
             bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
         if queries is None:
             # the module, whose hooks run
-            qkv = self.qkv(x) if self.q_bias is None else dense(x, weight, bias)
+            qkv = self.qkv(x) if self.q_bias is None else dense(x, self.qkv.weight, bias)
             q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)
         else:
+            weight = self.qkv.weight  # read once: with an adapter it is computed
             of_q, of_kv = (None, None) if bias is None else (bias[:width], bias[width:])
             q = dense(x[:, :queries], weight[:width], of_q).unflatten(-1, (self.heads, -1))
             k, v = dense(x, weight[width:], of_kv).unflatten(-1, (2, self.heads, -1)).unbind(2)
