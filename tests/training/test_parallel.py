@@ -89,6 +89,25 @@ def test_ranks_train_as_one_process(pool, data, tmp_path, network, world, parall
     assert on_ranks.difference(tmp_path / "one", tmp_path / "all") < 1e-4
 
 
+@pytest.mark.parametrize("parallel", ["shard", pytest.param("replicate", marks=pytest.mark.slow)])
+def test_ranks_train_adapters_as_one_process(pool, data, tmp_path, parallel):
+    """Frozen and trained parameters lie in the same block."""
+    backbone = create_classifier(TINY["vit"], classes=[str(label) for label in range(4)])
+    save_model(tmp_path / "base.safetensors", backbone)
+    given = (
+        f"model.init={tmp_path / 'base.safetensors'}",
+        "model.adapters.rank=2",
+        "schedule.steps=3",
+        "data.batch=14",
+    )
+    given = (*given, *on_ranks.PLAIN, "optim.lr=0.01", "optim.ema=0.5")
+    assert on_ranks.alone(tmp_path / "one", given, data=data) == ""
+    spread = (*given, f"compute.parallel={parallel}", "data.micro_batch=2")
+    assert pool(2, on_ranks.run, tmp_path / "all", spread, "supervised", data) == [""] * 2
+    assert column(tmp_path / "all", "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-5)
+    assert on_ranks.difference(tmp_path / "one", tmp_path / "all") < 1e-4
+
+
 @pytest.mark.parametrize(
     ("objective", "world"),
     [

@@ -38,7 +38,7 @@ def compose_run(
 
     The recipe is by default that of an objective without labels, where one is named (``masked-patch`` for a registered one), else
     for boxes and maps of classes ``detect`` and ``segment``, with weights to start from ``finetune``, or ``head-only`` where only
-    the head is trained, else ``small-data``.
+    the head is trained, or ``lora`` with adapters, else ``small-data``.
 
     Args:
         recipe: as `find_recipe` takes it.
@@ -74,7 +74,8 @@ def compose_run(
         settings_of_model = _group(asked, "model")
         otherwise = "small-data"
         if settings_of_model.get("init"):
-            otherwise = "head-only" if settings_of_model.get("head_only") else "finetune"
+            has_adapters = _group(settings_of_model, "adapters").get("rank")
+            otherwise = "head-only" if settings_of_model.get("head_only") else "lora" if has_adapters else "finetune"
         otherwise = OF_TASK.get(str(task), otherwise)
         name = (
             recipe

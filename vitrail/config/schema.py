@@ -40,6 +40,27 @@ TASK_ALIASES = {"classify": "classification", "segment": "segmentation", "detect
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterSettings:
+    """Low-rank adapters (LoRA, Hu et al. 2022), see `vitrail.models.adapters.add_adapters`; with rank 0 there are none.
+
+    The weights of the backbone are left as they are; adapters and head are trained. The saved model is merged.
+    """
+
+    rank: Annotated[int, "rank of low-rank adapters (LoRA), which are trained in place of the backbone; 0 for none"] = 0
+    alpha: Annotated[float, "scale of the updates, divided by the rank"] = 16.0
+    layers: Annotated[tuple[str, ...], "dense layers with adapters, such as qkv, proj, fc1, fc2; by default all"] = ()
+    slices: Annotated[Literal["qkv", "qv", "q", "k", "v"], "which of q, k and v have adapters"] = "qkv"
+    blocks: Annotated[int | None, "number of the last blocks with adapters; null for all"] = None
+    rslora: Annotated[bool, "divide alpha by the square root of the rank"] = False
+
+    def __post_init__(self) -> None:
+        _demand(self.rank >= 0, f"model.adapters.rank is {self.rank}", "give a rank such as 8, or 0 for no adapters")
+        _demand(self.alpha > 0, f"model.adapters.alpha is {self.alpha}", "give a number above 0, e.g. 16")
+        least = f"model.adapters.blocks is {self.blocks}"
+        _demand(self.blocks is None or self.blocks >= 1, least, "give a number of blocks, or null for all")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """The network: a name of `vitrail.models.MODELS` with changes, or the weights to start from.
 
@@ -66,12 +87,18 @@ class ModelSettings:
     head_only: Annotated[bool, "train the classification head only"] = False
     head_first: Annotated[float, "share of the steps in which only the head learns, at the beginning"] = 0.0
     freeze_until: Annotated[int, "blocks that are not trained, from the first on, with the embedding of patches"] = 0
+    adapters: AdapterSettings = AdapterSettings()
 
     def __post_init__(self) -> None:
         share = f"model.head_first is {self.head_first}"
         _demand(0 <= self.head_first < 1, share, "give a share of the steps, e.g. 0.3")
         _demand(not (self.head_first and self.head_only), f"{share} with model.head_only", "set one of them")
         _demand(self.freeze_until >= 0, f"model.freeze_until is {self.freeze_until}", "give a number of blocks, e.g. 6")
+        if self.adapters.rank:
+            adapters = f"model.adapters.rank is {self.adapters.rank}"
+            _demand(not self.head_only, f"{adapters} with model.head_only", "set one of them")
+            remedy = "set model.adapters.blocks, the number of the last blocks that are adapted"
+            _demand(not self.freeze_until, f"{adapters} with model.freeze_until", remedy)
         if self.size is not None:
             _demand(min(self.size) >= 1, f"model.size is {self.size}", "give a size in pixels, e.g. --size 224")
         derived = {"image_size", "in_channels", "classes"} & self.changes.keys()

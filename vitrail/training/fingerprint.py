@@ -47,7 +47,7 @@ def record_or_check(training: Training, saved: Checkpoint | None, log: LogFuncti
         stamped: whether the state of each image is recorded, by which a change can be named.
 
     Raises:
-        DataError: the run began with other images or targets, another teacher or another tokenizer.
+        DataError: the run began with other images or targets, another teacher or tokenizer, or adapters of other weights.
         CheckpointError: ``split.json`` is damaged, and the checkpoint, of an earlier version, does not have the digests.
     """
     folder, run, data, digests = training.folder, training.run, training.batches.data, training.digests
@@ -65,7 +65,12 @@ def record_or_check(training: Training, saved: Checkpoint | None, log: LogFuncti
     if stamped and stamps is None and begun.get("stamps"):
         log(f"warning  {STAMPS} was damaged; names, classes and targets are compared, contents of images are not")
     refused, untrained, unknown = _compare(begun, digests, data.opened, stamps or {})
-    refused += _compare_weights(begun, weights, ("teacher", "tokenizer"))
+    needed = (
+        "teacher",
+        "tokenizer",
+        *(("init",) if run.model.adapters.rank else ()),
+    )  # adapters are added to these weights
+    refused += _compare_weights(begun, weights, needed)
     changed = [*untrained, *unknown, *_compare_weights(begun, weights, ("init",)), *_compare_versions(begun)]
     if refused:
         raise _changed_data(folder, refused)

@@ -189,6 +189,8 @@ def check_pretraining(run: Run) -> None:
     for name in ("head_only", "head_first"):
         if getattr(run.model, name):
             raise ConfigError(f"model.{name} is set, and learning without labels has no head", "leave it out")
+    if run.model.adapters.rank:
+        raise ConfigError("model.adapters is set, which needs labels", "leave it out, or use `vitrail train`")
     if run.objective.name != "tokenizer":
         check_model(run)
     elif run.model.init is not None or run.model.name is not None:

@@ -12,18 +12,20 @@ import torch
 from vitrail import weights
 from vitrail.config.default_model import model_for_images
 from vitrail.config.reconcile import changes_for
-from vitrail.config.schema import ModelSettings, Run
+from vitrail.config.schema import AdapterSettings, ModelSettings, Run
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.images.decode import BadImage, upright_size
 from vitrail.models import MODELS, Backbone, configure, sketch
+from vitrail.models.adapters import add_adapters, list_adapters
 from vitrail.models.cost import count_cost, image_for, saved_bytes
 from vitrail.objectives import find_objective
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks import Task, create_task, find_task
 from vitrail.tasks.task import count_head_outputs
+from vitrail.text import plural
 from vitrail.training.data import RunData
 from vitrail.weights.resolve import resolve_model
 
@@ -54,6 +56,9 @@ class BuiltModel:
 
 def check_model(run: Run) -> None:
     """Checks the network before any data is read. Raises `ConfigError`."""
+    if run.model.adapters.rank and run.model.init is None:
+        what = f"adapters of rank {run.model.adapters.rank} change weights to start from, and none are given"
+        raise ConfigError(what, "name them with --init, or leave --lora out")
     if run.model.init is None:
         name = run.model.name or "vit-s16"
         configure(name, **changes_for(run, configure(name), lambda line: None))
@@ -117,13 +122,41 @@ def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None
         model.preprocessing = model.preprocessing.override(**prepared)
     if drawn.config != model.config:  # a new head has no hidden layer
         drawn = sketch(model.config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if run.model.adapters.rank:
+        attach_adapters(model, run.model.adapters, log)
     return BuiltModel(
         model=model,
         preprocessing=model.preprocessing,
         about=run.model.name or (resolve_model(run.model.init).name if run.model.init else "vit"),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=parameters,
         multiply_adds=count_cost(drawn).multiply_adds,
     )
+
+
+def attach_adapters(model: Task, settings: AdapterSettings, log: LogFunction) -> None:
+    """Adds adapters to the backbone of ``model``, and logs what they are and what they save. Raises `ConfigError`."""
+    backbone = model.backbone
+    adapted = add_adapters(
+        backbone,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        layers=settings.layers,
+        slices=settings.slices,
+        blocks=settings.blocks,
+        rslora=settings.rslora,
+    )
+    count = sum(parameter.numel() for _, adapter in list_adapters(backbone) for parameter in adapter.parameters())
+    frozen = sum(parameter.numel() for parameter in backbone.parameters()) - count
+    log(
+        f"adapters {plural(count, 'parameter')} of rank {settings.rank} in {plural(len(adapted), 'layer')} are trained with the "
+        f"head, beside {frozen:,} that are frozen"
+    )
+    blocks = backbone.config.blocks
+    if settings.blocks is None or settings.blocks == blocks:
+        log("note     adapters make gradients, moments and checkpoints smaller, and neither activations nor steps")
+    else:
+        log(f"note     no activations are kept of the first {plural(blocks - settings.blocks, 'block')} of {blocks}")
 
 
 def choose_size(train: Source, cell: tuple[int, int], pixels: int) -> tuple[int, int]:

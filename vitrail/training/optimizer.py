@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.config.schema import ModelSettings, OptimSettings
 from vitrail.errors import ConfigError, nearest
+from vitrail.models.adapters import ADAPTER
 from vitrail.runtime.distributed import SINGLE, Ranks, distribute_like, gather_full, is_dtensor
 from vitrail.torch_private import lerp, lerp_, multiply_
 
@@ -108,8 +109,9 @@ def _iterate(stack: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def select_trainable(model: nn.Module, settings: ModelSettings) -> dict[str, nn.Parameter]:
-    """Returns the parameters to train by name; freezes the others in place: all but the head with ``head_only``, the embedding
-    and the first blocks with ``freeze_until``. Raises `ConfigError` for more blocks than there are.
+    """Returns the parameters to train by name; freezes the others in place: all but the head with ``head_only``, all but the head
+    and adapters where there are some, the embedding and the first blocks with ``freeze_until``. Raises `ConfigError` for more
+    blocks than there are.
     """
     layers = model.layers()  # type: ignore[operator]
     blocks = len(layers) - 2  # without the embedding and the head
@@ -119,8 +121,11 @@ def select_trainable(model: nn.Module, settings: ModelSettings) -> dict[str, nn.
     frozen = (
         {name for layer in layers[: settings.freeze_until + 1] for name in layer} if settings.freeze_until else set()
     )
+    if settings.head_only or settings.adapters.rank:
+        kept = find_head_names(model)
+        frozen = {name for name, _ in model.named_parameters() if name not in kept and ADAPTER not in name}
     for name, parameter in model.named_parameters():
-        if name in frozen or (settings.head_only and name not in find_head_names(model)):
+        if name in frozen:
             parameter.requires_grad_(False)
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -150,8 +155,8 @@ def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapp
     """Groups for a torch optimiser: one per depth and decay, each with its ``names`` and the ``scale`` of its rate.
 
     Layer-wise decay multiplies the rate of depth i by ``layer_decay ** (last - i)`` (BEiT; MAE appendix A.2). None is 0.75 up
-    to 12 blocks; deeper networks decay as much in all, from the first layer to the last. ``groups`` changes rate and decay by
-    name. Raises `ConfigError` for a pattern of ``groups`` that matches no parameter.
+    to 12 blocks; deeper networks decay as much in all, from the first layer to the last. Adapters have the full rate in every
+    layer. ``groups`` changes rate and decay by name. Raises `ConfigError` for a pattern of ``groups`` that matches no parameter.
     """
     layers = model.layers()  # type: ignore[operator]
     for pattern in settings.groups:
@@ -165,7 +170,7 @@ def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapp
         scale = base ** (len(layers) - 1 - depth)
         for name in (name for name in layer if name in parameters):
             own = find_own_settings(name, settings.groups) if settings.groups else {}
-            rate = scale * own.get("lr", 1.0)
+            rate = (1.0 if ADAPTER in name else scale) * own.get("lr", 1.0)
             decay = own.get("weight_decay", 0.0 if name in spared else settings.weight_decay)
             empty = {"params": [], "names": [], "scale": rate, "weight_decay": decay}
             group = groups.setdefault((rate, decay), empty)

@@ -196,10 +196,20 @@ def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 def collect_tensors(training: Training) -> dict[str, dict[str, Tensor]]:
     """Returns the tensors of a checkpoint by group and name; they share the memory of ``training``."""
-    groups = {"objective": training.trained.state_dict(), "optimiser": training.optimiser.tensors()}
+    objective = training.trained.state_dict()
+    if training.run.model.adapters.rank:
+        frozen = list_frozen(training)
+        objective = {name: tensor for name, tensor in objective.items() if name not in frozen}
+    groups = {"objective": objective, "optimiser": training.optimiser.tensors()}
     if training.average is not None:
         groups["average"] = training.average.tensors
     return {group: {name: named[name].detach() for name in sorted(named)} for group, named in groups.items()}
+
+
+def list_frozen(training: Training) -> dict[str, Tensor]:
+    """Returns the weights that are not trained, by name. With adapters a resumed run reads them from ``model.init``."""
+    named = training.trained.named_parameters()
+    return {name: weight.detach() for name, weight in named if name not in training.optimiser.parameters}
 
 
 def collect_state(training: Training) -> dict[str, Any]:
@@ -220,6 +230,8 @@ def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
     weights = {
         name: distribute_like(value, own[name]) if name in own else value for name, value in groups["objective"].items()
     }
+    if training.run.model.adapters.rank:
+        weights = list_frozen(training) | weights
     training.trained.load_state_dict(weights)
     training.optimiser.load_tensors(groups["optimiser"])
     if training.average is not None:

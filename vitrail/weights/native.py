@@ -17,6 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, settle, stage_folder
 from vitrail.models import Backbone, sketch
+from vitrail.models.adapters import has_adapters, merge_tensors
 from vitrail.tasks import Classifier, Task
 from vitrail.weights.description import KEY, OWN, build_model, build_model_around, check_version, describe
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
@@ -44,6 +45,8 @@ def save(model: Task | Backbone, path: str | Path, *, metrics: Mapping[str, floa
         DiskError: the disk is full or refuses the write; an earlier model is intact.
     """
     task = as_task(model)
+    if has_adapters(task):
+        task = build_model(describe(task), collect_tensors(task), Path("this model"))
     check_as_described(task)
     return save_model(path, task, metrics=metrics)
 
@@ -134,11 +137,11 @@ def encode_file(model: Task, description: Mapping[str, Any]) -> bytes:
 
 
 def collect_tensors(model: Task) -> dict[str, Tensor]:
-    """Returns the tensors of a model and of its task. Raises `ConfigError` for an exported graph."""
+    """Returns the tensors of a model, with adapters merged, and of its task. Raises `ConfigError` for an exported graph."""
     if isinstance(model.backbone, ExportedBackbone):
         raise ConfigError(EXPORTED, "save the model that it was exported from")
     own = {f"{OWN}{name}": tensor for name, tensor in model.own.state_dict().items()}
-    tensors = {**model.backbone.state_dict(), **own}
+    tensors = {**merge_tensors(model.backbone), **own}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 

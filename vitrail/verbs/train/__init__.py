@@ -103,6 +103,7 @@ def train(
         "apart.",
     ] = False,
     head_only: Annotated[bool, Sets("model.head_only")] = False,
+    lora: Annotated[int | None, Sets("model.adapters.rank")] = None,
     freeze_until: Annotated[int | None, Sets("model.freeze_until")] = None,
     loss: Annotated[Any, Sets("objective.loss", "in Python also a function or module")] = None,
     metrics: options.OwnMetrics = None,
@@ -309,8 +310,11 @@ def to_settings(verb: Callable[..., Any], given: Mapping[str, Any], source: str 
         value = given.get(name)
         if not isinstance(option.meaning, Sets) or value is None or value is False:
             continue
-        group, _, key = option.meaning.key.rpartition(".")
-        (tree.setdefault(group, {}) if group else tree)[key] = str(value) if isinstance(value, Path) else value
+        *groups, key = option.meaning.key.split(".")
+        inner = tree
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[key] = str(value) if isinstance(value, Path) else value
     return tree
 
 
