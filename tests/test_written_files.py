@@ -49,7 +49,7 @@ KNOWN = {
     "cached features": "inference/features.py:keep",
     "decoded images": "data/decoded_cache.py:_share",
     SHOWN: """analysis/figure.py:save analysis/render.py:save_png
-        reports/cards.py:write_card reports/page.py:write_page
+        reports/cards.py:write_card reports/page.py:write_page weights/peft.py:write_peft
  tables.py:open_table
         tables.py:save_array tables.py:write_features runs/folder.py:_append
         tasks/detection/answer.py:write tasks/detection/answer.py:close tasks/detection/answer.py:write_results

@@ -120,10 +120,3 @@ def test_pickled_shards_are_checked_against_their_index(tmp_path, fast):
         write_shards(folder, names, index, **changes)
         with pytest.raises(CheckpointError, match=words):
             load(folder)
-
-
-def test_an_adapter_is_named(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"is an adapter of PEFT(.|\n)*merge_and_unload"):
-        load(tmp_path)

@@ -48,6 +48,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.adapter = path / "adapter"
         self.report = path / "report.html"
         self.predictions = path / "predictions.csv"
         self.bad_images: Path | None = path / "bad_images.csv"

@@ -17,6 +17,7 @@ CONFIG = "config.json"
 WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX, PICKLED_INDEX = f"{WHOLE}.index.json", f"{PICKLED}.index.json"
 OPEN_CLIP_CONFIG, OPEN_CLIP = "open_clip_config.json", "open_clip_model.safetensors"
+PEFT_CONFIG, PEFT = "adapter_config.json", "adapter_model.safetensors"
 OF_A_FOLDER = (CONFIG, WHOLE, INDEX, PICKLED, PICKLED_INDEX)
 # variants, such as model.fp16.safetensors; the index of their shards is model.safetensors.index.fp16.json
 VARIANTS = tuple(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.runtime.progress import LogFunction
+from vitrail.text import plural
 from vitrail.weights.description import KEY, read_sidecar
 from vitrail.weights.folders import CONFIG, OPEN_CLIP, OPEN_CLIP_CONFIG, read_folder
 from vitrail.weights.google import read_google, read_npz
@@ -24,9 +25,10 @@ from vitrail.weights.names import rename
 from vitrail.weights.native import load_model, parse_model_file
 from vitrail.weights.onnx import read_onnx
 from vitrail.weights.openvino import read_openvino
+from vitrail.weights.peft import PeftAdapter, read_peft
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.public import find_repository
-from vitrail.weights.resolve import GRAPH_FILES, ResolvedModel
+from vitrail.weights.resolve import GRAPH_FILES, ResolvedModel, resolve_model
 from vitrail.weights.shapes import check_grid_allowed
 from vitrail.weights.tensors import AGAIN, printable, read_json, read_tensors
 from vitrail.weights.timm import FIRST_LAYERS, read_timm
@@ -34,6 +36,7 @@ from vitrail.weights.timm.openclip import FIRST_LAYERS as FIRST_LAYERS_OF_OPEN_C
 from vitrail.weights.timm.openclip import TRUNK, read_open_clip
 
 Size = tuple[int, int]
+ADAPTED = ("huggingface folder", "timm folder", "file", "pickled file")  # with the names that adapters have
 SIZED = ("native folder", *GRAPH_FILES, "huggingface folder", "open_clip folder")  # state their image size
 
 
@@ -62,11 +65,19 @@ def read_model(
         CheckpointError: the weights are damaged or unknown; lists the tensors that do not fit.
         ConfigError: a grid is given, and the weights state it or have none.
     """
+    adapter = None
+    if resolved.layout == "peft folder":
+        adapter = read_peft(resolved.path)
+        resolved = resolve_model(adapter.base if Path(adapter.base).exists() else f"{REMOTE}{adapter.base}")
+        log(f"read     {adapter.path.name}: {plural(len(adapter.updates), 'layer')} of {resolved.origin} adapted")
     path = resolved.path
     tensors, metadata = read_tensors(path) if resolved.layout == "file" else ({}, {})
     states_size = resolved.layout in SIZED or KEY in metadata
     if grid is not None and states_size:
         check_grid_allowed(stated=True, has_table=True, path=path)
+    if adapter is not None and (KEY in metadata or resolved.layout not in ADAPTED):
+        what = f"{adapter.path} adapts {path}, which is not in the layout of transformers or timm"
+        raise CheckpointError(what, "convert it, or give the model that the adapter was trained with")
     if resolved.layout == "native folder":
         return ReadModel(load_model(path), "native")
     if resolved.layout == "onnx file":
@@ -76,7 +87,7 @@ def read_model(
     if KEY in metadata:
         return ReadModel(parse_model_file(tensors, metadata, path), "native")
     sizes = {"grid": grid, "image_size": image_size}
-    weights = _read_foreign(resolved, tensors, log, use_sidecar=use_sidecar, **sizes)
+    weights = _read_foreign(resolved, tensors, log, use_sidecar=use_sidecar, adapter=adapter, **sizes)
     name = resolved.origin if resolved.origin.startswith(REMOTE) else path.name
     if find_repository(name):  # what it does not state is known
         weights, has_names = replace(weights, assumed=()), True
@@ -85,9 +96,15 @@ def read_model(
 
 
 def _read_foreign(
-    resolved: ResolvedModel, tensors: dict[str, Tensor], log: LogFunction, *, use_sidecar: bool, **sizes: Size | None
+    resolved: ResolvedModel,
+    tensors: dict[str, Tensor],
+    log: LogFunction,
+    *,
+    use_sidecar: bool,
+    adapter: PeftAdapter | None = None,
+    **sizes: Size | None,
 ) -> Weights:
-    """Reads weights in a foreign layout. ``tensors`` are those of a single file of safetensors."""
+    """Reads weights in a foreign layout. ``tensors`` are those of a single file of safetensors; ``adapter`` is added to them."""
     path, layout = resolved.path, resolved.layout
     description = read_sidecar(path) if use_sidecar and layout in ("google file", "file") else None
     if layout == "google file":
@@ -107,6 +124,8 @@ def _read_foreign(
     others = {"huggingface folder": FIRST_LAYERS_OF_HUGGINGFACE, "open_clip folder": FIRST_LAYERS_OF_OPEN_CLIP}
     first_layers = others.get(layout, FIRST_LAYERS)
     network = find_network(tensors, first_layers, path)
+    if adapter is not None:
+        network = replace(network, tensors=adapter.add_to(network.tensors))
     if network.prefix or network.others or network.wrappers or layout == "pickled file":
         log(f"read     {path.name}: {network.describe()}")
     if layout == "huggingface folder":

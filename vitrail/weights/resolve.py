@@ -16,7 +16,7 @@ from vitrail.models import MODELS
 from vitrail.models.family import translate_model
 from vitrail.weights import openvino
 from vitrail.weights.description import hash_file
-from vitrail.weights.folders import CONFIG, OF_A_FOLDER, OPEN_CLIP, OPEN_CLIP_CONFIG
+from vitrail.weights.folders import CONFIG, OF_A_FOLDER, OPEN_CLIP, OPEN_CLIP_CONFIG, PEFT_CONFIG
 from vitrail.weights.hub import PICKLED, REMOTE, SAFETENSORS, fetch
 from vitrail.weights.onnx import read_contents
 from vitrail.weights.public import PUBLIC, find_weights
@@ -25,9 +25,8 @@ from vitrail.weights.tensors import check_intact, printable, read_json
 READABLE = (
     "a run directory, a model folder, a .safetensors file (of vitrail, or in the layout of timm, torchvision or the authors) "
     "or a pickled one (.pt, .pth, .bin, .ckpt), a folder as timm, Hugging Face transformers or open_clip save it, "
-    "hf:owner/name, a Google .npz, an .onnx or .xml of `vitrail export`, or 'latest'"
+    "hf:owner/name, the folder of an adapter of peft, a Google .npz, an .onnx or .xml of `vitrail export`, or 'latest'"
 )
-ADAPTER = "adapter_config.json"
 LATER = {".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
 
 Layout = Literal[
@@ -35,6 +34,7 @@ Layout = Literal[
     "timm folder",
     "huggingface folder",
     "open_clip folder",
+    "peft folder",
     "google file",
     "pickled file",
     "onnx file",
@@ -160,10 +160,8 @@ def _resolve_folder(folder: Path) -> ResolvedModel:
         if (folder / "config.yaml").is_file():
             what = f"the run {folder} has no model yet; its state is {_state(folder / 'status.json')!r}"
             raise CheckpointError(what, f"let it finish: vitrail train --resume {folder}")
-        if (folder / ADAPTER).is_file():
-            what = f"{folder} is an adapter of PEFT, which has not the weights of the model itself"
-            remedy = "merge it and give the result: model.merge_and_unload().save_pretrained(FOLDER)"
-            raise CheckpointError(what, remedy)
+        if (folder / PEFT_CONFIG).is_file():
+            return ResolvedModel(folder, "peft folder", str(folder.resolve()))
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise CheckpointError(f"{folder} is not a model: it contains {names}", f"give {READABLE}")
     config_fields = read_json(config, log=lambda line: None)
