@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PEERS  := .venv-peers/bin
 DEVICE ?= cuda
-WITH_DATA := accuracy bulk dense distillation faithfulness pretraining serving serving_plain your_own  # benchmarks that are told of what
+WITH_DATA := accuracy bulk dense distillation faithfulness predicting pretraining serving serving_plain your_own  # benchmarks that are told of what
 BENCH  ?= $(filter-out harness gpu $(WITH_DATA),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 # real data for the tests that ask for it: what the caller names, else the folder beside the checkout if it is there

@@ -50,13 +50,16 @@ def settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def clock_of(device: str) -> Callable[[], float]:
+Clock = Callable[[], float]
+
+
+def clock_of(device: str) -> Clock:
     """The wall's clock; for one thread of a CPU the time it was given there, which a busy neighbour takes little of."""
     return time.thread_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
 
-def seconds_for(step: Callable[[], object], repeats: int, device: str) -> float:
-    clock = clock_of(device)
+def seconds_for(step: Callable[[], object], repeats: int, device: str, clock: Clock | None = None) -> float:
+    clock = clock or clock_of(device)
     settle(device)
     started = clock()
     for _ in range(repeats):
@@ -72,22 +75,26 @@ def take_turns(
     device: str = "cpu",
     blocks: int = 7,
     block_seconds: float = 2.0,
+    clock: Clock | None = None,
 ) -> dict[str, Timing]:
-    """The rate of each contender, whose step works on ``images`` images; at least five blocks after a warm-up."""
+    """The rate of each contender, whose step works on ``images`` images; at least five blocks after a warm-up.
+
+    ``clock`` is by default that of `clock_of`; ``time.process_time`` counts all threads of the process.
+    """
     assert blocks >= 5, "a median of fewer blocks says little"
     repeats = {}
     for name, step in contenders.items():
-        seconds_for(step, 3, device)  # compiles, allocates, plans
-        repeats[name] = max(1, round(block_seconds / seconds_for(step, 1, device)))
+        seconds_for(step, 3, device, clock)  # compiles, allocates, plans
+        repeats[name] = max(1, round(block_seconds / seconds_for(step, 1, device, clock)))
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for block in range(blocks):
         for name in list(contenders)[:: -1 if block % 2 else 1]:
-            seconds = seconds_for(contenders[name], repeats[name], device)
+            seconds = seconds_for(contenders[name], repeats[name], device, clock)
             rates[name].append(repeats[name] * images / seconds)
     return {name: Timing(rates=tuple(each)) for name, each in rates.items()}
 
 
-def machine(device: str) -> dict[str, object]:
+def machine(device: str, clock: Clock | None = None) -> dict[str, object]:
     """The words that a figure is worth nothing without."""
     information = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.+)", information.read_text()) if information.exists() else None
@@ -97,7 +104,7 @@ def machine(device: str) -> dict[str, object]:
         "amx": bool(torch.cpu.get_capabilities().get("amx_tile")),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "clock": clock_of(device).__name__,
+        "clock": (clock or clock_of(device)).__name__,
         "gpu": torch.cuda.get_device_name() if device.startswith("cuda") else None,
         "load_average": [round(each, 2) for each in os.getloadavg()],
         "python": platform.python_version(),
@@ -130,20 +137,28 @@ def claim(name: str, timings: Mapping[str, Timing], where: Mapping[str, object],
 
 
 def report(
-    name: str, timings: Mapping[str, Timing], *, device: str, notes: Mapping[str, object], records: Path = RECORDS
+    name: str,
+    timings: Mapping[str, Timing],
+    *,
+    device: str,
+    notes: Mapping[str, object],
+    records: Path = RECORDS,
+    clock: Clock | None = None,
 ) -> Path:
     """Prints the claim and writes its record."""
-    print(claim(name, timings, machine(device), commit()), flush=True)
+    print(claim(name, timings, machine(device, clock), commit()), flush=True)
     rates = {
         each: {"median": timing.median, "spread": timing.spread, **asdict(timing)} for each, timing in timings.items()
     }
-    return write(name, {**notes, "images_per_second": rates}, device=device, records=records)
+    return write(name, {**notes, "images_per_second": rates}, device=device, records=records, clock=clock)
 
 
-def write(name: str, facts: Mapping[str, object], *, device: str, records: Path = RECORDS) -> Path:
+def write(
+    name: str, facts: Mapping[str, object], *, device: str, records: Path = RECORDS, clock: Clock | None = None
+) -> Path:
     """The record ``<date>-<name>.json``: what was found, where and on which commit."""
     today = datetime.date.today().isoformat()
-    record = {"name": name, "date": today, "commit": commit(), "machine": machine(device), **facts}
+    record = {"name": name, "date": today, "commit": commit(), "machine": machine(device, clock), **facts}
     records.mkdir(exist_ok=True)
     path = records / f"{today}-{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
