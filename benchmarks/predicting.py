@@ -57,6 +57,7 @@ EXPORTS: Mapping[str, tuple[str, dict[str, Any], str]] = {  # file, options of t
     "OpenVINO fp32": ("model.xml", {"to": "openvino"}, "fp32"),
     "OpenVINO bf16": ("model.xml", {"to": "openvino"}, "bf16"),
     "OpenVINO int8": ("int8.xml", {"to": "openvino", "int8": True}, "fp32"),
+    "OpenVINO int8, rest bf16": ("int8.xml", {"to": "openvino", "int8": True}, "bf16"),
 }
 
 
