@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,6 +81,33 @@ def test_the_fastest_runtime_is_taken_and_its_graph_is_kept(measured, fastest, m
     monkeypatch.setattr(runtimes, "to_int8", pytest.fail)
     monkeypatch.setattr(runtimes, "to_openvino", pytest.fail)
     assert predict(tmp_path)[0] == rows
+
+
+@pytest.mark.skipif(not OPENVINO, reason="needs openvino and nncf")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_layers_that_int8_leaves_out_are_computed_in_the_chosen_precision(
+    measured, precision, monkeypatch, tmp_path
+):
+    from vitrail.weights.openvino import OpenVINOSession
+
+    compiled, compile_graph = [], OpenVINOSession.compile
+    monkeypatch.setattr(
+        OpenVINOSession, "compile", lambda self, given: (compiled.append(given), compile_graph(self, given))
+    )
+    measured(**{"OpenVINO int8": 1.0})
+    predict(tmp_path, precision=precision)
+    assert compiled == ["fp32", precision] * 2  # as each of both graphs is loaded, and then as it is computed
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, time.process_time), (2, time.perf_counter)])
+def test_one_thread_is_timed_by_its_share_of_the_processor(measured, threads, clock, monkeypatch, tmp_path):
+    measured()
+    given: dict[str, Any] = {}
+    stub = runtimes.time_in_turns
+    monkeypatch.setattr(runtimes, "time_in_turns", lambda verbs, **how: (given.update(how), stub(verbs, **how))[1])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    predict(tmp_path)
+    assert given["clock"] is clock
 
 
 def test_a_runtime_with_other_answers_is_not_taken(measured, monkeypatch, tmp_path):
