@@ -66,7 +66,8 @@ def test_every_architecture_can_be_inspected(name, tmp_path):
     _, numbers = inspect_model(shaken(TINY[name]), tmp_path / "out", images, options=QUIET, log=silent)
     layers = len(shaken(TINY[name]).attention_grids(TINY[name].image_size))
     assert len(numbers.get("attention_distance_px", [])) == layers
-    assert numbers["locality_px"]
+    assert len(numbers["locality_px"]) == len(numbers["patch_norms"])
+    assert all(each["median"] > 0 for each in numbers["patch_norms"])
     assert (tmp_path / "out" / "report.html").exists()
 
 

@@ -12,12 +12,14 @@ import torch
 
 from vitrail.analysis.embeddings import LineSimilarity
 from vitrail.analysis.head_statistics import HeadFigures
-from vitrail.reports.inspection.facts import Positions
+from vitrail.analysis.tokens import MapNorms, Neuron
+from vitrail.reports.inspection.facts import Positions, Tokens
 from vitrail.reports.inspection.findings import (
     distance_grows,
     findings,
     lines_are_alike,
     low_layers_mix,
+    norms_have_outliers,
     positions_know_neighbours,
     rank_correlation,
 )
@@ -89,3 +91,25 @@ def test_properties_that_were_not_measured_are_not_called_too_small():
 def test_the_rank_correlation_is_spearmans(seed):
     values = np.random.default_rng(seed).integers(0, 5, 9).astype(float)
     assert rank_correlation(values) == pytest.approx(scipy.stats.spearmanr(values, np.arange(9)).statistic)
+
+
+def test_artefacts_are_named_by_map_place_and_neuron():
+    clean, dirty = np.ones((25, 4, 5)), np.ones((25, 4, 5))
+    dirty[:, 0, 0] = dirty[:20, 3, 4] = 8.0
+    maps = [MapNorms(each) for each in (clean, dirty, dirty)]
+    neuron = Neuron(417, 170.0, 0.01, 2.0)
+    finding = norms_have_outliers(Tokens(maps=maps, after="block", neuron=neuron))
+    assert finding.holds and not finding.of_paper
+    for said in (
+        "feature map 1, after block 2 of 3",
+        f"In map 2, {percent(0.09)} of the patches",
+        "up to 8 times",
+        f"row and column (0, 0) in {percent(1.0, 0)}, (3, 4) in {percent(0.8, 0)} of the images",
+        "Neuron 417 of the MLP of block 2",
+        "Models with registers",
+    ):
+        assert said in finding.words
+    none = norms_have_outliers(Tokens(maps=maps[:1], after="block"))
+    assert none.holds is False and "the largest is 1.0 times" in none.words
+    few = norms_have_outliers(Tokens(maps=[MapNorms(dirty[:4])], after="stage"))
+    assert few.holds is None and "With 80 patches" in few.words

@@ -20,13 +20,14 @@ from vitrail.analysis.embeddings import LineSimilarity
 from vitrail.analysis.equivariance import MapEquivariance, PermutationResponse, Response
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.locality import Locality
+from vitrail.analysis.tokens import MapNorms, Neuron
 from vitrail.errors import DiskError
 from vitrail.reports.charts import heat_map
 from vitrail.reports.inspection import charts as charts
-from vitrail.reports.inspection.facts import Biases, Filters, Finding, Inspection, Positions, Sample
+from vitrail.reports.inspection.facts import Biases, Filters, Finding, Inspection, Positions, Sample, Tokens
 from vitrail.reports.inspection.one_model import write_inspection
 
-EVERY = ["filters", "positions", "distance", "entropy", "samples", "biases", "cost", "run-details"]
+EVERY = ["filters", "positions", "distance", "entropy", "norms", "samples", "biases", "cost", "run-details"]
 
 
 def layer(*distances: float, uniform: float = 20.0, prefix: float = 0.25) -> HeadFigures:
@@ -48,6 +49,13 @@ def biases(unplaced: Response | None = Response(1e-12, 0.5, 0.0)) -> Biases:
     )
 
 
+def norms() -> np.ndarray:
+    """Norms around 1 of 20 images, 9 in one corner."""
+    values = np.random.default_rng(0).normal(1, 0.1, (20, 3, 4))
+    values[:, 0, 3] = 9.0
+    return values
+
+
 def found(**more: object) -> Inspection:
     """An inspection with everything in it."""
     draw = np.random.default_rng(0)
@@ -64,6 +72,8 @@ def found(**more: object) -> Inspection:
         "positions": Positions(similarity=np.einsum("hwd,yxd->hwyx", embeddings, embeddings), neighbour_rate=0.75,
                                neighbour_rate_with_corners=0.875, lines=LineSimilarity(0.5, 0.25, 0.125)),
         "heads": [layer(5, 12, 19), layer(8, 9, 10)], "samples": [sample, replace(sample, picture=picture[:8, :8])],
+        "tokens": Tokens(maps=[MapNorms(np.ones((20, 3, 4))), MapNorms(norms())], after="block",
+                         neuron=Neuron(417, 170.5, 0.01, 2.0)),
         "biases": biases(), "notes": ["one image was bad"],
         "cost": [CostPoint((16, 16), (4, 4), tokens, tokens / 1000, tokens * 100, tokens**2 / 1000, tokens**2 * 100, 10**6)
                  for tokens in (17, 65)],
@@ -91,6 +101,7 @@ def test_a_full_inspection_has_every_section_picture_and_drawing(tmp_path):
     maps = {f"{name}-{number}.png" for name in ("attention", "rollout", "gradient") for number in (1, 2)}
     assert {path.name for path in tmp_path.glob("*.png")} == {"filters.png", "positions.png"} | maps
     drawn = {"attention-distance", "entropy", "attention-to-prefix", "shifts", "equivariance", "locality"}
+    drawn |= {"patch-norms", "patch-norms-histogram", "outliers"}
     assert {path.stem for path in tmp_path.glob("*.svg")} == drawn | {"cost-time", "cost-memory"}
     for picture in tmp_path.glob("*.png"):
         with Image.open(picture) as opened:
@@ -104,10 +115,20 @@ def test_a_full_inspection_has_every_section_picture_and_drawing(tmp_path):
         ({"heads": []}, {"distance", "entropy"}),
         ({"samples": []}, {"samples"}),
         ({"biases": None}, {"biases"}),
+        ({"tokens": None}, {"norms"}),
         ({"cost": []}, {"cost"}),
         (
-            {"positions": None, "heads": [], "samples": [], "biases": None, "cost": [], "images": 0, "findings": []},
-            {"positions", "distance", "entropy", "samples", "biases", "cost"},
+            {
+                "positions": None,
+                "heads": [],
+                "samples": [],
+                "tokens": None,
+                "biases": None,
+                "cost": [],
+                "images": 0,
+                "findings": [],
+            },
+            {"positions", "distance", "entropy", "norms", "samples", "biases", "cost"},
         ),
     ],
     ids=lambda each: "-".join(sorted(each)),
@@ -139,6 +160,23 @@ def test_every_finding_has_a_verdict_and_the_tested_ones_are_counted(tmp_path):
         assert said in page.said
     nothing = [replace(each, holds=None) for each in found().findings]
     assert " of 0" not in written(tmp_path / "none", found(findings=nothing)).said
+
+
+def test_findings_that_are_not_of_the_paper_are_listed_and_not_counted(tmp_path):
+    more = Finding(claim="norms are odd", holds=True, words="Some are.", of_paper=False)
+    page = written(tmp_path, found(findings=[*found().findings, more]))
+    assert "1 of 2" in page.said and "✓ true norms are odd" in page.said
+
+
+def test_norms_are_shown_with_what_follows_from_outliers(tmp_path):
+    page = written(tmp_path, found())
+    assert "Neuron 417 of the MLP of block 2 makes them" in page.said
+    assert "row 0, column 3: 100 % of the images" in page.said
+    values = norms()
+    values[:, 0, 3] = 1.0
+    for odd in (values, values * 0, values * np.nan):
+        page = written(tmp_path / "none", found(tokens=Tokens(maps=[MapNorms(odd)], after="stage")))
+        assert "What follows" not in page.said and "norms" in page.sections
 
 
 def test_the_components_that_reach_most_of_the_variance_are_counted(tmp_path):

@@ -13,10 +13,13 @@ import numpy as np
 from vitrail.analysis.cost import CostPoint
 from vitrail.analysis.equivariance import Response
 from vitrail.analysis.head_statistics import HeadFigures
-from vitrail.markup import Markup
+from vitrail.analysis.tokens import NEAR, OUTLIER, MapNorms
+from vitrail.markup import Markup, tag
 from vitrail.reports import charts as draw
 from vitrail.reports.charts import Format, Series
-from vitrail.text import plural
+from vitrail.text import percent, plural
+
+BARS = 48  # of a histogram
 
 
 def distance_chart(heads: Sequence[HeadFigures], title: str = "Attention distance", *, highest: float = 0.0) -> Markup:
@@ -87,6 +90,70 @@ def depth_chart(
     up = draw.tight_axis(np.concatenate([known, np.array(uniform)]), f"{{:.3g}}{unit}".format, most=most)
     says = f"{title}: {series[0].list_points()}"
     return draw.chart(title, series, draw.depth_axis(len(values)), up, "feature map", says)
+
+
+def norms_chart(maps: Sequence[MapNorms]) -> Markup:
+    """Draws the largest norm and the 98th percentile of each map, relative to its median, on a logarithmic axis."""
+    depth = np.arange(float(len(maps)))
+    high, largest = (
+        np.array([getattr(map_, name) / map_.median if map_.median else math.nan for map_ in maps])
+        for name in ("high", "largest")
+    )
+    series = [
+        Series("maximum", depth, largest, "ruby", marked=True),
+        Series("98th percentile", depth, high, "cobalt", marked=True),
+        Series(f"{OUTLIER:g} × median", np.array([-0.5, len(maps) - 0.5]), np.full(2, OUTLIER), "muted", dashed=True),
+    ]
+    known = np.concatenate([largest[largest > 0], high[high > 0], [1.0, OUTLIER]])
+    up = draw.log_axis(known, draw.HEIGHT - draw.BOTTOM, draw.TOP, "{:g} ×".format)
+    says = f"Patch norms relative to the median: {'; '.join(f'{one.label} {one.list_points()}' for one in series[:2])}"
+    return draw.chart("Norms, × median", series, draw.depth_axis(len(maps)), up, "feature map", says)
+
+
+def norm_histogram(map_: MapNorms, index: int) -> Markup:
+    """Draws how many patches of a map have which norm, relative to the median, on logarithmic axes; outliers are red."""
+    ratios = map_.ratios[map_.ratios > 0]
+    low, high = min(0.5, ratios.min(initial=1.0)), max(4.0, ratios.max(initial=1.0) * 1.05)
+    counts, ends = np.histogram(ratios, np.geomspace(low, high, BARS + 1))
+    marks = [mark for mark in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000) if low <= mark <= high]
+    across = draw.horizontal_axis(low, high, log=True, marks=marks, words="{:g} ×".format)
+    up = draw.Axis(
+        0.7, max(counts.max(), 1) * 1.3, draw.HEIGHT - draw.BOTTOM, draw.TOP, log=True, words="{:,.0f}".format
+    )
+    bars = [
+        draw.rectangle(
+            across.at(start) + 0.5,
+            up.at(count),
+            across.at(stop) - across.at(start) - 1,
+            up.start - up.at(count),
+            "ruby" if start >= OUTLIER else "cobalt",
+            tag("title", f"{start:.2g} to {stop:.2g} times the median: {plural(int(count), 'patch', 'patches')}"),
+        )
+        for start, stop, count in zip(ends, ends[1:], counts.tolist())
+        if count
+    ]
+    lines = [
+        draw.line(across.at(end), up.stop, across.at(end), up.start, "muted", stroke_dasharray=draw.DASHES)
+        for end in (NEAR, OUTLIER)
+    ]
+    says = f"Histogram of the norms of {plural(map_.norms.size, 'patch', 'patches')}: {percent(map_.outliers)} are outliers"
+    label = "norm, relative to the median"
+    return draw.chart(f"Patches of feature map {index} by norm", [], across, up, label, says, *bars, *lines)
+
+
+def places_chart(places: np.ndarray, index: int) -> Markup:
+    """Draws the share of images with an outlier in each cell of a map, (h, w)."""
+    rows, columns = places.shape
+    side = min((draw.HEIGHT - 32) / rows, draw.WIDTH / columns)
+    parts = [draw.heading(f"Outliers of feature map {index} by place")]
+    parts.append(draw.rectangle(0, 28, columns * side, rows * side, draw.paint(0.0)))
+    for row, column in np.argwhere(places > 0).tolist():
+        share = float(places[row, column])
+        says = tag("title", f"row {row}, column {column}: {percent(share)} of the images")
+        parts.append(draw.rectangle(column * side, 28 + row * side, side, side, draw.paint(share), says))
+    often = np.unravel_index(places.argmax(), places.shape)
+    says = f"Places of outliers: most often at row {often[0]}, column {often[1]}, in {percent(float(places.max()))}"
+    return draw.svg(draw.WIDTH, 30 + rows * side, f"{says} of the images", *parts)
 
 
 def cost_chart(title: str, points: Sequence[CostPoint], columns: tuple[str, str], words: Format) -> Markup:

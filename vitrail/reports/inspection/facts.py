@@ -16,6 +16,7 @@ from vitrail.analysis.equivariance import MapEquivariance, PermutationResponse, 
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.locality import Locality
 from vitrail.analysis.offsets import OffsetFigures
+from vitrail.analysis.tokens import MapNorms, Neuron, find_onset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +87,32 @@ class Biases:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Norms of the patches of each feature map, and the neuron that makes their outliers if there is one."""
+
+    maps: Sequence[MapNorms]
+    after: str  # what each map follows: "block" or "stage"
+    neuron: Neuron | None = None
+
+    @property
+    def onset(self) -> int | None:
+        """Index of the first map with artefacts, or None."""
+        return find_onset(self.maps)
+
+    @property
+    def shown(self) -> int:
+        """Index of the last map with artefacts, or of the last map."""
+        return max((index for index, map_ in enumerate(self.maps) if map_.is_bimodal), default=len(self.maps) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A finding of the paper tested on this model: true, false, or None if it cannot be tested, with the measured values."""
+    """A finding tested on this model: true, false, or None if it cannot be tested, with the measured values."""
 
     claim: str
     holds: bool | None
     words: str
+    of_paper: bool = True  # of the ViT paper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +131,7 @@ class Inspection:
     heads: Sequence[HeadFigures] = ()
     samples: Sequence[Sample] = ()
     biases: Biases | None = None
+    tokens: Tokens | None = None
     cost: Sequence[CostPoint] = ()  # by image size
     cost_by_patch: Sequence[CostPoint] = ()  # of new models that differ only in patch size
     findings: Sequence[Finding] = ()

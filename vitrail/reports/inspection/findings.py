@@ -1,4 +1,4 @@
-"""Tests the findings of the ViT paper about attention and position embeddings (section 4.5) on a model.
+"""Tests findings on a model: those of the ViT paper about attention and position embeddings (section 4.5), and artefacts.
 
 L layers, H heads.
 """
@@ -12,14 +12,16 @@ from dataclasses import replace
 import numpy as np
 
 from vitrail.analysis.head_statistics import HeadFigures
-from vitrail.reports.inspection.facts import Finding, Positions, Rotations
-from vitrail.text import percent
+from vitrail.analysis.tokens import LEAST, NEAR, OUTLIER, RARE
+from vitrail.reports.inspection.facts import Finding, Positions, Rotations, Tokens
+from vitrail.text import percent, plural
 
 # relative to the distance of uniform attention: heads below LOCAL are local, heads from GLOBAL on are global
 LOCAL, GLOBAL = 0.5, 0.75
 TOO_FEW = "Fewer than three layers have attention between patches."
 NOT_SEEN = "Attention was not measured."
 EMBEDDING, KERNEL = "position embedding", "content-free attention logit"
+OFTEN = 0.5  # share of the images with an outlier in a cell, from which the cell is named
 NEAREST = 0.95  # required share of patches whose most similar position embedding is adjacent
 
 
@@ -98,6 +100,40 @@ def lines_are_alike(positions: Positions | None, what: str = EMBEDDING) -> Findi
         "elsewhere at the same distances."
     )
     return Finding(claim=claim, holds=min(lines.row, lines.column) > lines.elsewhere, words=words)
+
+
+def norms_have_outliers(tokens: Tokens) -> Finding:
+    """Darcet et al. 2024, "Vision Transformers Need Registers": a few patches have norms far above all others."""
+    claim, most = "A few patches have outlier norms (artefacts)", max(map_.norms.size for map_ in tokens.maps)
+    if most * RARE[1] < LEAST:
+        words = f"With {plural(most, 'patch', 'patches')} there are too few to tell."
+        return Finding(claim=claim, holds=None, words=words, of_paper=False)
+    if (onset := tokens.onset) is None:
+        far = max(map_.largest / map_.median if map_.median else 0.0 for map_ in tokens.maps)
+        words = f"In no feature map are a few norms far from all others; the largest is {far:.1f} times the median of its map."
+        return Finding(claim=claim, holds=False, words=words, of_paper=False)
+    map_ = tokens.maps[tokens.shown]
+    words = (
+        f"They begin with feature map {onset}, after {tokens.after} {onset + 1} of {len(tokens.maps)}. In map {tokens.shown}, "
+        f"{percent(map_.outliers)} of the patches have more than {OUTLIER:g} times the median norm, up to "
+        f"{map_.largest / map_.median:.0f} times, and {percent(map_.near, 2)} have {NEAR:g} to {OUTLIER:g} times. "
+        f"{describe_places(map_.places)}"
+    )
+    if tokens.neuron is not None:
+        words += f" Neuron {tokens.neuron.index} of the MLP of {tokens.after} {onset + 1} makes them."
+    words += " Attention and similarity maps are unreliable there. Models with registers lack such patches."
+    return Finding(claim=claim, holds=True, words=words, of_paper=False)
+
+
+def describe_places(places: np.ndarray, most: int = 4) -> str:
+    """Returns a sentence on the cells with the largest share of images with an outlier, ``places`` (h, w)."""
+    order = np.argsort(-places, axis=None, kind="stable")[:most]
+    often = [place for place in order if places.flat[place] >= OFTEN] or order[:1]
+    named = (
+        "({}, {}) in {}".format(*np.unravel_index(place, places.shape), percent(places.flat[place], 0))
+        for place in often
+    )
+    return f"Most often they are at row and column {', '.join(named)} of the images."
 
 
 def summarise_heads(heads: Sequence[HeadFigures]) -> dict[str, float]:

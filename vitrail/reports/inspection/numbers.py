@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.analysis.head_statistics import HeadFigures
-from vitrail.reports.inspection.facts import Biases, Inspection, Positions, Rotations
+from vitrail.reports.inspection.facts import Biases, Inspection, Positions, Rotations, Tokens
 
 
 def numbers(inspection: Inspection) -> dict[str, Any]:
@@ -30,6 +30,8 @@ def numbers(inspection: Inspection) -> dict[str, Any]:
         figures |= _list_heads(inspection.heads)
     if inspection.biases is not None:
         figures |= _list_biases(inspection.biases)
+    if inspection.tokens is not None:
+        figures |= _list_tokens(inspection.tokens)
     if inspection.cost:
         figures["cost"] = [point._asdict() for point in inspection.cost]
         figures["cost_by_patch"] = [point._asdict() for point in inspection.cost_by_patch]
@@ -86,6 +88,25 @@ def _list_biases(biases: Biases) -> dict[str, Any]:
         "permuted_pixels": pixels._asdict(),
         "permuted_without_positions": None if unplaced is None else unplaced._asdict(),
     } | rotary
+
+
+def _list_tokens(tokens: Tokens) -> dict[str, Any]:
+    return {
+        "patch_norms": [
+            {
+                "median": map_.median,
+                "percentile_98": map_.high,
+                "largest": map_.largest,
+                "above_3_medians": map_.outliers,
+                "from_2_to_3_medians": map_.near,
+                "artefacts": map_.is_bimodal,
+                "outliers_by_place": _round(map_.places),
+            }
+            for map_ in tokens.maps
+        ],
+        "artefacts_from": tokens.onset,
+        "artefacts_neuron": None if tokens.neuron is None else tokens.neuron._asdict(),
+    }
 
 
 def _round(values: np.ndarray | Tensor | Sequence[float]) -> Any:

@@ -13,13 +13,14 @@ from vitrail.analysis.cost import CostPoint, fit_growth
 from vitrail.analysis.equivariance import Response
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.render import draw_filters, draw_mosaic, draw_scale_bar, save_png
+from vitrail.analysis.tokens import NEAR, OUTLIER
 from vitrail.files import disk_errors
 from vitrail.markup import Markup
 from vitrail.reports.charts import colour_scale, heat_map
 from vitrail.reports.data_uris import Picture, data_uri, overlay_attention, photograph, pixels
 from vitrail.reports.facts import describe_model, list_versions
 from vitrail.reports.inspection import charts
-from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Sample
+from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Sample, Tokens
 from vitrail.reports.page import Cell, Table, render, write_page
 from vitrail.text import decimal, large, percent, plural
 
@@ -55,7 +56,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
         inspection.date,
         inspection=inspection,
         marks=MARKS,
-        tested=[finding for finding in inspection.findings if finding.holds is not None],
+        tested=[finding for finding in inspection.findings if finding.of_paper and finding.holds is not None],
         plots=plots,
         pictures={name: pixels(picture) for name, picture in pictures.items()},
         variance=summarise_variance(inspection.filters),
@@ -67,6 +68,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
         entropy=summarise([layer.entropy for layer in inspection.heads]),
         prefix=summarise([layer.prefix for layer in inspection.heads]),
         heads=list_heads(inspection.heads),
+        norms=inspection.tokens and list_norms(inspection.tokens),
         samples=[(sample, *show(sample)) for sample in inspection.samples],
         biases=inspection.biases and summarise_biases(inspection.biases),
         growth=fit_powers(inspection.cost),
@@ -94,6 +96,10 @@ def drawings(inspection: Inspection) -> dict[str, Markup]:
         plots["shifts"] = charts.shift_chart(biases.shifts)
         plots["equivariance"] = charts.depth_chart("Equivariance of feature maps", "concordance", moved)
         plots["locality"] = charts.depth_chart("Effective receptive field", "this model", distances, " px", uniform)
+    if (tokens := inspection.tokens) is not None:
+        plots["patch-norms"] = charts.norms_chart(tokens.maps)
+        plots["patch-norms-histogram"] = charts.norm_histogram(tokens.maps[tokens.shown], tokens.shown)
+        plots["outliers"] = charts.places_chart(tokens.maps[tokens.shown].places, tokens.shown)
     if inspection.cost:
         plots["cost-time"] = charts.cost_chart("Time", inspection.cost, ("seconds", "plain_seconds"), format_time)
         held = ("bytes", "plain_bytes")
@@ -102,7 +108,7 @@ def drawings(inspection: Inspection) -> dict[str, Markup]:
 
 
 def draw_pictures(inspection: Inspection) -> dict[str, np.ndarray]:
-    """Returns the images of the filters and of the position similarities."""
+    """Returns the images of the filters, of the position similarities and of offsets."""
     filters = inspection.filters.pictures
     cell = max(1, round(TILE / max(filters.shape[1:3])))
     pictures = {"filters": draw_filters(filters, min(COLUMNS, max(len(filters), 1)), cell=cell)}
@@ -169,6 +175,18 @@ def list_heads(heads: Sequence[HeadFigures]) -> Table:
     columns = ["layer", "head", "distance, px", "share of uniform", "entropy"]
     columns += ["to prefix tokens"] if prefixed else []
     return Table("Values of all heads", columns, rows, sorted_by="layer")
+
+
+def list_norms(tokens: Tokens) -> Table:
+    """Returns the table of the norms of each feature map."""
+    rows = []
+    for index, map_ in enumerate(tokens.maps):
+        shape = " × ".join(map(str, map_.norms.shape[1:]))
+        norms = [number(value, 2) for value in (map_.median, map_.high, map_.largest)]
+        shares = [percent(map_.outliers, 2), percent(map_.near, 2)]
+        rows.append([index, shape, *norms, *shares, "artefacts" if map_.is_bimodal else "–"])
+    shares = (f"above {OUTLIER:g} × median", f"{NEAR:g} to {OUTLIER:g} × median")
+    return Table("Norms of patches", ("map", "patches", "median", "98th percentile", "maximum", *shares, "found"), rows)
 
 
 def number(value: float, digits: int) -> Cell:
@@ -261,6 +279,7 @@ def format_time(seconds: float) -> str:
 def list_details(inspection: Inspection) -> dict[str, str]:
     """Returns the rows of the run details: model, data and environment."""
     counts = [plural(inspection.images, "image") + " for the heads"] if inspection.heads else []
+    counts += [f"{len(inspection.tokens.maps[0].norms):,} for the norms"] if inspection.tokens else []
     counts += [f"{inspection.biases.images:,} for the inductive biases"] if inspection.biases else []
     counts += [f"{len(inspection.samples):,} shown"] if inspection.samples else []
     size = inspection.image_size

@@ -33,6 +33,7 @@ from vitrail.analysis.locality import measure_locality
 from vitrail.analysis.offsets import compute_wavelengths, measure_offsets, pair_offsets
 from vitrail.analysis.render import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
+from vitrail.analysis.tokens import find_neuron, find_onset, measure_norms
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.open import open_data
@@ -44,8 +45,8 @@ from vitrail.inference.outputs import read_inputs
 from vitrail.models import cost_of, device_of
 from vitrail.models.config import IsotropicConfig
 from vitrail.models.rope import is_rotary
-from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Rotations, Sample
-from vitrail.reports.inspection.findings import findings
+from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Rotations, Sample, Tokens
+from vitrail.reports.inspection.findings import findings, norms_have_outliers
 from vitrail.reports.inspection.numbers import numbers
 from vitrail.reports.inspection.one_model import write_inspection
 from vitrail.reports.inspection.pair import pair_numbers, write_pair
@@ -60,6 +61,7 @@ from vitrail.weights.resolve import resolve_model
 MAX_IMAGES = 512  # images that heads are measured on; the paper took 128
 SAMPLES = 6  # images that are shown
 SHOWN = 28  # principal components of the filters, as in the paper
+MEASURED = 128  # images of which the norms of patches are measured
 PAIRED = 32  # images that are moved, cut up and differentiated
 
 
@@ -103,7 +105,10 @@ def inspect_model(
 def to_inspection(task: Task, title: str, results: Mapping[str, Any], command: str) -> Inspection:
     """Returns ``results``, the fields of an `Inspection`, with the findings that they decide and the facts of the run."""
     config = task.config
-    counted = cost_of(config)
+    counted, tokens = cost_of(config), results.get("tokens")
+    known = findings(
+        results.get("heads", ()), results["positions"], results.get("rotations"), is_rotary=is_rotary(config)
+    )
     return Inspection(
         title=title,
         model=config.about,
@@ -111,9 +116,7 @@ def to_inspection(task: Task, title: str, results: Mapping[str, Any], command: s
         patch_size=config.patch_size if task.attention_grids(config.image_size) else None,
         parameters=counted.parameters,
         multiply_adds=counted.multiply_adds,
-        findings=findings(
-            results.get("heads", ()), results["positions"], results.get("rotations"), is_rotary=is_rotary(config)
-        ),
+        findings=[*known, norms_have_outliers(tokens)] if tokens else known,
         command=command,
         machine=describe(),
         versions=versions(),
@@ -185,15 +188,31 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     bad = options.record_bad(source, bad_list)
     has_attention = bool(model.attention_grids(model.preprocessing.size))
     heads, done = measure_heads(model, source, options, bad) if has_attention else ([], 0)
-    few, shown = (source.subset(choose_evenly(len(source), count)) for count in (PAIRED, SAMPLES))
+    some, few, shown = (source.subset(choose_evenly(len(source), count)) for count in (MEASURED, PAIRED, SAMPLES))
     biases = _measure_biases(model, few, options, bad)
     count = done if has_attention else biases.images if biases else 0
     if not count:
         raise DataError("none of the images could be read", f"see the reasons in {bad_list}")
     samples = _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else []
     rotations = measure_rotations(model, few, options, bad) if is_rotary(model.config) else None
-    measured = {"samples": samples, "biases": biases, "heads": heads, "rotations": rotations}
+    tokens = _measure_tokens(model, some, options, bad)
+    measured = {"samples": samples, "biases": biases, "heads": heads, "rotations": rotations, "tokens": tokens}
     return {"data": about, "images": count, **measured}
+
+
+def _measure_tokens(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Tokens | None:
+    """Measures the norms of patches, and finds the neuron that makes outliers; None if no image can be read."""
+    with in_precision(options.precision, device_of(model)):
+        maps = measure_norms(model, (images for images, _ in _read_batches(model, source, options, bad)))
+    if not maps:
+        return None
+    neuron, onset = None, find_onset(maps)
+    if onset is not None:
+        first = source.subset(choose_evenly(len(source), PAIRED))
+        neuron = find_neuron(
+            model, torch.cat([images for images, _ in _read_batches(model, first, options, bad)]), onset
+        )
+    return Tokens(maps=maps, after="block" if isinstance(model.config, IsotropicConfig) else "stage", neuron=neuron)
 
 
 def open_images(model: Task, data: Any, most: int) -> tuple[str, Source]:
