@@ -44,7 +44,7 @@ HEADINGS = {
     "Run details",
     "pretraining": "Notes, Training curves, Inputs and outputs of the objective, Feature health, Run details, Next steps",
     "inspection": "Notes, First-layer filters, Position embedding similarity, Attention distance, Attention entropy, "
-    "Patch norms, Attention maps, Inductive biases, Computational cost, Run details",
+    "Patch norms, Principal components of patches, Attention maps, Inductive biases, Computational cost, Run details",
     "pair": "Notes, Findings of the ViT paper, Figures, Attention distance, Position embedding similarity, First-layer filters, "
     "Run details",
     "comparison": "Speed and memory, All figures, Run details",

@@ -67,6 +67,7 @@ def test_every_architecture_can_be_inspected(name, tmp_path):
     layers = len(shaken(TINY[name]).attention_grids(TINY[name].image_size))
     assert len(numbers.get("attention_distance_px", [])) == layers
     assert len(numbers["locality_px"]) == len(numbers["patch_norms"])
+    assert numbers["components_images"] == 4 and 0 < sum(numbers["components_explained"]) <= 1
     assert all(each["median"] > 0 for each in numbers["patch_norms"])
     assert (tmp_path / "out" / "report.html").exists()
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from tests.reports.reading import PAYLOAD, Page
+from vitrail.analysis.components import Components
 from vitrail.analysis.cost import CostPoint
 from vitrail.analysis.embeddings import LineSimilarity
 from vitrail.analysis.equivariance import MapEquivariance, PermutationResponse, Response
@@ -24,10 +25,11 @@ from vitrail.analysis.tokens import MapNorms, Neuron
 from vitrail.errors import DiskError
 from vitrail.reports.charts import heat_map
 from vitrail.reports.inspection import charts as charts
-from vitrail.reports.inspection.facts import Biases, Filters, Finding, Inspection, Positions, Sample, Tokens
+from vitrail.reports.inspection.facts import Biases, Filters, Finding, Inspection, Painted, Positions, Sample, Tokens
 from vitrail.reports.inspection.one_model import write_inspection
 
-EVERY = ["filters", "positions", "distance", "entropy", "norms", "samples", "biases", "cost", "run-details"]
+EVERY = ["filters", "positions", "distance", "entropy", "norms", "components", "samples", "biases", "cost"]
+EVERY += ["run-details"]
 
 
 def layer(*distances: float, uniform: float = 20.0, prefix: float = 0.25) -> HeadFigures:
@@ -56,6 +58,11 @@ def norms() -> np.ndarray:
     return values
 
 
+def components(explained: float) -> Components:
+    maps = np.random.default_rng(0).normal(size=(2, 3, 4, 3))
+    return Components(maps=maps, explained=np.array([explained, 0.02, 0.01]), between=np.array([0.25, 0.5, 0.75]))
+
+
 def found(**more: object) -> Inspection:
     """An inspection with everything in it."""
     draw = np.random.default_rng(0)
@@ -74,6 +81,7 @@ def found(**more: object) -> Inspection:
         "heads": [layer(5, 12, 19), layer(8, 9, 10)], "samples": [sample, replace(sample, picture=picture[:8, :8])],
         "tokens": Tokens(maps=[MapNorms(np.ones((20, 3, 4))), MapNorms(norms())], after="block",
                          neuron=Neuron(417, 170.5, 0.01, 2.0)),
+        "painted": Painted(pictures=[picture, picture], components=components(0.1)),
         "biases": biases(), "notes": ["one image was bad"],
         "cost": [CostPoint((16, 16), (4, 4), tokens, tokens / 1000, tokens * 100, tokens**2 / 1000, tokens**2 * 100, 10**6)
                  for tokens in (17, 65)],
@@ -99,7 +107,7 @@ def test_a_full_inspection_has_every_section_picture_and_drawing(tmp_path):
     assert page.sections == EVERY
     assert [each["href"] for each in page.all("a")] == [f"#{name}" for name in EVERY]
     maps = {f"{name}-{number}.png" for name in ("attention", "rollout", "gradient") for number in (1, 2)}
-    assert {path.name for path in tmp_path.glob("*.png")} == {"filters.png", "positions.png"} | maps
+    assert {path.name for path in tmp_path.glob("*.png")} == {"filters.png", "positions.png", "components.png"} | maps
     drawn = {"attention-distance", "entropy", "attention-to-prefix", "shifts", "equivariance", "locality"}
     drawn |= {"patch-norms", "patch-norms-histogram", "outliers"}
     assert {path.stem for path in tmp_path.glob("*.svg")} == drawn | {"cost-time", "cost-memory"}
@@ -116,6 +124,7 @@ def test_a_full_inspection_has_every_section_picture_and_drawing(tmp_path):
         ({"samples": []}, {"samples"}),
         ({"biases": None}, {"biases"}),
         ({"tokens": None}, {"norms"}),
+        ({"painted": None}, {"components"}),
         ({"cost": []}, {"cost"}),
         (
             {
@@ -123,12 +132,13 @@ def test_a_full_inspection_has_every_section_picture_and_drawing(tmp_path):
                 "heads": [],
                 "samples": [],
                 "tokens": None,
+                "painted": None,
                 "biases": None,
                 "cost": [],
                 "images": 0,
                 "findings": [],
             },
-            {"positions", "distance", "entropy", "norms", "samples", "biases", "cost"},
+            {"positions", "distance", "entropy", "norms", "components", "samples", "biases", "cost"},
         ),
     ],
     ids=lambda each: "-".join(sorted(each)),
@@ -177,6 +187,14 @@ def test_norms_are_shown_with_what_follows_from_outliers(tmp_path):
     for odd in (values, values * 0, values * np.nan):
         page = written(tmp_path / "none", found(tokens=Tokens(maps=[MapNorms(odd)], after="stage")))
         assert "What follows" not in page.said and "norms" in page.sections
+
+
+def test_components_that_explain_little_are_called_poor(tmp_path):
+    said = written(tmp_path, found()).said
+    assert "1, red 10.0 % 25.0 % 2, green 2.0 % 50.0 %" in said
+    assert "explain 13.0 % of the variance, less than 15 %: these maps are poor" in said
+    painted = replace(found().painted, components=components(0.12))
+    assert "explain 15.0 % of the variance. A component" in written(tmp_path, found(painted=painted)).said
 
 
 def test_the_components_that_reach_most_of_the_variance_are_counted(tmp_path):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vitrail.analysis.components import Components
 from vitrail.analysis.cost import CostPoint
 from vitrail.analysis.embeddings import LineSimilarity
 from vitrail.analysis.equivariance import MapEquivariance, PermutationResponse, Response
@@ -106,6 +107,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Painted:
+    """Images, the model inputs as uint8 (H, W, 3), and the components of their patches."""
+
+    pictures: Sequence[np.ndarray]
+    components: Components
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """A finding tested on this model: true, false, or None if it cannot be tested, with the measured values."""
 
@@ -132,6 +141,7 @@ class Inspection:
     samples: Sequence[Sample] = ()
     biases: Biases | None = None
     tokens: Tokens | None = None
+    painted: Painted | None = None
     cost: Sequence[CostPoint] = ()  # by image size
     cost_by_patch: Sequence[CostPoint] = ()  # of new models that differ only in patch size
     findings: Sequence[Finding] = ()

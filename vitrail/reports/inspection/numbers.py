@@ -32,6 +32,13 @@ def numbers(inspection: Inspection) -> dict[str, Any]:
         figures |= _list_biases(inspection.biases)
     if inspection.tokens is not None:
         figures |= _list_tokens(inspection.tokens)
+    if inspection.painted is not None:
+        found = inspection.painted.components
+        figures |= {
+            "components_images": len(found.maps),
+            "components_explained": _round(found.explained),
+            "components_between_images": _round(found.between),
+        }
     if inspection.cost:
         figures["cost"] = [point._asdict() for point in inspection.cost]
         figures["cost_by_patch"] = [point._asdict() for point in inspection.cost_by_patch]

@@ -20,13 +20,14 @@ from vitrail.reports.charts import colour_scale, heat_map
 from vitrail.reports.data_uris import Picture, data_uri, overlay_attention, photograph, pixels
 from vitrail.reports.facts import describe_model, list_versions
 from vitrail.reports.inspection import charts
-from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Sample, Tokens
+from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Painted, Sample, Tokens
 from vitrail.reports.page import Cell, Table, render, write_page
 from vitrail.text import decimal, large, percent, plural
 
 MARKS = {True: ("✓", "true", "holds"), False: ("✗", "false", "fails"), None: ("–", "not tested", "open")}
 METHODS = {"attention": "attention, last layer", "rollout": "attention rollout", "gradient": "gradient relevance"}
 MAX_OF_VARIANCE = 0.9
+POOR = 0.15  # of the variance, below which three components say little
 MAX_TILES = 16  # tiles per side of the position mosaic
 COLUMNS = 7  # of filters: 28 filters make four rows, as in the paper
 TILE = 96  # pixels per filter
@@ -68,6 +69,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
         entropy=summarise([layer.entropy for layer in inspection.heads]),
         prefix=summarise([layer.prefix for layer in inspection.heads]),
         heads=list_heads(inspection.heads),
+        painted=inspection.painted and show_components(inspection.painted),
         norms=inspection.tokens and list_norms(inspection.tokens),
         samples=[(sample, *show(sample)) for sample in inspection.samples],
         biases=inspection.biases and summarise_biases(inspection.biases),
@@ -108,7 +110,7 @@ def drawings(inspection: Inspection) -> dict[str, Markup]:
 
 
 def draw_pictures(inspection: Inspection) -> dict[str, np.ndarray]:
-    """Returns the images of the filters, of the position similarities and of offsets."""
+    """Returns the images of the filters, of the position similarities, of offsets and of components."""
     filters = inspection.filters.pictures
     cell = max(1, round(TILE / max(filters.shape[1:3])))
     pictures = {"filters": draw_filters(filters, min(COLUMNS, max(len(filters), 1)), cell=cell)}
@@ -123,6 +125,9 @@ def draw_pictures(inspection: Inspection) -> dict[str, np.ndarray]:
             tiles = np.stack([scale_tiles(getattr(layer, name).numpy()) for layer in found.layers])  # (L, H, ...)
             cell = max(1, MOSAIC // (tiles.shape[1] * tiles.shape[3]))
             pictures[f"offsets-{name}"] = draw_mosaic(tiles, range=(0.0, 1.0), cell=cell)
+    if (painted := inspection.painted) is not None:
+        tiles = painted.components.pictures()
+        pictures["components"] = draw_filters(tiles, COLUMNS, cell=max(1, TILE // max(tiles.shape[1:3])))
     return pictures
 
 
@@ -218,6 +223,19 @@ def show(sample: Sample) -> tuple[Picture, list[tuple[str, str, str]]]:
         peak = f"peak {float(attention.max()) / mean:.1f} × its mean" if mean > 0 else "zero everywhere"
         maps.append((data_uri(overlaid), METHODS.get(name, name), peak.replace(" ", "\u00a0")))
     return photograph(sample.picture), maps
+
+
+def show_components(painted: Painted) -> dict[str, Any]:
+    """Returns the pictures of images beside those of their components, and the shares of each component as a table."""
+    found = painted.components
+    shares = zip(("1, red", "2, green", "3, blue"), found.explained.tolist(), found.between.tolist())
+    rows = [(name, percent(explained), percent(between)) for name, explained, between in shares]
+    return {
+        "pairs": [(photograph(each), photograph(map_)) for each, map_ in zip(painted.pictures, found.pictures())],
+        "table": Table("Components of the patches", ("component", "explained", "of that between images"), rows),
+        "explained": float(found.explained.sum()),
+        "is_poor": float(found.explained.sum()) < POOR,
+    }
 
 
 def summarise_biases(biases: Biases) -> dict[str, Any]:

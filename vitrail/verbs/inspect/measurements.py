@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, compute_reach
+from vitrail.analysis.components import measure_components
 from vitrail.analysis.cost import CostPoint, choose_sizes, measure_cost, measure_cost_by_patch
 from vitrail.analysis.embeddings import (
     compute_line_similarity,
@@ -45,7 +46,7 @@ from vitrail.inference.outputs import read_inputs
 from vitrail.models import cost_of, device_of
 from vitrail.models.config import IsotropicConfig
 from vitrail.models.rope import is_rotary
-from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Rotations, Sample, Tokens
+from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Painted, Positions, Rotations, Sample, Tokens
 from vitrail.reports.inspection.findings import findings, norms_have_outliers
 from vitrail.reports.inspection.numbers import numbers
 from vitrail.reports.inspection.one_model import write_inspection
@@ -60,6 +61,7 @@ from vitrail.weights.resolve import resolve_model
 
 MAX_IMAGES = 512  # images that heads are measured on; the paper took 128
 SAMPLES = 6  # images that are shown
+PAINTED = 16  # images whose patches are shown by their components
 SHOWN = 28  # principal components of the filters, as in the paper
 MEASURED = 128  # images of which the norms of patches are measured
 PAIRED = 32  # images that are moved, cut up and differentiated
@@ -196,8 +198,9 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     samples = _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else []
     rotations = measure_rotations(model, few, options, bad) if is_rotary(model.config) else None
     tokens = _measure_tokens(model, some, options, bad)
+    painted = _paint(model, source.subset(choose_evenly(len(source), PAINTED)), options, bad)
     measured = {"samples": samples, "biases": biases, "heads": heads, "rotations": rotations, "tokens": tokens}
-    return {"data": about, "images": count, **measured}
+    return {"data": about, "images": count, "painted": painted, **measured}
 
 
 def _measure_tokens(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Tokens | None:
@@ -213,6 +216,17 @@ def _measure_tokens(model: Task, source: Source, options: InferenceOptions, bad:
             model, torch.cat([images for images, _ in _read_batches(model, first, options, bad)]), onset
         )
     return Tokens(maps=maps, after="block" if isinstance(model.config, IsotropicConfig) else "stage", neuron=neuron)
+
+
+def _paint(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Painted | None:
+    """Returns images with the components of their patches; None where there are no components."""
+    batches = [images for images, _ in _read_batches(model, source, options, bad)]
+    with in_precision(options.precision, device_of(model)):
+        components = measure_components(model, batches)
+    if components is None:
+        return None
+    shown = [picture for images in batches for picture in model.preprocessing.denormalise(images).cpu().numpy()]
+    return Painted(pictures=[to_thumbnail(picture) for picture in shown], components=components)
 
 
 def open_images(model: Task, data: Any, most: int) -> tuple[str, Source]:
