@@ -187,6 +187,7 @@ def test_norms_are_shown_with_what_follows_from_outliers(tmp_path):
     for odd in (values, values * 0, values * np.nan):
         page = written(tmp_path / "none", found(tokens=Tokens(maps=[MapNorms(odd)], after="stage")))
         assert "What follows" not in page.said and "norms" in page.sections
+        assert not (tmp_path / "none" / "outliers.svg").exists()
 
 
 def test_components_that_explain_little_are_called_poor(tmp_path):

@@ -101,7 +101,8 @@ def drawings(inspection: Inspection) -> dict[str, Markup]:
     if (tokens := inspection.tokens) is not None:
         plots["patch-norms"] = charts.norms_chart(tokens.maps)
         plots["patch-norms-histogram"] = charts.norm_histogram(tokens.maps[tokens.shown], tokens.shown)
-        plots["outliers"] = charts.places_chart(tokens.maps[tokens.shown].places, tokens.shown)
+        if (places := tokens.maps[tokens.shown].places).any():
+            plots["outliers"] = charts.places_chart(places, tokens.shown)
     if inspection.cost:
         plots["cost-time"] = charts.cost_chart("Time", inspection.cost, ("seconds", "plain_seconds"), format_time)
         held = ("bytes", "plain_bytes")
