@@ -194,6 +194,12 @@ def test_autocast_adds_the_update_in_fp32():
 def test_a_compiled_and_an_exported_model_have_the_adapters():
     model = adapt(TINY["vit"])
     images = images_of(model.config)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    gradients = [
+        torch.autograd.grad(each(images).sum(), next(list_adapters(model))[1].b)[0] for each in (model, compiled)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
     with torch.no_grad():
         exported = torch.export.export(model, (images,)).module()
         torch.testing.assert_close(exported(images), model(images), atol=1e-5, rtol=1e-5)

@@ -77,7 +77,7 @@ def prepared(tmp_path, base):
         folder.close()
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("optimiser", ["adamw", "muon", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_steps_change_the_adapters_and_the_head_only(prepared, optimiser):
     training = prepared(f"optim.name={optimiser}").training
     before = {name: tensor.clone() for name, tensor in training.objective.state_dict().items()}

@@ -163,13 +163,13 @@ def timm_base(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("slices", ["qkv", "qv", "k"])
+@pytest.mark.parametrize("slices", ["qkv", *(pytest.param(part, marks=pytest.mark.slow) for part in ("qv", "k"))])
 @pytest.mark.parametrize("layout", ["timm", "transformers"])
 def test_the_adapter_of_a_run_gives_its_model_again(tmp_path, layout, slices):
     if layout == "timm":
         base: Path = timm_base(tmp_path / "base.safetensors")
     else:
-        base = saved(build("vit", image_size=8, patch_size=4, num_channels=1), tmp_path / "base")
+        base = saved(build("vit", image_size=8, patch_size=4, num_channels=1), tmp_path / "b@se")
     how = {**HOW, "set": [*HOW["set"], f"model.adapters.slices={slices}"], "lr": 0.05}
     run = vitrail.train("digits", init=base, steps=3, out=tmp_path / "run", **how)
     adapter, model = load(tmp_path / "run" / "adapter", log=silent), run.load()

@@ -56,7 +56,6 @@ from vitrail.training.state import Training
 from vitrail.training.validation import CodeValidator, FeatureValidator, TaskValidator, Validator
 from vitrail.weights.native import save_model
 from vitrail.weights.peft import write_peft
-from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
 
 TOO_SMALL_TO_BLUR = 64  # pixels; the blurs of the papers are for images of 224
@@ -175,8 +174,8 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
     if not training.ranks.first:
         return Outcome(folder.report, figures, "", split=split)
     save_model(folder.model, model, metrics=figures, provenance=provenance(training))
-    if run.model.adapters.rank:
-        write_peft(folder.adapter, model, resolve_model(run.model.init))
+    if run.model.adapters.rank and built.base is not None:
+        write_peft(folder.adapter, model, built.base)
     write_predictions(folder.predictions, result.metric)
     fault_injection.hit("run.after_model")
     facts = run_facts(training, built, ending)

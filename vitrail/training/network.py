@@ -27,7 +27,7 @@ from vitrail.tasks import Task, create_task, find_task
 from vitrail.tasks.task import count_head_outputs
 from vitrail.text import plural
 from vitrail.training.data import RunData
-from vitrail.weights.resolve import resolve_model
+from vitrail.weights.resolve import ResolvedModel, resolve_model
 
 SIZES_READ = 65  # images whose headers decide the size of inputs
 
@@ -52,6 +52,7 @@ class BuiltModel:
     about: str
     parameters: int
     multiply_adds: int | None = None  # of one image
+    base: ResolvedModel | None = None  # the weights to start from
 
 
 def check_model(run: Run) -> None:
@@ -125,10 +126,12 @@ def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if run.model.adapters.rank:
         attach_adapters(model, run.model.adapters, log)
+    base = None if run.model.init is None else resolve_model(run.model.init)
     return BuiltModel(
         model=model,
         preprocessing=model.preprocessing,
-        about=run.model.name or (resolve_model(run.model.init).name if run.model.init else "vit"),
+        about=run.model.name or (base.name if base else "vit"),
+        base=base,
         parameters=parameters,
         multiply_adds=count_cost(drawn).multiply_adds,
     )

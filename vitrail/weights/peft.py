@@ -20,9 +20,10 @@ from vitrail.models.adapters import LowRank, list_adapters
 from vitrail.models.layers import Head
 from vitrail.models.vit import ViT, ViTConfig
 from vitrail.tasks import Classifier, Task
-from vitrail.weights.folders import CONFIG, PEFT, PEFT_CONFIG, check_replaceable
+from vitrail.weights.folders import PEFT, PEFT_CONFIG, check_replaceable
 from vitrail.weights.hub import REMOTE
 from vitrail.weights.huggingface import FAMILIES
+from vitrail.weights.huggingface.vit import model_type_of
 from vitrail.weights.resolve import ResolvedModel
 from vitrail.weights.tensors import encode_tensors, printable, read_json, read_tensors
 
@@ -165,7 +166,7 @@ def write_peft(path: Path, model: Task, base: ResolvedModel) -> Path | None:
     if not isinstance(model, Classifier) or not isinstance(backbone, ViT) or not isinstance(backbone.head, Head):
         return None
     if base.layout == "huggingface folder":
-        model_type = read_json(base.path / CONFIG, log=lambda line: None)["model_type"]
+        model_type = model_type_of(backbone.config)
         if model_type not in BLOCKS or not _has_counterpart(model_type, backbone.config):
             return None
     adapters = dict(list_adapters(model.backbone))
@@ -177,7 +178,7 @@ def write_peft(path: Path, model: Task, base: ResolvedModel) -> Path | None:
     config = {
         "peft_type": "LORA",
         "task_type": None,
-        "base_model_name_or_path": base.origin.removeprefix(REMOTE).partition("@")[0],
+        "base_model_name_or_path": name_base(base),
         "target_modules": sorted(pairs),
         "r": rank,
         "rank_pattern": larger,
@@ -197,6 +198,13 @@ def write_peft(path: Path, model: Task, base: ResolvedModel) -> Path | None:
     with stage_folder(path, files) as aside:
         replace_folder(path, aside)
     return path
+
+
+def name_base(base: ResolvedModel) -> str:
+    """Returns the repository of the hub, without the commit, or the path."""
+    if not base.origin.startswith(REMOTE):
+        return base.origin
+    return base.origin.removeprefix(REMOTE).partition("@")[0]
 
 
 def _has_counterpart(model_type: str, config: ViTConfig) -> bool:
