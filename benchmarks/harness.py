@@ -23,6 +23,8 @@ import torch
 
 RECORDS = Path(__file__).parent / "records"
 
+Clock = Callable[[], float]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -48,9 +50,6 @@ def settle(device: str) -> None:
     """Waits for what the device still has to do."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
-
-
-Clock = Callable[[], float]
 
 
 def clock_of(device: str) -> Clock:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.each_row import each_row
+from tests.models.conftest import shaken
 from tests.models.test_vit_kinds import KINDS, create, draw_images
 from tests.models.tiny import TINY
 from vitrail.errors import ConfigError
@@ -21,20 +22,10 @@ ADAPTED = {name: config for name, config in TINY.items() if not isinstance(confi
 SCALE = 4.0
 
 
-def randomise(model: Backbone) -> Backbone:
-    """Gives every tensor numbers of non-trivial size, those of adapters too."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = 0.2 * torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise + (name.endswith("weight") and parameter.ndim == 1))
-    return model.eval()
-
-
 def adapt(config, **how) -> Backbone:
     model = create_backbone(config)
     add_adapters(model, **{"rank": 2, "alpha": 2 * SCALE, **how})
-    return randomise(model)
+    return shaken(model).eval()
 
 
 def merge(model: Backbone) -> Backbone:
@@ -76,7 +67,7 @@ def plain(model: Backbone) -> dict[str, torch.Tensor]:
 def test_the_parts_of_later_vits_take_adapters(kind):
     model = create(kind)
     add_adapters(model, rank=3)
-    randomise(model)
+    shaken(model)
     images = draw_images()
     with torch.no_grad():
         torch.testing.assert_close(model(images), merge(model)(images), atol=2e-5, rtol=1e-4)
@@ -94,7 +85,7 @@ def test_each_pooling_uses_the_adapters_of_the_last_block(pool):
 
 
 def test_new_adapters_leave_every_weight_bit_for_bit():
-    model = randomise(create_backbone(TINY["vit"]))
+    model = shaken(create_backbone(TINY["vit"]))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     add_adapters(model, rank=4)
     after = merge_tensors(model)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import vitrail
 from tests.models.theirs import build, saved, shaken
-from tests.training.test_lora import HOW, randomise
+from tests.training.test_lora import HOW
 from vitrail.models import ViTConfig, create_backbone
 from vitrail.weights import load
 
@@ -57,7 +57,7 @@ def test_timm_and_peft_compute_what_a_run_saved(tmp_path, slices):
         image_size=8, patch_size=4, in_channels=1, width=192, depth=2, heads=3, mlp_width=768, classes=10, norm_eps=1e-6
     )
     backbone = create_backbone(config)
-    randomise(backbone, 0)
+    shaken(backbone)
     tensors = {name: tensor.contiguous() for name, tensor in backbone.state_dict().items()}
     save_file(tensors, tmp_path / "base.safetensors")
     ours = train(tmp_path / "base.safetensors", tmp_path / "run", f"model.adapters.slices={slices}")

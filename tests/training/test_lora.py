@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import vitrail
+from tests.models.conftest import shaken
 from tests.models.tiny import TINY
 from tests.tasks.dense_models import create as create_dense
 from tests.training.stopping import stopped_after
@@ -34,17 +35,9 @@ HOW["set"] = ["compute.tune=false", "save.evaluations=2", "save.log_every=1", "s
 CONFIG = replace(TINY["vit"], image_size=(8, 8), patch_size=(4, 4), in_channels=1, classes=10)
 
 
-def randomise(module: torch.nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            noise = 0.2 * torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise + (name.endswith("weight") and parameter.ndim == 1))
-
-
 def write_base(path: Path, seed: int = 0) -> Path:
     model = create_classifier(CONFIG, classes=[f"class {label}" for label in range(10)])
-    randomise(model.backbone, seed)
+    shaken(model.backbone, seed)
     return save_model(path, model)
 
 

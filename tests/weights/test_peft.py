@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vitrail
+from tests.models.conftest import shaken
 from tests.models.theirs import build, saved
-from tests.training.test_lora import CONFIG, HOW, randomise
+from tests.training.test_lora import CONFIG, HOW
 from vitrail.errors import CheckpointError
 from vitrail.models import create_backbone
 from vitrail.tasks.classification.classifier import create_classifier
@@ -89,6 +90,7 @@ def test_updates_are_added_to_the_weights_of_their_base(tmp_path, names, root):
         ({"lora_alpha": float("inf")}, "an alpha that is no number"),
         ({"alpha_pattern": {"q_proj": None}}, "an alpha that is no number"),
         ({"alpha_pattern": ["q_proj"]}, "an alpha that is no number"),
+        ({"modules_to_save": 3}, "modules_to_save that is no list"),
         ({"use_dora": True}, "sets use_dora"),
         ({"fan_in_fan_out": True}, "sets fan_in_fan_out"),
         ({"base_model_name_or_path": None}, "has no base_model_name_or_path"),
@@ -158,7 +160,7 @@ def test_names_of_bases_without_a_head_are_found():
 def timm_base(path: Path) -> Path:
     """A file without a config, of a width from which the number of heads follows."""
     backbone = create_backbone(replace(CONFIG, width=192, depth=1, heads=3, mlp_width=768))
-    randomise(backbone, 0)
+    shaken(backbone)
     save_file({name: tensor.contiguous() for name, tensor in backbone.state_dict().items()}, path)
     return path
 

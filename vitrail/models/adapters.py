@@ -19,17 +19,9 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.models.backbone import Backbone
 from vitrail.models.layers import Dense, by_hand
 
-LAYERS = (
-    "qkv",
-    "q",
-    "k",
-    "v",
-    "kv",
-    "proj",
-    "fc1",
-    "fc2",
-)  # dense layers of attention and MLP, by the end of their names
-FUSED = ("qkv", "kv", "q", "k", "v")  # those whose rows are slices of q, k and v
+# dense layers of attention and MLP, by the end of their names; of the first five the rows are slices of q, k and v
+SLICED = ("qkv", "kv", "q", "k", "v")
+LAYERS = (*SLICED, "proj", "fc1", "fc2")
 ORIGINAL, ADAPTER = ".parametrizations.weight.original", ".parametrizations.weight.0."  # within the names of tensors
 
 
@@ -106,7 +98,7 @@ def add_adapters(
     adapted = []
     for name, module in dense.items():
         end = _end(name)
-        parts = end if end in FUSED else "*"
+        parts = end if end in SLICED else "*"
         chosen = [index for index, part in enumerate(parts) if part == "*" or part in slices]
         if not chosen or (layers and end not in layers):
             continue

@@ -117,6 +117,9 @@ def read_peft(path: Path) -> PeftAdapter:
         raise CheckpointError(
             what, "lora_alpha is a number, alpha_pattern a number for each name; save the adapter again"
         )
+    if not isinstance(saved_modules, list):
+        what = f"{path / PEFT_CONFIG} has a modules_to_save that is no list"
+        raise CheckpointError(what, "it is a list of names; save the adapter again")
     if wrong := [name for name in UNSUPPORTED if config.get(name)]:
         what = f"{path / PEFT_CONFIG} sets {', '.join(wrong)}, which is not supported"
         raise CheckpointError(what, MERGE)
