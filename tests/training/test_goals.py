@@ -101,12 +101,16 @@ PAIRS = {"mae": "beit", "masked-patch": "swin", "beit": "vit", "moco": "bit", "s
 OBLONG = np.random.default_rng(0).integers(0, 256, (40, 64, 32, 1), np.uint8), np.arange(40) % 2
 
 
+def changes_of(name: str) -> dict[str, Any]:
+    """What distinguishes a small config from the named one of its architecture."""
+    default, changes = MODELS[NAMES[TINY[name].architecture]].to_dict(), TINY[name].to_dict()
+    return {key: value for key, value in changes.items() if key not in DERIVED and value != default[key]}
+
+
 def describe(objective: str, name: str, tokenizer: Path) -> dict[str, Any]:
     """A short run of a small config by an objective, in bf16."""
     config = TINY[name]
-    default, changes = MODELS[NAMES[config.architecture]].to_dict(), config.to_dict()
-    changes = {key: value for key, value in changes.items() if key not in DERIVED and value != default[key]}
-    settings = [f"model.changes={json.dumps(changes)}", f"objective.changes={OF[objective]}", *SETTINGS]
+    settings = [f"model.changes={json.dumps(changes_of(name))}", f"objective.changes={OF[objective]}", *SETTINGS]
     how = {"objective": objective, "model": NAMES[config.architecture], "steps": STEPS, "batch": 16, "quiet": True}
     return {**how, "settings": [*settings, "compute.precision=bf16"], **given_to(objective, tokenizer)}
 

@@ -143,12 +143,13 @@ def others(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("objective", "parallel"), [("beit", "shard"), ("tokenizer", "replicate"), ("distillation", "shard")]
+    ("objective", "parallel"),
+    [("beit", "shard"), ("tokenizer", "replicate"), ("distillation", "shard"), ("distil", "shard")],
 )
 def test_ranks_learn_from_other_models_as_one_process(pool, data, others, tmp_path, objective, parallel):
     changes = "model.changes={patch_size: [8, 8], width: 12, depth: 1, levels: [4, 4]}"
     given = ("model.size=[32, 32]", changes, *on_ranks.PLAIN) if objective == "tokenizer" else on_ranks.settings("vit")
-    read = {"beit": "tokenizer", "distillation": "teacher"}.get(objective)
+    read = {"beit": "tokenizer", "distillation": "teacher", "distil": "teacher"}.get(objective)
     given = (*given, "schedule.steps=3", "data.batch=14", *([f"objective.{read}={others / read}"] if read else []))
     name = objective.replace("distillation", "supervised")
     assert on_ranks.alone(tmp_path / "one", given, objective=name, data=data) == ""

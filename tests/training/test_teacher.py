@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig
 from vitrail.models.resnet import ResNetConfig
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
-from vitrail.training.inputs import CHUNK, Teacher, apply_in_chunks
+from vitrail.training.frozen_networks import CHUNK, Teacher, apply_in_chunks
 from vitrail.verbs.train import train
 from vitrail.weights.native import save_model
 

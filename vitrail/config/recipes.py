@@ -426,6 +426,12 @@ _RECIPES = (
         changes=HEADS,
     ),
     _pretrain_small(
+        "distil",
+        POLICIES["finetune"],
+        "ours, on the similarities of images (Fang et al. 2021, SEED) and of patches that a teacher finds (--teacher)",
+        "what a pre-trained model knows, in a small one without labels; it needs thousands of images",
+    ),
+    _pretrain_small(
         "tokenizer",
         POLICIES["mae"],
         "ours: finite scalar quantisation (Mentzer et al. 2024), one of 512 codes a patch",

@@ -20,7 +20,9 @@ from vitrail.images.pixel_range import check_levels
 from vitrail.untrusted.limits import PIXELS
 
 TaskAlias = Literal["classify", "segment", "detect"]
-Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
+Unlabelled = Literal[
+    "masked-patch", "mae", "beit", "moco", "simclr", "distil", "tokenizer"
+]  # objectives that need no labels
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
 COLUMNS = ("path", "label", "split")  # of a table
 Parallel = Literal["replicate", "shard", "hybrid"]
@@ -176,8 +178,8 @@ class ObjectiveSettings:
 
     name: Annotated[
         str,
-        "objective: supervised, or without labels masked-patch (of the ViT paper), mae, beit, moco, simclr, tokenizer or the "
-        "name of a registered one",
+        "objective: supervised, or without labels masked-patch (of the ViT paper), mae, beit, moco, simclr, distil, tokenizer or "
+        "the name of a registered one",
     ] = "supervised"
     loss: Annotated[
         str | None,
@@ -185,13 +187,16 @@ class ObjectiveSettings:
         "multi-label data",
     ] = None
     binarise: Annotated[bool, "with sigmoids, every target above 0 counts as 1 (DeiT III)"] = False
-    teacher: Annotated[str | None, "model whose predictions are distilled"] = None
+    teacher: Annotated[
+        str | None, "model whose predictions are distilled, or, by the objective distil, its features"
+    ] = None
     tokenizer: Annotated[str | None, "run of the tokenizer whose codes beit predicts"] = None
     changes: Annotated[dict[str, Any], "changed arguments of the objective"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         no_use = f"the objective {self.name!r} does not use a"
-        _demand(self.teacher is None or self.name == "supervised", f"{no_use} teacher", "leave objective.teacher out")
+        fits = self.teacher is None or self.name in ("supervised", "distil")
+        _demand(fits, f"{no_use} teacher", "leave objective.teacher out")
         _demand(self.tokenizer is None or self.name == "beit", f"{no_use} tokenizer", "leave the tokenizer out")
 
 

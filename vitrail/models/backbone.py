@@ -160,6 +160,13 @@ class Backbone(nn.Module):
         maps = self.feature_maps(images, on_attention)
         return [self._norm_map(maps[layer]) for layer in (self.config.dense_layers if layers is None else layers)]
 
+    def features_and_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the features (B, F) and the last of the `dense_maps` (B, D, h, w), from one pass."""
+        tokens = self.forward_features(images)
+        x = as_map(tokens.x[:, self.leading :], tokens.grid)
+        is_normed = not isinstance(getattr(self, "norm", None), nn.Identity)
+        return self.pool(tokens), x if is_normed else self._norm_map(x)
+
     def _norm_map(self, x: Tensor) -> Tensor:
         """Applies the last norm to a map (B, D, h, w) if it has the width of the last."""
         norm = self.fc_norm if isinstance(self.norm, nn.Identity) else self.norm

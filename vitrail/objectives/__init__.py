@@ -9,6 +9,7 @@ from vitrail.objectives.contrastive import ContrastiveObjective as ContrastiveOb
 from vitrail.objectives.contrastive import MoCo as MoCo
 from vitrail.objectives.contrastive import SimCLR as SimCLR
 from vitrail.objectives.contrastive import cached_backward as cached_backward
+from vitrail.objectives.features import FeatureDistillation as FeatureDistillation
 from vitrail.objectives.mae import MAE as MAE
 from vitrail.objectives.masking import MaskedCodes as MaskedCodes
 from vitrail.objectives.masking import MaskedPatch as MaskedPatch
@@ -26,6 +27,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "beit": MaskedCodes,
     "moco": MoCo,
     "simclr": SimCLR,
+    "distil": FeatureDistillation,
     "tokenizer": Reconstruction,
 }
 

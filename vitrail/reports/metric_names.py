@@ -111,6 +111,11 @@ OF_FEATURES = {
         chart="Accuracy",
         line="nearest neighbours",
     ),
+    "teacher_knn": share(
+        *("the teacher's kNN accuracy", "of the teacher's features of the same images", "Teacher's kNN accuracy"),
+        chart="Accuracy",
+        line="teacher",
+    ),
     "chance": Metric("chance", "the share of the most frequent class", "", percent, None, "Accuracy", "chance"),
     "effective_rank": Metric(
         "effective rank", "effective number of dimensions of the features", "", "{:.1f}".format, True
@@ -126,6 +131,13 @@ OF_OBJECTIVES = {
     "explained": share("explained variance", "within hidden patches; 0 corresponds to predicting their mean colour"),
     "rmse": Metric(*("RMSE", "root mean squared error; of patches, colours are in [0, 1]", "", "{:.3g}".format, False)),
     "batch_spread": Metric("spread in the batch", "of the compared features; 0 if they are equal", "", "{:.2g}".format),
+    "images_loss": Metric(
+        "loss of images", "divergence of the similarities of images from the teacher's", "", decimal, False
+    ),
+    "patches_loss": Metric(
+        "loss of patches", "divergence of the similarities of patches from the teacher's", "", decimal, False
+    ),
+    "teacher_cosine": Metric("cosine to the teacher", "of the features of training images", "", "{:.2f}".format, True),
     "psnr": Metric("PSNR", "reconstruction of training images; higher is better", "", DECIBELS, True),
     "psnr_held_out": Metric(
         "PSNR, held out", "reconstruction of held-out images; higher is better", "", DECIBELS, True

@@ -24,7 +24,7 @@ from vitrail.text import decimal, percent, sentence
 
 # common columns of the records; all others are measurements of the objective
 OWN_COLUMNS = {"step", "epoch", "images", "loss", "lr", "seconds", "images_per_second", "data_wait"}
-OWN_COLUMNS |= {"knn", "chance", "effective_rank", "spread"}
+OWN_COLUMNS |= {"knn", "teacher_knn", "chance", "effective_rank", "spread"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Panel:
 class PretrainingFacts(RunFacts):
     """The data about a self-supervised encoder or a tokenizer; only ``title`` and ``objective`` are required.
 
-    Evaluation records have ``effective_rank`` and ``spread``, and with labels ``knn`` and ``chance`` as fractions; the record
-    of step 0 is of the weights before training. Any other numeric column is a measurement of the objective. ``panels`` show
-    the same images in the same order, the original first. ``before`` and ``after`` are the feature health before and after
-    training, and ``diagnosis`` describes a collapse.
+    Evaluation records have ``effective_rank`` and ``spread``, and with labels ``knn``, ``chance`` and of a distillation
+    ``teacher_knn`` as fractions; the record of step 0 is of the weights before training. Any other numeric column is a
+    measurement of the objective. ``panels`` show the same images in the same order, the original first. ``before`` and ``after``
+    are the feature health before and after training, and ``diagnosis`` describes a collapse.
     """
 
     objective: str
@@ -118,11 +118,13 @@ def draw_records(facts: PretrainingFacts) -> dict[str, Markup]:
     def most(column: str) -> float:  # a fixed upper end keeps the axis linear, which shows a collapse
         return max((value for value, _ in curves.finite(facts.records, column)), default=1.0)
 
-    answers, share = marked("knn", "nearest neighbours"), {"words": short_percent, "most": most("knn")}
+    answers = marked("knn", "nearest neighbours")
+    share = {"words": short_percent, "most": max(most("knn"), facts.last("teacher_knn") or 0.0)}
+    teacher = curves.series(facts.records, "teacher_knn", "teacher", "violet", dashed=True)
     chance = curves.series(facts.records, "chance", "chance", "muted", dashed=True) if answers else []
     rank = marked("effective_rank", "rank", "emerald")
     measured: dict[str, curves.Curve] = {
-        "knn": (METRICS["knn"].label, [*answers, *chance], share),
+        "knn": (METRICS["knn"].label, [*answers, *teacher, *chance], share),
         "effective-rank": ("Effective rank of the features", rank, {"most": most("effective_rank")}),
         "spread": ("Spread of the features", marked("spread", "spread", "emerald"), {"most": 1.0}),
     }
@@ -161,6 +163,9 @@ def list_other_figures(facts: PretrainingFacts) -> list[tuple[str, str, str]]:
     losses = [value for value, _ in curves.finite(facts.records, "loss")]
     if losses and (facts.tokenizes or facts.last("knn") is not None):
         rows.append(("Loss", decimal(losses[-1]), f"initially {decimal(losses[0])}"))
+    if (taught := facts.last("teacher_knn")) is not None:
+        metric = METRICS["teacher_knn"]
+        rows.append((metric.heading, metric.format(taught), metric.gloss))
     if (now := facts.after) is not None:
         before = facts.before
         for name, shown in (("effective_rank", f"{{}} of {now.width:,}"), ("spread", "{}")):

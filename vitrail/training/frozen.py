@@ -17,7 +17,6 @@ import torch
 
 from vitrail.config.schema import Run
 from vitrail.data.augment.placement import Frames
-from vitrail.data.augment.policy import POLICIES
 from vitrail.data.loader import Batch
 from vitrail.data.sample_order import TrainStream
 from vitrail.errors import DataError
@@ -39,7 +38,8 @@ def has_fixed_features(run: Run, data: RunData, model: Any) -> bool:
     """Returns whether each image has the same features in every step: the head of a classifier alone is trained, by labels, and
     nothing is drawn for an image but its place in the order.
     """
-    is_plain = replace(run.augment, smoothing=0.0) == POLICIES["none"] and run.data.repeats == 1
+    augment = run.augment
+    is_plain = augment.only_flips and not augment.flip and not augment.mixes and run.data.repeats == 1
     by_labels = run.objective.name == "supervised" and run.objective.teacher is None
     return run.model.head_only and is_plain and by_labels and isinstance(model, Classifier) and data.transform is None
 

@@ -26,9 +26,18 @@ from vitrail.evaluation.own_metrics import OwnMetrics
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.models.backbone import eval_mode
+from vitrail.models.config import grid_of
 from vitrail.models.cost import saved_bytes
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
-from vitrail.objectives import ContrastiveObjective, MaskedCodes, MaskedPatch, Reconstruction, find_objective
+from vitrail.objectives import (
+    ContrastiveObjective,
+    FeatureDistillation,
+    MaskedCodes,
+    MaskedPatch,
+    Reconstruction,
+    find_objective,
+)
+from vitrail.objectives.contrastive import pooled_width
 from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Distillation, Supervised
 from vitrail.plugins import METRICS, find_loss, find_own
@@ -42,7 +51,8 @@ from vitrail.runtime.distributed import SINGLE
 from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.tasks import Task, find_task
 from vitrail.training.data import RunData, Transform, choose_arguments, open_run_data
-from vitrail.training.inputs import Augmented, Inputs, TaskInputs, Teacher, TokenizerCodes, ViewInputs
+from vitrail.training.frozen_networks import FeatureTeacher, FrozenNetwork, Teacher, TokenizerCodes
+from vitrail.training.inputs import Augmented, Inputs, TaskInputs, ViewInputs
 from vitrail.training.network import (
     BuiltModel,
     NetworkPlan,
@@ -140,10 +150,17 @@ def load_teacher(path: str, model: Task, precision: str, log: LogFunction) -> Te
     if not model.learns_from_teacher:
         what = "the images have several labels each, and a teacher gives one" if model.multi_label else ""
         raise ConfigError(what or f"the task {model.name} has no use for a teacher", "train without --teacher")
-    teacher = weights.load(path, log=log).to(device_of(model))
-    size = "{} x {}".format(*teacher.preprocessing.size)
-    log(f"teacher  {teacher.config.about}, {len(teacher.classes)} classes, images of {size}: {path}")
+    teacher = read_teacher(path, log).to(device_of(model))
     return Teacher(teacher, model.classes, model.preprocessing, precision)
+
+
+def read_teacher(path: str, log: LogFunction) -> Task:
+    """Loads the model at ``path`` on the CPU, and says what it is."""
+    teacher = weights.load(path, log=log)
+    size = "{} x {}".format(*teacher.preprocessing.size)
+    classes = f", {len(teacher.classes)} classes" if teacher.classes else ""
+    log(f"teacher  {teacher.config.about}{classes}, images of {size}: {path}")
+    return teacher
 
 
 def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> Outcome:
@@ -194,6 +211,8 @@ def check_pretraining(run: Run) -> None:
             raise ConfigError(f"model.{name} is set, and learning without labels has no head", "leave it out")
     if run.model.adapters.rank:
         raise ConfigError("model.adapters is set, which needs labels", "leave it out, or use `vitrail train`")
+    if run.objective.name == "distil" and run.objective.teacher is None:
+        raise ConfigError("distil learns from a teacher, and none is given", "name a model with --teacher")
     if run.objective.name != "tokenizer":
         check_model(run)
     elif run.model.init is not None or run.model.name is not None:
@@ -214,6 +233,12 @@ def open_unlabelled(
         count = 0 if train is None else len(train)
         raise DataError(f"the data hold {count} training images", "give more; see `vitrail data check`")
     return run_data
+
+
+def build_encoder(run: Run, data: RunData, plan: NetworkPlan, start: Task | None, log: LogFunction) -> BuiltModel:
+    """Builds the network, and reads the teacher if its features are distilled."""
+    built, teacher = build_network(run, data, plan, start, log), run.objective.teacher
+    return built if teacher is None else replace(built, teacher=read_teacher(teacher, log))
 
 
 def plan_tokenizer(run: Run, data: RunData, start: Task | None, log: LogFunction) -> NetworkPlan:
@@ -249,13 +274,14 @@ def build_tokenizer(run: Run, data: RunData, plan: NetworkPlan, start: Task | No
 def create_pretraining_objective(
     run: Run, built: BuiltModel, data: RunData, log: LogFunction
 ) -> tuple[Objective, Inputs]:
-    """Returns the objective of a run around its encoder, and its inputs, for BEiT with the codes of a tokenizer.
+    """Returns the objective of a run around its encoder, and its inputs, with the outputs of a teacher or a tokenizer.
 
     Raises `ConfigError`, and `CheckpointError` for a tokenizer that cannot be read.
     """
     encoder = built.model.backbone if isinstance(built.model, Task) else built.model
-    preprocessing, settings, kind, codes = built.preprocessing, run.objective, find_objective(run.objective.name), None
+    preprocessing, settings, kind = built.preprocessing, run.objective, find_objective(run.objective.name)
     given: dict[str, Any] = {}
+    frozen: FrozenNetwork | None = None
     if kind is MaskedPatch:
         given = {"preprocessing": preprocessing}
     elif kind is Reconstruction:
@@ -265,8 +291,12 @@ def create_pretraining_objective(
             remedy = "train one first, `vitrail pretrain DATA --objective tokenizer`, and give it with --tokenizer RUN"
             raise ConfigError("beit predicts the codes of a tokenizer, and none is given", remedy)
         saved = load_tokenizer(settings.tokenizer, log)
-        codes = TokenizerCodes(saved, preprocessing, encoder.config.patch_size, device_of(encoder))
+        frozen = codes = TokenizerCodes(saved, preprocessing, encoder.config.patch_size, device_of(encoder))
         given = {"vocabulary": saved.tokenizer.config.vocabulary, "drawn": codes.decode}
+    elif kind is FeatureDistillation:
+        model, grid = built.teacher.to(device_of(encoder)), grid_of(preprocessing.size, encoder.config.cell)
+        frozen = FeatureTeacher(model, preprocessing, grid, run.compute.precision or "fp32")
+        given = {"images": len(data.train), "features": pooled_width(model.backbone)}
     objective = configure_objective(kind, encoder, settings.changes, **given)
     if isinstance(objective, ContrastiveObjective) and run.data.batch > len(data.train):
         log(
@@ -278,7 +308,7 @@ def create_pretraining_objective(
         log("views    no blur: images of {} x {} would lose their content".format(*preprocessing.size))
         policy = replace(policy, blur_views=(0.0, 0.0))
     augmented = Augmented(policy=policy, preprocessing=preprocessing, seed=run.seed, cropped=data.cropped)
-    return objective, ViewInputs(augmented, objective, codes)
+    return objective, ViewInputs(augmented, objective, frozen)
 
 
 def finish_encoder(training: Training, built: BuiltModel, ending: Ending) -> Outcome:
@@ -372,9 +402,9 @@ ENCODER = Goal(
     check=check_pretraining,
     open=open_unlabelled,
     plan=plan_network,
-    build=build_network,
+    build=build_encoder,
     objective=create_pretraining_objective,
-    validator=lambda run, built, data: FeatureValidator(built.model, data.splits, run, data.bad),
+    validator=lambda run, built, data: FeatureValidator(built.model, data.splits, run, data.bad, built.teacher),
     finish=finish_encoder,
     evaluate_first=True,
 )

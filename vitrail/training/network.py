@@ -53,6 +53,7 @@ class BuiltModel:
     parameters: int
     multiply_adds: int | None = None  # of one image
     base: ResolvedModel | None = None  # the weights to start from
+    teacher: Any = None  # the Task whose features are distilled
 
 
 def check_model(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from vitrail.data.sources.source import Source, describe_data
 from vitrail.errors import ConfigError
 from vitrail.evaluation.evaluate import EvaluationResult, evaluate_model
 from vitrail.inference.options import InferenceOptions
+from vitrail.objectives import FeatureDistillation
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import default_precision, find_device
 from vitrail.runtime.distributed import SINGLE, Ranks, localise
@@ -34,6 +36,7 @@ from vitrail.training.cost import TRIAL_STEPS, buy_steps
 from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
 from vitrail.training.fingerprint import fingerprint_data
 from vitrail.training.goals import ENCODER, GOALS, Goal
+from vitrail.training.inputs import ViewInputs
 from vitrail.training.network import BuiltModel, NetworkPlan
 from vitrail.training.optimizer import Average, Optimiser, select_trainable
 from vitrail.training.schedule import check_warmup
@@ -253,17 +256,9 @@ def assemble(
 
     If only a head is trained, on images without augmentation, their features are computed here (`training.frozen`).
     """
+    how: dict[str, Any] = {"is_trial": is_trial, "quiet": quiet, "log": log}
     objective, inputs = goal.objective(run, built, data, log)
     objective.to(device)
-    select_trainable(objective, run.model)
-    trained = objective
-    if not ranks.is_single:
-        from vitrail.training.parallel import parallelise  # loading FSDP takes a second
-
-        trained = parallelise(objective, run.compute, ranks, device)
-    parameters = localise(select_trainable(trained, run.model))
-    digests = fingerprint_data(data)
-    ranks.check_same(settings=identify(run), images=digests, versions=versions())
     batches = TrainingBatches(
         run=run,
         data=data,
@@ -275,14 +270,27 @@ def assemble(
         device=device,
         ranks=ranks,
     )
+    steps = length_in_steps(run, len(data.train))
+    if isinstance(objective, FeatureDistillation) and isinstance(inputs, ViewInputs):
+        from vitrail.training.teacher_features import prepare_teacher
+
+        seen = math.inf if steps is None else steps * run.data.batch
+        inputs = prepare_teacher(objective, inputs, batches, built.model, seen, **how)
+    select_trainable(objective, run.model)
+    trained = objective
+    if not ranks.is_single:
+        from vitrail.training.parallel import parallelise  # loading FSDP takes a second
+
+        trained = parallelise(objective, run.compute, ranks, device)
+    parameters = localise(select_trainable(trained, run.model))
+    digests = fingerprint_data(data)
+    ranks.check_same(settings=identify(run), images=digests, versions=versions())
     validator = goal.validator(run, built, data)
     if run.model.head_only:
         from vitrail.training.frozen import compute_features_once, has_fixed_features
 
         if has_fixed_features(run, data, built.model) and isinstance(validator, TaskValidator):
-            how: dict[str, Any] = {"is_trial": is_trial, "quiet": quiet, "log": log}
             inputs, batches, validator = compute_features_once(batches, validator, **how)
-    steps = length_in_steps(run, len(data.train))
     training = Training(
         run=run,
         steps=TRIAL_STEPS if steps is None else steps,

@@ -9,6 +9,7 @@ N images.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,11 +19,13 @@ from torch import nn
 from vitrail.config.schema import Run
 from vitrail.data.loader import Bad, eval_batches
 from vitrail.data.rng import permutation
+from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source, Splits, take_part
 from vitrail.evaluation.evaluate import compute_metric
 from vitrail.evaluation.feature_health import measure as measure_health
 from vitrail.evaluation.own_metrics import OwnMetrics
 from vitrail.evaluation.probes import knn
+from vitrail.inference.features import default_cache, features_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import run_model
 from vitrail.models.backbone import eval_mode
@@ -65,18 +68,20 @@ class TaskValidator:
 
 class FeatureValidator:
     """Figures of an encoder: ``effective_rank`` and ``spread`` of its features, and with labels the accuracy ``knn`` of the
-    nearest neighbours among training images, with that of the most frequent class, ``chance``.
+    nearest neighbours among training images, with that of the most frequent class, ``chance``, and of a ``teacher``'s features,
+    ``teacher_knn``.
 
     The same images each time: two thirds of ``save.watched`` are training images with known labels; one third, from val, or from
     train if val has too few, is classified. They are few, so every rank computes all of them.
     """
 
-    FIGURES: ClassVar[tuple[str, ...]] = ("knn", "chance", "effective_rank", "spread")
+    FIGURES: ClassVar[tuple[str, ...]] = ("knn", "teacher_knn", "chance", "effective_rank", "spread")
 
-    def __init__(self, model: Task, splits: Splits, run: Run, bad: Bad) -> None:
+    def __init__(self, model: Task, splits: Splits, run: Run, bad: BadImages, teacher: Task | None = None) -> None:
         train, val = splits.train, splits.val
         assert train is not None, "there are no training images"
-        self.model, self.bad = model, bad
+        self.model, self.bad, self.teacher = model, bad, teacher
+        self.of_teacher: dict[str, float] | None = None
         known, queries = 2 * run.save.watched // 3, run.save.watched // 3
         order = permutation(run.seed, 0, len(train))
         if val is not None and len(val) >= MIN_QUERIES:
@@ -98,9 +103,20 @@ class FeatureValidator:
         if not self.known.labelled or not self.queries.labelled or self.known.multi_label:
             return figures
         classes, targets = len(self.known.classes), queries[1]
-        votes = knn(*known, queries[0], classes=classes, k=min(NEIGHBOURS, len(known[0])))
+        if self.of_teacher is None:
+            self.of_teacher = {} if self.teacher is None else self._evaluate_teacher(self.teacher, run, ranks)
         chance = np.bincount(targets, minlength=classes).max() / len(targets)
-        return {"knn": float((votes.argmax(1) == targets).mean()), "chance": float(chance), **figures}
+        return {"knn": rate_knn(known, queries, classes), **self.of_teacher, "chance": float(chance), **figures}
+
+    def _evaluate_teacher(self, teacher: Task, run: Run, ranks: Ranks) -> dict[str, float]:
+        """Returns the figure of the teacher's features of the same images, which it sees in its own size."""
+        how: dict[str, Any] = {"options": replace(read_options(run), quiet=True), "cache": default_cache()}
+        known, queries = (
+            features_of(teacher, part, bad=self.bad, log=lambda line: None, ranks=ranks, **how)
+            for part in (self.known, self.queries)
+        )
+        seen, asked = (known.values, known.targets), (queries.values, queries.targets)
+        return {"teacher_knn": rate_knn(seen, asked, len(self.known.classes))}
 
     @torch.inference_mode()
     def _features(self, source: Source, run: Run, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:
@@ -113,6 +129,12 @@ class FeatureValidator:
                 features.append(output.cpu().numpy())
                 targets.append(batch.targets.numpy())
         return np.concatenate(features), np.concatenate(targets)
+
+
+def rate_knn(known: tuple[np.ndarray, np.ndarray], queries: tuple[np.ndarray, np.ndarray], classes: int) -> float:
+    """Returns the share of the queries whose nearest neighbours have their class; both are features (N, D) and targets (N,)."""
+    votes = knn(*known, queries[0], classes=classes, k=min(NEIGHBOURS, len(known[0])))
+    return float((votes.argmax(1) == queries[1]).mean())
 
 
 class CodeValidator:

@@ -18,6 +18,7 @@ def pretrain(
     data: Annotated[Any, "What `vitrail train` takes, or a folder of images without classes."] = None,
     *,
     objective: Annotated[str | None, Sets("objective.name")] = None,
+    teacher: Annotated[str | Path | None, Sets("objective.teacher", "it needs no classes")] = None,
     tokenizer: Annotated[str | Path | None, Sets("objective.tokenizer")] = None,
     recipe: Annotated[
         str | None, "Default values of all settings; by default the recipe named after the objective."

@@ -116,6 +116,12 @@ class Augment:
             raise ConfigError(f"augment.{name} is {getattr(self, name)}", remedy)
 
     @property
+    def only_flips(self) -> bool:
+        """Whether an image is never changed but by a flip, before images are mixed."""
+        changes = (*self.jitter, self.hue, self.grey, *self.blur_views, *self.solarise_views, self.layers, self.erase)
+        return self.crop == "none" and not (self.three_augment or any(changes))
+
+    @property
     def mixes(self) -> bool:
         """Whether images of a batch are ever mixed."""
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_probability > 0
