@@ -72,9 +72,8 @@ def test_before_and_after_a_training_every_head_has_its_difference(tmp_path):
     assert not np.allclose(first, second)
     page = report.read_text()
     changes = (second - first) / np.array(numbers["models"][0]["attention_distance_uniform_px"])[:, None]
-    cells = np.array(re.findall(r'data-value="(-?[\d.]+)"', page), float).reshape(
-        -1, 5
-    )  # layer, head, both, difference
+    values = re.findall(r'data-value="(-?[\d.]+)"', page.partition("Changes of the weights")[0])
+    cells = np.array(values, float).reshape(-1, 5)  # layer, head, both, difference
     np.testing.assert_allclose(cells[:, 4], changes.ravel(), atol=2e-6)
     assert cells[:, :2].tolist() == [[layer, head] for layer in range(3) for head in range(2)]
     assert page.count("Values of all heads") == 1

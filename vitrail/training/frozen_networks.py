@@ -95,7 +95,7 @@ class FeatureTeacher:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """(B, C, h, w) as the student takes them to (B, G + N E): features, then each cell of the map, as unit vectors in fp32."""
+        """(B, C, h, w) as the student takes them to (B, G + N E): features, then cells of the map, as unit vectors in fp32."""
         seen = renormalise(images, self.preprocessing, self.model.preprocessing, self.size)
         with in_precision(self.precision, images.device):
             features, x = self.model.backbone.features_and_map(seen)

@@ -6,7 +6,8 @@ Distances in pixels are those of each model's own input; what is compared is rel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.render import save_png
+from vitrail.analysis.weight_changes import WeightChange
 from vitrail.files import disk_errors
 from vitrail.markup import Markup
 from vitrail.reports.charts import colour_scale
@@ -28,6 +30,7 @@ from vitrail.reports.page import Cell, Table, render, write_page
 from vitrail.text import decimal, large, percent, plural, sentence
 
 Pair = tuple[Inspection, Inspection]
+Changes = Sequence[WeightChange]
 LONGEST_LABEL = 14  # letters of a name in the legend of a chart
 # figures of `summarise_figures`: their names on the page, and how they are written
 Write = Callable[[float], str]
@@ -59,8 +62,10 @@ def summarise_figures(inspection: Inspection) -> dict[str, float]:
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def pair_numbers(pair: Pair) -> dict[str, Any]:
-    """Returns the contents of ``numbers.json``: those of both models, and the second minus the first where both have one."""
+def pair_numbers(pair: Pair, changes: Changes = ()) -> dict[str, Any]:
+    """Returns the contents of ``numbers.json``: those of both models, the second minus the first where both have one, and the
+    ``changes`` of the weights.
+    """
     one, other = map(summarise_figures, pair)
     return replace_nan(
         {
@@ -69,12 +74,13 @@ def pair_numbers(pair: Pair) -> dict[str, Any]:
                 first.claim: [first.holds, second.holds] for first, second in zip(pair[0].findings, pair[1].findings)
             },
             "differences": {name: other[name] - one[name] for name in FIGURES if name in one and name in other},
+            "weight_changes": [asdict(change) for change in changes],
             "notes": list(pair[0].notes),
         }
     )
 
 
-def write_pair(out: Path, pair: Pair) -> Path:
+def write_pair(out: Path, pair: Pair, changes: Changes = ()) -> Path:
     """Writes ``report.html`` into ``out``, with its images as PNG and its charts as SVG; returns the path of the page. The notes
     are those of the first model.
 
@@ -105,6 +111,7 @@ def write_pair(out: Path, pair: Pair) -> Path:
         local=LOCAL,
         plots=plots,
         heads=list_values(pair),
+        changes=list_changes(changes),
         sheets=[{name: pixels(picture) for name, picture in pictures.items()} for pictures in sheets],
         tiles=[every_tile(each.positions.similarity) if each.positions else 1 for each in pair],
         variances=[float(np.sum(each.filters.explained[: len(each.filters.pictures)])) for each in pair],
@@ -172,6 +179,21 @@ def list_figures(pair: Pair) -> Table | None:
             rows.append((words, *map(write, values), _spell_change(values[1] - values[0], in_points=write is percent)))
     columns = ("figure", *(each.title for each in pair), "difference")
     return Table("Figures of both models", columns, rows) if rows else None
+
+
+def list_changes(changes: Changes) -> Table | None:
+    """Returns the table of the changes of dense layers; None without any."""
+    rows = [
+        (
+            Cell(f"{change.layer} {change.part}".rstrip(), key=place),
+            number(change.relative, 4),
+            number(change.directions, 1),
+            number(change.full, 0),
+        )
+        for place, change in enumerate(changes)
+    ]
+    columns = ("layer", "relative change", "directions", "of")
+    return Table("Changes of the dense layers", columns, rows, sorted_by="layer") if rows else None
 
 
 def _spell_change(change: float, *, in_points: bool) -> str:

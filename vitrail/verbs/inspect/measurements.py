@@ -35,6 +35,7 @@ from vitrail.analysis.offsets import compute_wavelengths, measure_offsets, pair_
 from vitrail.analysis.render import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.analysis.tokens import find_neuron, find_onset, measure_norms
+from vitrail.analysis.weight_changes import measure_changes
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.open import open_data
@@ -336,9 +337,10 @@ def inspect_pair(
         _measure_one_of_pair(task, title, out, data, most, options, command) for task, title in zip(tasks, titles)
     )
     pair = replace(one, notes=_write_pair_notes((one, other), tasks, data)), other
-    figures = pair_numbers(pair)
+    changes = measure_changes(tasks[0].backbone, tasks[1].backbone)
+    figures = pair_numbers(pair, changes)
     replace_file(out / "numbers.json", dump_json(figures))
-    return write_pair(out, pair), figures
+    return write_pair(out, pair, changes), figures
 
 
 def _measure_one_of_pair(
