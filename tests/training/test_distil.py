@@ -205,3 +205,9 @@ def test_another_teacher_and_none_are_refused(teacher, tmp_path):
         learn(tmp_path / "third", None)
     with pytest.raises(ConfigError, match="'mae' does not use a teacher"):
         pretrain(IMAGES, objective="mae", teacher=teacher, out=tmp_path / "fourth", quiet=True)
+
+
+def test_a_teacher_of_colours_teaches_a_student_of_grey_images(teacher, tmp_path):
+    run = learn(tmp_path / "run", teacher, data=(DRAWN[..., :1], IMAGES[1]))
+    assert run.load().config.in_channels == 1 and np.isfinite(run.figures["loss"])
+    assert "knn" in run.figures and "teacher_knn" not in run.figures  # arrays have one channel

@@ -54,6 +54,14 @@ def test_a_teacher_of_another_size_sees_the_pictures_scaled():
     assert shapes == [(2, 3, 48, 48)]
 
 
+def test_a_teacher_of_colours_sees_grey_images_with_three_equal_channels():
+    model, pictures = teacher_of(32), torch.rand(2, 1, 32, 32)
+    grey = Preprocessing.paper((32, 32), channels=1)
+    answers = Teacher(model, NAMES, grey)(grey.normalise(pictures))
+    expected = model(model.preprocessing.normalise(pictures.expand(-1, 3, -1, -1)))
+    torch.testing.assert_close(answers, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_teacher_sees_a_few_images_at_a_time_however_large_the_batch():
     images, seen = torch.rand(CHUNK + 3, 1, 2, 2), []
 

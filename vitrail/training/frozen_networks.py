@@ -155,8 +155,8 @@ FrozenNetwork = (
 
 
 def check_channels(model: Task, preprocessing: Preprocessing) -> None:
-    """Raises `ConfigError` if the teacher ``model`` takes other channels than the student."""
-    if model.preprocessing.channels != preprocessing.channels:
+    """Raises `ConfigError` if the teacher ``model`` takes other channels than the student; grey images it sees as colours."""
+    if preprocessing.channels not in (1, model.preprocessing.channels):
         what = f"the teacher takes {model.preprocessing.channels} channels, the student {preprocessing.channels}"
         raise ConfigError(what, "give them images of as many, with data.channels")
 
@@ -181,8 +181,12 @@ def choose_teacher_size(model: Task, grid: tuple[int, int]) -> tuple[int, int]:
 
 
 def renormalise(images: Tensor, source: Preprocessing, target: Preprocessing, size: tuple[int, int]) -> Tensor:
-    """Converts images (B, C, H, W) that were normalised for ``source``: scaled to ``size`` and normalised for ``target``."""
+    """Converts images (B, C, H, W) that were normalised for ``source``: scaled to ``size`` and normalised for ``target``; a
+    single channel is repeated for those of ``target``.
+    """
     pictures = source.denormalise(images)
+    if pictures.shape[1] == 1:
+        pictures = pictures.expand(-1, target.channels, -1, -1)
     if pictures.shape[2:] != size:
         pictures = nn.functional.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
     return target.normalise(pictures)

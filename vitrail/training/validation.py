@@ -81,6 +81,8 @@ class FeatureValidator:
         train, val = splits.train, splits.val
         assert train is not None, "there are no training images"
         self.model, self.bad, self.teacher = model, bad, teacher
+        if teacher is not None and teacher.preprocessing.channels != model.preprocessing.channels:
+            self.teacher = None  # arrays have the student's channels
         self.of_teacher: dict[str, float] | None = None
         known, queries = 2 * run.save.watched // 3, run.save.watched // 3
         order = permutation(run.seed, 0, len(train))
