@@ -25,7 +25,7 @@ NUMBERS = (
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": None}, [[[[[1]]]]], {"a": {"b": {"c": []}}})
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "top": (1, 5, 1000), "threshold": (0, 0.5, 1), "side": (1, 64), "as": ("json", "png"),
-    "explain": ("attention", "rollout", "gradient"), "method": ("attention", "rollout", "gradient", "occlusion"),
+    "explain": ("attention", "rollout", "gradient"), "method": ("attention", "rollout", "gradient", "occlusion", "similarity"),
     "layer": (-1, 0, "all"), "head": ("mean", "all", 0), "query": ("0,0", "1,2", ""), "target": ("0", "cat"),
 }  # fmt: skip
 ROUTES = ("/v1/predict", "/v1/embed", "/v1/explain")

@@ -20,7 +20,7 @@ def test_the_model_description_has_all_that_the_page_needs(client, served):
     assert told["classes"] == list(served.model.classes) and told["metrics"] == {"top1": 0.5}
     layer = {"heads": 2, "map": [4, 4], "asks": "all", "reads": "class token"}
     assert told["attention"]["layers"] == [layer] * 3
-    assert told["methods"] == ["attention", "rollout", "gradient", "occlusion"]
+    assert told["methods"] == ["attention", "rollout", "gradient", "occlusion", "similarity"]
     assert told["parameters"] == sum(each.numel() for each in served.model.parameters())
     assert told["limits"]["images"] == client.service.limits.images
 

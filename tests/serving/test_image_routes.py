@@ -23,6 +23,7 @@ from vitrail.analysis.attention import compute_head_maps
 from vitrail.analysis.explanation import ExplainOptions
 from vitrail.analysis.occlusion import measure_class, occlusion
 from vitrail.analysis.rollout import rollout
+from vitrail.analysis.similarity import patch_similarity
 from vitrail.inference.options import InferenceOptions
 from vitrail.serving.loaded_model import Abandoned, ExplanationRequest, LoadedModel, load_model
 from vitrail.tasks.classification.classifier import Classifier
@@ -173,16 +174,31 @@ def test_an_encoder_without_a_head_embeds_and_does_not_predict(start, png):
     assert client.post("/v1/predict", files={"file": png()}).json()["error"]["code"] == "no_head"
     told = client.post("/v1/explain?layer=all&head=all", files={"file": png()}).json()
     assert told["prediction"] is None and len(told["maps"]) == 4
-    assert client.get("/v1/model").json()["methods"] == ["attention", "rollout"]
+    assert client.get("/v1/model").json()["methods"] == ["attention", "rollout", "similarity"]
 
 
-def test_a_network_without_attention_offers_occlusion_alone(start, png):
+def test_a_network_without_attention_offers_occlusion_and_similarity(start, png):
     served = LoadedModel(shaken(TINY["bit"]), "bit")
     client = start(lambda: served)
     about = client.get("/v1/model").json()
-    assert about["attention"] is None and about["methods"] == ["occlusion"]
+    assert about["attention"] is None and about["methods"] == ["occlusion", "similarity"]
     assert client.post("/v1/explain?method=occlusion", files={"file": png()}).status_code == 200
     assert client.post("/v1/explain", files={"file": png()}).json()["error"]["code"] == "cannot_explain"
+
+
+def test_any_patch_is_compared_with_all_by_the_last_features(start, png):
+    served = LoadedModel(shaken(TINY["swin"]), "swin")
+    client = start(lambda: served)
+    grid = client.get("/v1/model").json()["feature_map"]
+    images = served.model.preprocess(png())
+    for query, patch in (("", None), ("&query=0,1", (0, 1))):
+        (found,) = client.post(f"/v1/explain?method=similarity{query}", files={"file": png()}).json()["maps"]
+        assert [found["rows"], found["columns"]] == grid and found["heads"] is None
+        expected = patch_similarity(served.model, images, patch).flatten(1)
+        assert np.allclose(found["values"], expected, rtol=1e-4, atol=1e-5)
+    refused = client.post(f"/v1/explain?method=similarity&query={grid[0]},0", files={"file": png()})
+    assert refused.status_code == 422 and "there is no patch" in refused.json()["error"]["message"]
+    assert client.post("/v1/explain?method=similarity&as=png", files={"file": png()}).content[1:4] == b"PNG"
 
 
 def test_an_exported_graph_answers_embeds_and_is_explained_by_occlusion_alone(start, png, tmp_path):

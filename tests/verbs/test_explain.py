@@ -14,8 +14,9 @@ from PIL import Image
 from tests.looked_at import NAMES, QUIET, picture, shaken
 from tests.models.tiny import QUICK, TINY
 from vitrail.analysis.attention import attention_map
-from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions
+from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, OF_PREDICTIONS, ExplainOptions
 from vitrail.analysis.rollout import relevance, rollout
+from vitrail.analysis.similarity import patch_similarity
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError, DiskError
 from vitrail.inference.options import InferenceOptions
@@ -61,7 +62,7 @@ def test_each_image_gets_an_overlay_of_its_own_size_its_heads_and_the_numbers(ph
         assert numbers["heads"].shape == (2, 4, 4)
         np.testing.assert_allclose(numbers["heads"].mean(0), attention_map(model, images, 1)[0], rtol=1e-5)
         truth = {"attention": attention_map(model, images, 1), "rollout": rollout(model, images)}
-        truth["gradient"] = relevance(model, images)
+        truth |= {"gradient": relevance(model, images), "similarity": patch_similarity(model, images)}
         if method in truth:
             np.testing.assert_allclose(numbers["heat"], truth[method][0], rtol=1e-5)
     stored = json.loads((out / f"{method}.json").read_text())
@@ -166,7 +167,7 @@ def test_invalid_options_raise_errors_that_name_the_value(photos, tmp_path):
 def test_methods_are_evaluated_on_the_same_images_against_random_maps(photos):
     images, scores = measure_faithfulness(shaken(), [str(photos)], steps=4, draws=2, inference=QUIET)
     assert images == 3
-    assert [each.method for each in scores] == [*METHODS, "random"]
+    assert [each.method for each in scores] == [*OF_PREDICTIONS, "random"]
     random = scores[-1]
     assert random.deletion_gain is None
     for each in scores[:-1]:
@@ -184,7 +185,7 @@ def test_a_model_without_attention_is_evaluated_by_what_it_has(photos):
 def test_methods_are_evaluated_on_maps_of_few_cells(photos):
     model = shaken(changed(TINY["vit"], image_size=(16, 16)))  # 2 x 2 patches, less than the steps that are asked for
     images, scores = measure_faithfulness(model, [str(photos / "a" / "wide.png")], draws=1, inference=QUIET)
-    assert (images, len(scores)) == (1, len(METHODS) + 1)
+    assert (images, len(scores)) == (1, len(OF_PREDICTIONS) + 1)
 
 
 def test_a_single_image_has_no_interval(photos):
@@ -220,7 +221,7 @@ def test_the_command_prints_a_table_and_leaves_with_the_codes_of_the_house(photo
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["overlay"] == "grey ü.attention.png"
     assert run(["explain", "a", "photos", "--faithfulness", "--quiet"]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in table] == ["method", *METHODS, "random", "over"]
+    assert [line.split()[0] for line in table] == ["method", *OF_PREDICTIONS, "random", "over"]
     assert run(["explain", "a", "photos", "--faithfulness", "--json", "--quiet"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["images"] == 3

@@ -16,6 +16,7 @@ from vitrail.analysis.attention import attention_map, check_index, compute_head_
 from vitrail.analysis.occlusion import choose_window, measure_class, occlusion
 from vitrail.analysis.render import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
 from vitrail.analysis.rollout import relevance, relevance_of_score, rollout
+from vitrail.analysis.similarity import patch_similarity
 from vitrail.data.augment.placement import Frames
 from vitrail.data.imagenet import index_classes
 from vitrail.errors import ConfigError, nearest
@@ -45,6 +46,7 @@ class ExplainOptions:
             of a segmenter the region where it is the answer.
         box: number of the object to explain among those that a detector answers with, from 0; by default the most certain.
         window: (height, width) in pixels of the regions that the method ``occlusion`` covers; by default `choose_window`.
+        patch: row and column of the patch that the method ``similarity`` compares with all; by default that in the centre.
     """
 
     method: str = "attention"
@@ -53,6 +55,7 @@ class ExplainOptions:
     target: str | None = None
     box: int | None = None
     window: tuple[int, int] | None = None
+    patch: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -64,6 +67,9 @@ class ExplainOptions:
         if self.head != "mean" and self.method != "attention":
             what = f"the method {self.method} takes no head, but head is {self.head}"
             raise ConfigError(what, "use the method attention, or omit the head")
+        if self.patch is not None and self.method != "similarity":
+            what = f"the method {self.method} compares no patch, but patch is {self.patch}"
+            raise ConfigError(what, "use the method similarity, or omit the patch")
 
     @property
     def one_head(self) -> int | None:
@@ -81,7 +87,9 @@ METHODS: dict[str, Method] = {
     "occlusion": lambda model, images, targets, options, batch: occlusion(
         model, images, measure_class(model, targets), window=options.window, batch=batch
     ),
+    "similarity": lambda model, images, _, options, batch: patch_similarity(model, images, options.patch),
 }
+OF_PREDICTIONS = tuple(method for method in METHODS if method != "similarity")  # which shows no cause of a prediction
 # of a subject: model, images, subject, options, batch
 PLACED: dict[str, Callable[[DenseTask, Tensor, Subject, ExplainOptions, int], Tensor]] = {
     "gradient": lambda model, images, subject, options, batch: relevance_of_score(model, images, subject.logit),
@@ -202,7 +210,9 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
     maps, heads_cell, cell = None, (1, 1), options.window or choose_window(model.config, size)
     if grids := model.attention_grids(size):
         maps, heads_cell = compute_head_maps(model, prepared.images, options.layer), grids[options.layer].cell
-    if options.method in NEEDS_ATTENTION:
+    if options.method == "similarity":
+        cell = model.config.cell
+    elif options.method in NEEDS_ATTENTION:
         cell = heads_cell if options.method == "attention" else grids[0].cell
     if options.method == "attention" and maps is not None:
         heat = select_head(maps, options.one_head)  # avoids a second forward pass

@@ -52,7 +52,7 @@ def get_upload(request: Request) -> Upload:
 
 
 Uploads = Annotated[list[Upload], Depends(get_uploads)]
-Method = Literal["attention", "rollout", "gradient", "occlusion"]
+Method = Literal["attention", "rollout", "gradient", "occlusion", "similarity"]
 Top = Annotated[int, Query(ge=1, le=1000, description="maximum number of classes")]
 Show = Annotated[Literal["json", "png"], Query(alias="as", description="values, or a picture with them drawn on it")]
 PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
@@ -161,14 +161,17 @@ async def explain(
     """Returns an explanation as values or as an image.
 
     The method `attention` returns the attention maps of one layer or all layers. `query` selects the query patch, instead
-    of the class token.
+    of the class token; for the method `similarity` it is the patch that is compared with all, by default that in the centre.
     """
     served, deadline = service.served, request.state.deadline
     which = -1 if layer == "all" else int(layer)
-    options = ExplainOptions(method=method, layer=which, head=int(head) if head.isdigit() else head, target=target)
     row, _, column = query.partition(",")
     place = (int(row), int(column)) if query else None
-    wanted = served.check_request(ExplanationRequest(options=options, every_layer=layer == "all", query=place))
+    patch = place if method == "similarity" else None
+    head_index = int(head) if head.isdigit() else head
+    options = ExplainOptions(method=method, layer=which, head=head_index, target=target, patch=patch)
+    asked = ExplanationRequest(options=options, every_layer=layer == "all", query=None if patch else place)
+    wanted = served.check_request(asked)
     with service.batcher.reserve(1, method, deadline, request.state.expected):
         prepared = await service.prepare(served.prepare_explanation, upload, deadline)
         if show == "png":

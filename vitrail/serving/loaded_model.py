@@ -32,6 +32,7 @@ from vitrail.analysis.explanation import (
     shrink,
 )
 from vitrail.analysis.occlusion import choose_window, coarsen_window
+from vitrail.analysis.similarity import check_patch
 from vitrail.data.augment.placement import Frames
 from vitrail.data.prepare import Picture
 from vitrail.errors import ConfigError
@@ -114,6 +115,9 @@ class LoadedModel:
         self.version = hashlib.sha256(repr(determining).encode()).hexdigest()[:12]
         self.attention = _describe_attention(model)
         lacking = (*(() if self.attention else NEEDS_ATTENTION), *(() if model.answers_classes else NEEDS_ANSWER))
+        lacking += ("similarity",) if isinstance(model.backbone, ExportedBackbone) else ()
+        grid = [-(-side // cell) for side, cell in zip(model.preprocessing.size, model.config.cell)]
+        self.feature_map = None if "similarity" in lacking else grid
         self.methods = [method for method in METHODS if method not in lacking]
         self.sample = self._try()  # raises for a model that does not run
         start = time.monotonic()
@@ -200,6 +204,8 @@ class LoadedModel:
                 what += f", which explains the class of an image: the task is {self.model.name}"
             raise ConfigError(what, f"supported methods: {', '.join(self.methods) or 'none'}")
         request = replace(request, options=resolve_options(self.model, request.options))
+        if (patch := request.options.patch) is not None and self.feature_map is not None:
+            check_patch(patch, self.feature_map)
         if request.query is not None and not self._layers_of(request):
             where = "any layer" if request.every_layer else f"layer {request.options.layer}"
             maps = sorted({"{} x {}".format(*layer["map"]) for layer in self.attention if layer["asks"] == "all"})

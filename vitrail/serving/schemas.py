@@ -145,6 +145,7 @@ class AboutModel(Schema):
     card: str | None = Field(description="Markdown")
     parity: dict[str, Any] | None = Field(description="comparison of an exported model with its source")
     attention: dict[str, list[LayerAttention]] | None = Field(description="the layers")
+    feature_map: list[int] | None = Field(description="rows and columns of the last map; null for an exported graph")
     methods: list[str]
     limits: AboutLimits
 

@@ -293,3 +293,18 @@ def test_windows_and_merged_maps_are_asked_at_the_place_that_was_pressed(visit, 
     page.locator("#layer").fill("2")
     expect(page.locator(".says")).to_contain_text("row 0, column 7")
     assert page.locator(".sheet .row").count() == 2  # the layers with maps of that size
+
+
+def test_a_clicked_patch_is_compared_with_all_by_their_features(visit, address):
+    page = visit(address)
+    see(page, file())
+    page.get_by_text("Similarity", exact=True).click()
+    centre = "Similarity: cosine of the patch in row 2, column 2 with all patches, by the last features."
+    expect(page.locator(".says")).to_have_text(centre)
+    before = pixels(page)
+    page.locator(".pane").click(position={"x": 5, "y": 5})
+    expect(page.locator(".says")).to_contain_text("row 0, column 0")
+    assert pixels(page) != before and page.locator(".asking").is_visible()
+    expect(page.locator("#commands")).to_contain_text("method=similarity&query=0,0&as=png")
+    page.get_by_role("button", name="Back to the patch in the centre").click()
+    expect(page.locator(".says")).to_have_text(centre)

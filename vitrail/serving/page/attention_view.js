@@ -186,7 +186,7 @@ export class AttentionView {
     const file = this.#slots[0]?.picture?.file.name;
     if (file === undefined) return;
     const { method, layer, head, top, threshold } = this.view, options = { file, token: this.api.usesToken };
-    const asked = `method=${method}${method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}${this.#query()}` : ""}`;
+    const asked = `method=${method}${method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}` : ""}${this.#query()}`;
     const query = { detection: `?threshold=${threshold}`, segmentation: "" }[this.model.task] ?? `?top=${top}`;
     byId("commands").replaceChildren(
       this.model.classes.length ? commandBlock("Prediction", curl(`v1/predict${query}`, options)) : "",
@@ -198,9 +198,10 @@ export class AttentionView {
 
   /** Returns the query patch as a request parameter. */
   #query() {
-    const grid = this.model.attention.layers[this.view.layer];
-    if (!this.view.spot || grid.asks !== "all") return "";
-    const [rows, columns] = grid.map, { row, column } = cellAt({ rows, columns, reach: [1, 1] }, this.view.spot);
+    const { method, layer, spot } = this.view, own = this.model.attention?.layers[layer];
+    const map = method === "similarity" ? this.model.feature_map : method === "attention" && own.asks === "all" ? own.map : null;
+    if (!spot || !map) return "";
+    const [rows, columns] = map, { row, column } = cellAt({ rows, columns, reach: [1, 1] }, spot);
     return `&query=${row},${column}`;
   }
 

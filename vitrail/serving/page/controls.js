@@ -5,7 +5,8 @@ import { LEAST } from "./objects.js";
 import { STRENGTHS } from "./painter.js";
 import { askerOf } from "./slot.js";
 
-const METHODS = { attention: "Attention", rollout: "Rollout", gradient: "Gradient", occlusion: "Occlusion" };
+const METHODS = { attention: "Attention", rollout: "Rollout", gradient: "Gradient", occlusion: "Occlusion", similarity: "Similarity" };
+const HINT = "Click a patch, or select one with the arrow keys, to see ";
 const MANNERS = { light: "Light", colours: "Colours" };
 
 export class Controls {
@@ -29,7 +30,7 @@ export class Controls {
     this.opacity = slider("opacity", "Strength", (value) => this.#set("opacity", value / 100));
     this.manners = choice("manner", "Display", Object.entries(MANNERS), view.manner, (value) => this.#set("manner", value));
     this.back = make("button", { type: "button", class: "quiet", onclick: () => this.#set("spot", null) });
-    this.hint = make("p", { class: "hint" }, "Click a patch, or select one with the arrow keys, to see what it attends to.");
+    this.hint = make("p", { class: "hint" });
     this.asker = make("div", { class: "asker" }, this.hint, this.back);
     this.element = make("div", { class: "controls", role: "group", "aria-label": "Display options" },
       make("div", { class: "sliders" }, this.threshold.element, this.tint.element), this.methods,
@@ -51,9 +52,12 @@ export class Controls {
     const { view, model } = this, layers = model.attention?.layers ?? [];
     const attention = view.method === "attention", heads = layers[view.layer]?.heads ?? 1;
     this.layer.element.hidden = this.head.element.hidden = !attention;
-    this.back.hidden = !view.spot || !attention;
+    const similarity = view.method === "similarity", asks = attention ? layers[view.layer]?.asks === "all" : similarity;
+    this.back.hidden = !view.spot || !(attention || similarity);
     this.asker.hidden = !view.method;
-    this.hint.hidden = !attention || Boolean(view.spot) || layers[view.layer]?.asks !== "all";
+    this.hint.hidden = !asks || Boolean(view.spot);
+    this.hint.textContent = HINT + (similarity ? "which patches are like it." : "what it attends to.");
+    if (similarity) this.back.textContent = "Back to the patch in the centre";
     if (attention) {
       this.back.textContent = `Back to ${askerOf(layers[view.layer])}`;
       const head = view.head === null ? 0 : Math.min(view.head, heads - 1) + 1;

@@ -48,9 +48,7 @@ export class Picture {
    * @returns {Promise<Explanation>}
    */
   explain(method, query = null) {
-    const more = method === "attention" ? "&layer=all&head=all" : "";
-    const from = query ? `&query=${query.row},${query.column}` : "";
-    return this.#once(`v1/explain?method=${method}${more}${from}`);
+    return this.#once(pathOf(method, query));
   }
 
   /**
@@ -59,7 +57,7 @@ export class Picture {
    * @param {Cell} query
    */
   knows(method, query) {
-    return this.#asked.has(`v1/explain?method=${method}&layer=all&head=all&query=${query.row},${query.column}`);
+    return this.#asked.has(pathOf(method, query));
   }
 
   #once(path) {
@@ -70,6 +68,15 @@ export class Picture {
     asked.catch(() => this.#asked.delete(path));
     return asked;
   }
+}
+
+/**
+ * @param {string} method
+ * @param {Cell | null} query
+ */
+function pathOf(method, query) {
+  const more = method === "attention" ? "&layer=all&head=all" : "";
+  return `v1/explain?method=${method}${more}${query ? `&query=${query.row},${query.column}` : ""}`;
 }
 
 /**

@@ -208,9 +208,9 @@ export class Slot {
   async #display(view, scene, own, late) {
     const entry = entryOf(own, view.layer), asks = this.model.attention?.layers[view.layer]?.asks === "all";
     if (!entry) return;
-    const pickable = view.method === "attention" && asks;
+    const similarity = view.method === "similarity", pickable = similarity || (view.method === "attention" && asks);
     const cell = pickable && view.spot ? cellAt(entry, view.spot) : null;
-    const from = cell ? await this.#asked(cell, late) : own;
+    const from = cell ? await this.#asked(view.method, cell, late) : own;
     if (late() || !from) return;
     const shown = entryOf(from, view.layer) ?? entry, map = mapOf(shown, view.method === "attention" ? view.head : null);
     const words = WORDS[view.method] ?? short;
@@ -221,17 +221,17 @@ export class Slot {
       ...view, scale: this.model.scale, range: rangeOf(map.values), pickable, words,
       caption: this.#caption(view, cell, asks, map, shown.note),
     });
-    this.stage.mark(cell);
+    this.stage.mark(cell ?? (similarity ? centreOf(entry) : null));
     if (view.method === "attention") this.sheet.draw(scene, from, cell ? entry : null, { ...view, scale: this.model.scale });
     this.sheet.choose(view.layer, view.method === "attention" ? view.head : null);
   }
 
   /** Returns the maps of a query patch, or null if another one was selected meanwhile. */
-  async #asked(cell, late) {
+  async #asked(method, cell, late) {
     const picture = /** @type {Picture} */ (this.picture);
     this.stage.mark(cell);
-    if (!picture.knows("attention", cell)) await new Promise((resolve) => setTimeout(resolve, SETTLE));
-    return late() ? null : picture.explain("attention", cell);
+    if (!picture.knows(method, cell)) await new Promise((resolve) => setTimeout(resolve, SETTLE));
+    return late() ? null : picture.explain(method, cell);
   }
 
   /** Returns the caption of the picture. */
@@ -243,6 +243,10 @@ export class Slot {
     if (method === "rollout") return "Rollout: attention from the output to each patch, through all layers.";
     if (method === "gradient") return "Gradient: attention weighted by its gradient for the predicted class.";
     if (method === "occlusion") return `Occlusion: decrease of the predicted probability when a region is covered${note ? ` (${note})` : ""}.`;
+    if (method === "similarity") {
+      const { row, column } = cell ?? centreOf(map);
+      return `Similarity: cosine of the patch in row ${row}, column ${column} with all patches, by the last features.`;
+    }
     const heads = this.model.attention.layers[layer].heads;
     const who = head === null ? `layer ${layer}, mean of all heads` : `layer ${layer}, head ${Math.min(head, heads - 1)}`;
     const asker = cell ? `the patch in row ${cell.row}, column ${cell.column}` : askerOf(this.model.attention.layers[layer]);
@@ -250,6 +254,9 @@ export class Slot {
     return `${capital(who)}: attention of ${asker}.${only}`;
   }
 }
+
+/** Returns the patch in the centre of a map, which the method similarity compares by default. */
+const centreOf = ({ rows, columns }) => ({ row: Math.floor(rows / 2), column: Math.floor(columns / 2) });
 
 /** Returns the view of a model's answers. */
 function answerOf({ task, classes, colours, multi_label: multiLabel }, stage, onSwitch) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -25,8 +26,9 @@ def explain(
         options.File | None, "The folder for overlays (.png), heads (.png), numbers (.npz and .json)."
     ] = None,
     method: Annotated[
-        Literal["attention", "rollout", "gradient", "occlusion"],
-        "attention of one layer; rollout through all layers; gradient-weighted relevance; occlusion.",
+        Literal["attention", "rollout", "gradient", "occlusion", "similarity"],
+        "attention of one layer; rollout through all layers; gradient-weighted relevance; occlusion; similarity of all patches "
+        "to one.",
     ] = "attention",
     layer: Annotated[
         int, "Attention layer from 0, or from the end with -1; other methods use it for the sheet of heads only."
@@ -34,6 +36,10 @@ def explain(
     head: Annotated[
         int | str, "With --method attention: a head from 0, mean, or all for an overlay of each head."
     ] = "mean",
+    patch: Annotated[
+        str | Sequence[int] | None,
+        "With --method similarity: row,column of the patch that is compared with all, from 0; by default the centre.",
+    ] = None,
     target: Annotated[
         str | None, "The class to explain, by name: by default the predicted one, of a segmenter the largest."
     ] = None,
@@ -66,11 +72,15 @@ def explain(
     reading = options.parse(given, max_bad=options.ALL)
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
+    chosen = patch.split(",") if isinstance(patch, str) else patch
+    if chosen is not None and (len(chosen) != 2 or not all(str(place).strip().isdecimal() for place in chosen)):
+        raise ConfigError(f"the patch is {patch!r}", "give row,column, such as 3,4")
+    place = None if chosen is None else (int(chosen[0]), int(chosen[1]))
     from vitrail.analysis.explanation import ExplainOptions
     from vitrail.verbs.explain.scores import measure_faithfulness, measure_localisation
     from vitrail.verbs.explain.write import explain_inputs
 
-    asked = ExplainOptions(method=method, layer=layer, head=head, target=target, box=box)
+    asked = ExplainOptions(method=method, layer=layer, head=head, target=target, box=box, patch=place)
     how: dict[str, Any] = {"inference": reading, "log": log}
     paths, folder = options.list_inputs(inputs), options.to_path(out)
     if masks is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, resolve_options
+from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, OF_PREDICTIONS, ExplainOptions, resolve_options
 from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare
 from vitrail.analysis.localisation import find_mask, measure_shares, read_mask
 from vitrail.data.imagenet import index_classes
@@ -93,7 +93,7 @@ def measure_faithfulness(
     resolve_options(task, ExplainOptions(method="occlusion", layer=options.layer, target=options.target))
     source = find_inputs(inputs).source
     has_attention = bool(task.attention_grids(task.preprocessing.size))
-    methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
+    methods = [name for name in OF_PREDICTIONS if has_attention or name not in NEEDS_ATTENTION]
     bad = inference.record_bad(source)
     curves: dict[str, list[tuple[float, float]]] = {}
     with ProgressBar("evaluating methods", len(source), quiet=inference.quiet) as show:
