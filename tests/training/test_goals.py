@@ -45,6 +45,8 @@ OF = {
     "mae": "{decoder_width: 16, decoder_depth: 1, decoder_heads: 2}",
     "moco": "{hidden: 24, out: 8}",
     "simclr": "{hidden: 24, out: 8}",
+    "dino": "{prototypes: 20, hidden: 24, bottleneck: 8, local_views: 2, freeze_last: 0.3}",
+    "ibot": "{prototypes: 20, hidden: 24, bottleneck: 8, local_views: 1, share_head: false}",
     "beit": "{}",
     "tokenizer": "{}",
 }
@@ -78,7 +80,7 @@ def given_to(objective: str, tokenizer: Path) -> dict[str, Any]:
     return {"tokenizer": tokenizer} if objective == "beit" else {}
 
 
-@pytest.mark.parametrize("objective", slow_except(["mae", "tokenizer"], {"mae"}))
+@pytest.mark.parametrize("objective", slow_except(["mae", "ibot", "tokenizer"], {"mae", "ibot"}))
 def test_a_stopped_run_resumes_bit_for_bit(objective, digits, tmp_path):
     whole = learn(objective, digits, tmp_path / "whole")
     with stopped_after(3):
@@ -97,7 +99,15 @@ def assert_same_run(whole: Result, parts: Result) -> None:
 
 
 # every objective by another kind of architecture that it supports
-PAIRS = {"mae": "beit", "masked-patch": "swin", "beit": "vit", "moco": "bit", "simclr": "pvt"}
+PAIRS = {
+    "mae": "beit",
+    "masked-patch": "swin",
+    "beit": "vit",
+    "moco": "bit",
+    "simclr": "pvt",
+    "dino": "axial",
+    "ibot": "swin",
+}
 OBLONG = np.random.default_rng(0).integers(0, 256, (40, 64, 32, 1), np.uint8), np.arange(40) % 2
 
 

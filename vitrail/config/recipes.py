@@ -84,6 +84,7 @@ RATES, IMAGENET_RATES = "0.001, 0.003, 0.01, 0.03", "0.003, 0.01, 0.03, 0.06"
 SMALL = {"pool": "gap", "prefix": [], "gelu": "exact", "positions": "sincos2d", "patch_dropout": 0.0}
 DECODER = {"decoder_width": 64, "decoder_depth": 2, "decoder_heads": 2}
 HEADS = {"hidden": 1024, "out": 128}
+PROTOTYPES = {"hidden": 1024, "bottleneck": 128, "momentum": 0.99}  # fewer epochs want a faster teacher
 
 
 def _updates(epochs: float, images: float) -> int:
@@ -426,6 +427,22 @@ _RECIPES = (
         changes=HEADS,
     ),
     _pretrain_small(
+        "dino",
+        POLICIES["dino"],
+        "ours, on the objective of Caron et al. 2021; 4,096 prototypes, four local views of half the side",
+        "features for nearest neighbours without comparing images; six encodings an image, three of them of its size",
+        lr=5e-4,
+        changes=PROTOTYPES,
+    ),
+    _pretrain_small(
+        "ibot",
+        POLICIES["dino"],
+        "ours, on the objective of Zhou et al. 2022: dino, and the patches of a mask of 30 %",
+        "as dino, with patches that are useful for dense tasks",
+        lr=5e-4,
+        changes=PROTOTYPES,
+    ),
+    _pretrain_small(
         "distil",
         POLICIES["finetune"],
         "ours, on the similarities of images (Fang et al. 2021, SEED) and of patches that a teacher finds (--teacher)",
@@ -478,6 +495,29 @@ _RECIPES = (
             optim=OptimSettings(name="adamw", lr=2.4e-3, weight_decay=0.1, clip=None),
             schedule=ScheduleSettings(epochs=300, warmup=40 / 300, kind="cosine"),
             augment=POLICIES["moco"],
+        ),
+    ),
+    Recipe(
+        source="Caron et al. 2021 (DINO): 5e-4 a batch of 256, on ImageNet-1k; weight decay stays where theirs begins",
+        expect="ViT-S/16: 74.5 % top-1 on ImageNet-1k with nearest neighbours after 800 epochs",
+        run=Run(
+            recipe="paper-dino",
+            model=ModelSettings(name="vit-s16", size=(224, 224), changes={"drop_path": 0.1, "gelu": "exact"}),
+            data=DataSettings(batch=1024, validation=0.01),
+            objective=ObjectiveSettings(
+                name="dino",
+                changes={
+                    "prototypes": 65_536,
+                    "local_views": 8,
+                    "local_size": 96 / 224,
+                    "teacher_temperature": 0.07,
+                    "temperature_warmup": 0.3,
+                    "freeze_patches": False,
+                },
+            ),
+            optim=OptimSettings(name="adamw", lr=2e-3, weight_decay=0.04, clip=3.0),
+            schedule=ScheduleSettings(epochs=100, warmup=0.1, kind="cosine", end=1e-6),
+            augment=replace(POLICIES["dino"], crop_area=(0.4, 1.0), local_crop_area=(0.05, 0.4)),
         ),
     ),
 )

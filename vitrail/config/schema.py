@@ -20,9 +20,8 @@ from vitrail.images.pixel_range import check_levels
 from vitrail.untrusted.limits import PIXELS
 
 TaskAlias = Literal["classify", "segment", "detect"]
-Unlabelled = Literal[
-    "masked-patch", "mae", "beit", "moco", "simclr", "distil", "tokenizer"
-]  # objectives that need no labels
+# objectives that need no labels
+Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "dino", "ibot", "distil", "tokenizer"]
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
 COLUMNS = ("path", "label", "split")  # of a table
 Parallel = Literal["replicate", "shard", "hybrid"]
@@ -178,8 +177,8 @@ class ObjectiveSettings:
 
     name: Annotated[
         str,
-        "objective: supervised, or without labels masked-patch (of the ViT paper), mae, beit, moco, simclr, distil, tokenizer or "
-        "the name of a registered one",
+        "objective: supervised, or without labels masked-patch (of the ViT paper), mae, beit, moco, simclr, dino, ibot, "
+        "distil, tokenizer or the name of a registered one",
     ] = "supervised"
     loss: Annotated[
         str | None,

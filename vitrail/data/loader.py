@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
-from vitrail.data.augment.policy import Augment
-from vitrail.data.prepare import Evaluated, Picture, TrainingCrop, Transformed
+from vitrail.data.augment.policy import Augment, LocalViews
+from vitrail.data.prepare import Evaluated, Picture, TrainingCrop, Transformed, TwoSizes
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.annotations import Annotations
@@ -43,6 +43,7 @@ class Batch:
 
     Args:
         images: (B, C, H, W) uint8, or float32 in [0, 1]; of a picture in `Windows` (1, V, C, H, W).
+        local: the images of `LocalViews` where they were cropped to their size, and so are not among ``images``.
         targets: as returned by `TargetKind.collate`: (B,) int64 class indices, -1 for unlabelled images, or (B, K) float32 zeros
             and ones; for other tasks any tensor or tuple of tensors, with the images on the first axis.
         keys: names of the samples.
@@ -59,6 +60,7 @@ class Batch:
     frames: Frames
     lead: np.ndarray | None = None
     halo: int = 0
+    local: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -70,7 +72,8 @@ class Batch:
             targets: Any = tuple(to_device(part, device) for part in self.targets)
         else:
             targets = to_device(self.targets, device)
-        return replace(self, images=to_device(self.images, device), targets=targets)
+        local = None if self.local is None else to_device(self.local, device)
+        return replace(self, images=to_device(self.images, device), targets=targets, local=local)
 
 
 def collate_labels(rows: np.ndarray) -> Tensor:
@@ -95,6 +98,7 @@ def train_batches(
     workers: int = 0,
     repeats: int = 1,
     views: int = 1,
+    local: LocalViews | None = None,
     share: slice | None = None,
     channels: int = 3,
     transform: Callable[[Any], Any] | None = None,
@@ -113,6 +117,7 @@ def train_batches(
             synchronously with a ``transform`` or a user's Dataset, whose code may not be thread-safe.
         views: number V of consecutive views of each sample of a step, so that a batch has B V images, B ``batch``. With
             ``repeats``, the numbering of the views of a repeated sample continues.
+        local: those of the views that are smaller, by ``policy.local``; a ``transform`` does not make them.
         share: the part of each step's samples that this process reads, if it is one of several; by default all of them. If
             ``policy`` mixes images, the one before the part is read too (`Batch.halo`), so that no images are exchanged.
         transform: a callable or module from a Pillow image (or an array (H, W, C), if Pillow has no mode for it) to
@@ -135,7 +140,10 @@ def train_batches(
         _check_channels(source, channels)
         batches = _read_arrays(source, steps, device, collate)
     else:
-        make: Make = TrainingCrop(source.contents, policy, size, seed, channels, _annotations(source), max_pixels)
+        make: Any = TrainingCrop(source.contents, policy, size, seed, channels, _annotations(source), max_pixels)
+        if local is not None:
+            small = replace(make, policy=policy.local, size=local.size)
+            make = TwoSizes(make, small, views, views - local.count)
         if transform is not None:
             make = Transformed(source.contents, transform, size, seed, channels, max_pixels)
         how = {"collate": collate, "workers": workers, "bad": bad, "views": views}
@@ -246,14 +254,16 @@ def _read_pictures(
             for place in sorted(reasons):
                 bad(source.keys[by_sample[place, 0, 1]], reasons[place])
             kept = np.delete(by_sample, list(reasons), axis=0).reshape(-1, 3)
-            yield _make_batch(source, torch.from_numpy(images), kept, frames, collate, maps)
+            pixels, *local = map(torch.from_numpy, images)
+            batch = _make_batch(source, pixels, kept, frames, collate, maps)
+            yield replace(batch, local=local[0]) if local else batch
 
 
 def _stack_pictures(
     make: Callable[[np.ndarray], AbstractContextManager[list[Made]]], ids: np.ndarray, *, views: int
-) -> tuple[np.ndarray, np.ndarray, Frames, list[np.ndarray | None], dict[int, str]]:
-    """Returns the ids of a job, its valid pictures (B, C, H, W), their frames and maps of classes, and the reasons of bad
-    samples by index in the job.
+) -> tuple[np.ndarray, list[np.ndarray], Frames, list[np.ndarray | None], dict[int, str]]:
+    """Returns the ids of a job, its valid pictures (B, C, H, W) of each size, their frames and maps of classes, and the reasons
+    of bad samples by index in the job.
     """
     with make(ids) as made:
         rows = [(row // views, picture) for row, picture in enumerate(made)]
@@ -263,7 +273,9 @@ def _stack_pictures(
         pixels = [picture.pixels for picture in pictures]
         if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may return either type
             pixels = [image if image.dtype == np.float32 else image / np.float32(255) for image in pixels]
-        images = np.stack(pixels) if pixels else np.zeros((0, 0, 0, 0), np.uint8)
+        shapes = list(dict.fromkeys(image.shape for image in pixels))  # two with local views, which come last
+        images = [np.stack([image for image in pixels if image.shape == shape]) for shape in shapes]
+        images = images or [np.zeros((0, 0, 0, 0), np.uint8)]
         maps = [None if picture.map is None else picture.map.copy() for picture in pictures]
         return ids, images, Frames.of(pictures), maps, reasons
 

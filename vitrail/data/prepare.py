@@ -101,6 +101,20 @@ class TrainingCrop:
 
 
 @dataclass(frozen=True)
+class TwoSizes:
+    """Of each ``views`` views of an item the first ``whole`` are made by ``large``, the others by ``small``."""
+
+    large: TrainingCrop
+    small: TrainingCrop
+    views: int
+    whole: int
+
+    def __call__(self, epoch: int, sample: int, view: int) -> Picture:
+        make = self.large if view % self.views < self.whole else self.small
+        return make(epoch, sample, view)
+
+
+@dataclass(frozen=True)
 class Transformed:
     """Applies the user's transform to a decoded item, instead of crop and augmentation.
 

@@ -9,6 +9,8 @@ from vitrail.objectives.contrastive import ContrastiveObjective as ContrastiveOb
 from vitrail.objectives.contrastive import MoCo as MoCo
 from vitrail.objectives.contrastive import SimCLR as SimCLR
 from vitrail.objectives.contrastive import cached_backward as cached_backward
+from vitrail.objectives.dino import DINO as DINO
+from vitrail.objectives.dino import IBOT as IBOT
 from vitrail.objectives.features import FeatureDistillation as FeatureDistillation
 from vitrail.objectives.mae import MAE as MAE
 from vitrail.objectives.masking import MaskedCodes as MaskedCodes
@@ -27,6 +29,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "beit": MaskedCodes,
     "moco": MoCo,
     "simclr": SimCLR,
+    "dino": DINO,
+    "ibot": IBOT,
     "distil": FeatureDistillation,
     "tokenizer": Reconstruction,
 }

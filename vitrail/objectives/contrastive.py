@@ -19,7 +19,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +40,7 @@ class ContrastiveObjective(Objective):
     belongs in `compare`, which sees the whole batch and must be deterministic.
     """
 
-    views: ClassVar[int] = 2
+    views = 2
 
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Returns the features through which the encoder gets its gradient, (B, F) of each view (B, C, H, W)."""

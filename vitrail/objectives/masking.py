@@ -118,6 +118,23 @@ def patches_per_cell(encoder: Backbone) -> Grid:
     return rows, columns
 
 
+def cell_grid(encoder: Backbone, size: Grid) -> Grid:
+    """Returns rows and columns of the cells of an image of ``size`` (height, width). Raises `ConfigError` for parts of cells."""
+    (height, width), cell = size, encoder.config.cell
+    if height % cell[0] or width % cell[1]:
+        what = f"an image of {height}x{width} pixels does not divide into cells of {cell[0]}x{cell[1]} pixels"
+        raise ConfigError(what, f"resize to a multiple of {cell[0]} pixels in height and {cell[1]} in width")
+    return height // cell[0], width // cell[1]
+
+
+def check_whole(objective: Objective) -> None:
+    """Raises `ConfigError` if the encoder of an ``objective`` that predicts patches drops some in training."""
+    if dropped := getattr(objective.encoder.config, "patch_dropout", 0.0):
+        name = type(objective).__name__
+        what = f"the encoder drops patches in training, patch_dropout={dropped}, which {name} predicts"
+        raise ConfigError(what, "create it with patch_dropout=0.0")
+
+
 class Masked(Objective):
     """An objective that replaces a fraction of the patches by a learned mask embedding and predicts ``outputs`` values for each.
 
@@ -140,12 +157,7 @@ class Masked(Objective):
         super().__init__(encoder)
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share!r}", "give a number in (0, 1], such as share=0.5")
-        dropped = getattr(encoder.config, "patch_dropout", 0.0)
-        if dropped:
-            what = (
-                f"the encoder drops patches in training, patch_dropout={dropped}, which {type(self).__name__} predicts"
-            )
-            raise ConfigError(what, "create it with patch_dropout=0.0")
+        check_whole(self)
         self.share = share
         self.mask_token = nn.Parameter(torch.empty(1, 1, encoder.patch_width))
         self.head = PatchHead(encoder, outputs)
@@ -158,12 +170,7 @@ class Masked(Objective):
             fill_parameter(name, parameter, 0.0)
 
     def _cell_grid(self, size: Grid) -> Grid:
-        """Returns rows and columns of the cells of an image of ``size`` (height, width)."""
-        (height, width), cell = size, self.encoder.config.cell
-        if height % cell[0] or width % cell[1]:
-            what = f"an image of {height}x{width} pixels does not divide into cells of {cell[0]}x{cell[1]} pixels"
-            raise ConfigError(what, f"resize to a multiple of {cell[0]} pixels in height and {cell[1]} in width")
-        return height // cell[0], width // cell[1]
+        return cell_grid(self.encoder, size)
 
     def _count_hidden(self, cells: Grid) -> int:
         return max(round(self.share * math.prod(cells)), 1)

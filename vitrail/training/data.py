@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from vitrail.config.schema import DataSettings, Run
+from vitrail.data.augment.policy import LocalViews
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, Collate, train_batches
 from vitrail.data.sample_order import measure_mixing
@@ -154,8 +155,8 @@ def warn_of_order(train: Source, seed: int) -> str:
 class TrainingBatches:
     """Called with two steps, yields this rank's part of the batches between them (`train_batches`).
 
-    Each image comes in ``views`` views, with its target as ``collate`` makes it. Measurements and pictures of a few images take a
-    smaller ``batch``, another ``source`` or fewer ``workers``.
+    Each image comes in ``views`` views, some of them ``local``, with its target as ``collate`` makes it. Measurements and
+    pictures of a few images take a smaller ``batch``, another ``source`` or fewer ``workers``.
     """
 
     run: Run
@@ -164,6 +165,7 @@ class TrainingBatches:
     batch: int
     workers: int
     views: int
+    local: LocalViews | None
     collate: Collate
     device: torch.device
     ranks: Ranks = SINGLE
@@ -182,6 +184,7 @@ class TrainingBatches:
             workers=-(-self.workers // ranks.local_world),
             repeats=run.data.repeats,
             views=self.views,
+            local=self.local,
             share=None if ranks.is_single else ranks.share(self.batch),
             channels=run.data.channels,
             transform=self.data.transform,

@@ -303,10 +303,13 @@ def create_pretraining_objective(
             f"warning  a batch of {run.data.batch} holds each of {len(data.train)} images more than once, and each is to be "
             "unlike itself: give a smaller --batch"
         )
+    if objective.local is not None and data.transform is not None:
+        what = f"the objective {settings.name} has small views, which a transform of your own does not make"
+        raise ConfigError(what, "set objective.changes.local_views=0")
     policy = run.augment
     if any(policy.blur_views) and min(preprocessing.size) < TOO_SMALL_TO_BLUR:  # SimCLR's for CIFAR has no blur either
         log("views    no blur: images of {} x {} would lose their content".format(*preprocessing.size))
-        policy = replace(policy, blur_views=(0.0, 0.0))
+        policy = replace(policy, blur_views=(0.0, 0.0), local_blur=0.0)
     augmented = Augmented(policy=policy, preprocessing=preprocessing, seed=run.seed, cropped=data.cropped)
     return objective, ViewInputs(augmented, objective, frozen)
 
@@ -319,7 +322,11 @@ def finish_encoder(training: Training, built: BuiltModel, ending: Ending) -> Out
     figures = collect_figures(facts["records"], FeatureValidator.FIGURES)
     save_model(training.folder.model, built.model, metrics=figures, provenance=provenance(training))
     before, after = (health_from_records(facts["records"], built.model.width, last=last) for last in (False, True))
-    facts |= {"before": before, "after": after, "diagnosis": after and diagnose(after, before)}
+    measured = [record for record in facts["records"] if "loss" in record]
+    collapse = training.objective.explain_collapse(measured[-1], 1.0) if measured else None
+    narrow = None if after is None else diagnose(after, before)
+    found = " ".join(sentence for sentence in (collapse, narrow) if sentence)
+    facts |= {"before": before, "after": after, "diagnosis": found or None}
     return write_pretraining_documents(training, built, facts, figures)
 
 
@@ -377,7 +384,8 @@ def draw_panels(training: Training, preprocessing: Preprocessing) -> tuple[Panel
         predictions = objective.show(*tensors)
     views = objective.views
     names = ["images"] if views == 1 else [f"view {view + 1}" for view in range(views)]
-    captions = {**CAPTIONS, **OWN_CAPTIONS.get(training.run.objective.name, {})}
+    captions = dict.fromkeys(names, "a small part of the image")
+    captions |= {**CAPTIONS, **OWN_CAPTIONS.get(training.run.objective.name, {})}
     if getattr(objective, "norm_pix", False):
         captions["reconstructed"] += ", each with the mean and the contrast of the original"
     pictures: dict[str, Tensor] = {**dict(zip(names, tensors[:views])), **predictions}

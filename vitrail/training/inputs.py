@@ -82,7 +82,7 @@ class TeacherCache:
 class ViewInputs:
     """Makes the inputs of an objective without labels: the views of each image, V times (B, C, h, w), the random tensors of the
     objective, and the output of a frozen network for the first view, computed or taken from a cache. The views of an image are
-    neighbours in the batch.
+    neighbours in the batch, the last of them those of `LocalViews`.
     """
 
     augmented: Augmented
@@ -91,15 +91,39 @@ class ViewInputs:
     cache: TeacherCache | None = None  # of its outputs
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
-        views = self.objective.views
-        images, _ = self.augmented(batch)  # (B V, C, h, w)
-        noise = self.objective.draw(batch.ids[::views], self.augmented.preprocessing.size, self.augmented.seed)
-        parts = [images[view::views].contiguous() for view in range(views)]
-        drawn = [to_device(tensor, images.device) for tensor in noise]
+        drawn = self.objective.draw(
+            batch.ids[:: self.objective.views], self.augmented.preprocessing.size, self.augmented.seed
+        )
+        views = self._augment(batch)
+        return *views, *(to_device(tensor, views[0].device) for tensor in drawn), *self._targets(batch, views[0])
+
+    def _augment(self, batch: Batch) -> list[Tensor]:
+        """Returns the views, each (B, C, h, w): whole ones in the size of the network, then local ones in theirs."""
+        made, local, views = self.augmented, self.objective.local, self.objective.views
+        whole = views if local is None else views - local.count
+        ids = batch.ids.reshape(-1, views, 3)
+        images, small = batch.images, batch.local
+        if local is not None and small is None:  # arrays come as they are, once for each view
+            images, small = (part.flatten(0, 1) for part in images.unflatten(0, (-1, views)).tensor_split([whole], 1))
+        parts = self._augment_alike(images, ids[:, :whole], made.policy, made.preprocessing.size)
+        if local is not None and small is not None:
+            parts += self._augment_alike(small, ids[:, whole:], made.policy.local, local.size)
+        return parts
+
+    def _augment_alike(
+        self, images: Tensor, ids: NDArray[np.int64], policy: Augment, size: tuple[int, int]
+    ) -> list[Tensor]:
+        """Augments images (B V, C, H, W) with ids (B, V, 3) to V views of one ``size``, each (B, C, h, w)."""
+        made, count = self.augmented, ids.shape[1]
+        images, _ = augment(images, ids.reshape(-1, 3), policy, size=size, seed=made.seed, cropped=made.cropped)
+        images = made.preprocessing.normalise(images)
+        return [images[view::count].contiguous() for view in range(count)]
+
+    def _targets(self, batch: Batch, images: Tensor) -> list[Tensor]:
+        """Returns the outputs of the frozen network for the first view, if there is one."""
         if self.cache is not None:
-            return *parts, *drawn, to_device(self.cache(batch.ids[::views]), images.device)
-        targets = [] if self.frozen is None else [apply_in_chunks(self.frozen, parts[0])]
-        return *parts, *drawn, *targets
+            return [to_device(self.cache(batch.ids[:: self.objective.views]), images.device)]
+        return [] if self.frozen is None else [apply_in_chunks(self.frozen, images)]
 
 
 @dataclass(frozen=True)

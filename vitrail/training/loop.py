@@ -59,7 +59,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         rate = learning_rate(training.run.schedule, training.run.optim.lr, progress.step - 1, training.steps)
         ended = _ask(training, "on_step", {"loss": loss, "lr": rate})
         if progress.step % (training.run.save.log_every or 1) == 0 or progress.step == training.steps or ended:
-            _log(training, clock)
+            _log(training, clock, show)
         show.update(progress.step, loss=loss, **clock.figures())
     if progress.step < training.steps:
         show.log(f"ended by a callback at step {progress.step:,} of {training.steps:,}")
@@ -110,11 +110,18 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
     return 0
 
 
-def _log(training: Training, clock: _Clock) -> None:
+def _log(training: Training, clock: _Clock, show: ProgressBar) -> None:
     read_pending(training)
-    progress, run = training.progress, training.run
+    progress, run, objective = training.progress, training.run, training.objective
     rate = learning_rate(run.schedule, run.optim.lr, progress.step - 1, training.steps)
-    _write(training, {"images": progress.images, **progress.take_means(), "lr": rate}, clock.lap())
+    means = progress.take_means()
+    _write(training, {"images": progress.images, **means, "lr": rate}, clock.lap())
+    if objective.can_collapse and not training.warned:
+        found = objective.explain_collapse(means, progress.step / training.steps)
+        if found is not None:
+            training.warned = True
+            training.folder.log(f"warning  {found}")
+            show.log(f"warning  {found}")
 
 
 def _write(training: Training, figures: Mapping[str, float], timing: Mapping[str, float]) -> float:

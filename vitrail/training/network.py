@@ -94,7 +94,8 @@ def plan_network(run: Run, data: RunData, start: Task | None, log: LogFunction) 
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
     drawn = sketch(config)
-    views = 1 if run.objective.name == "supervised" else find_objective(run.objective.name).views
+    name = run.objective.name
+    views = 1 if name == "supervised" else find_objective(name).count_views(run.objective.changes)
     return NetworkPlan(
         model=model,
         channels=channels,

@@ -266,6 +266,7 @@ def assemble(
         batch=run.data.batch,
         workers=run.data.workers or 0,
         views=objective.views,
+        local=objective.local,
         collate=built.model.targets.collate if isinstance(built.model, Task) else collate_labels,
         device=device,
         ranks=ranks,

@@ -96,6 +96,7 @@ class Training:
     evaluated: Mapping[str, float] = field(default_factory=dict)  # the figures of the last evaluation
     callbacks: Sequence[Callback] = ()
     model: Any = None  # what callbacks are given
+    warned: bool = False  # of a collapse
 
     def __post_init__(self) -> None:
         self.saver = BackgroundSaver(self.ranks)
@@ -154,13 +155,20 @@ class Training:
     def refresh_compute_model(self) -> None:
         """Copies the weights into the compute model."""
         if self.compute_model is not self.trained:
-            copy_(list(self.compute_model.parameters()), list(self.trained.parameters()))
+            copied, own = ([*model.parameters(), *model.buffers()] for model in (self.compute_model, self.trained))
+            copy_(copied, own)
 
 
 @contextmanager
 def use_average(training: Training) -> Iterator[None]:
-    """Inside, the objective has the weights for inference: averaged if the run averages, and whole on every rank."""
-    averaged = {} if training.average is None else training.average.tensors
+    """Inside, the objective has the weights for inference: averaged if the run or the objective averages, and whole on every
+    rank.
+    """
+    averaged, source = {} if training.average is None else training.average.tensors, training.trained.evaluated
+    if source != "encoder":
+        slow = training.trained.get_submodule(source).named_parameters()
+        named = {f"encoder.{name}": weight.detach() for name, weight in slow}
+        averaged = averaged | {name: weight for name, weight in named.items() if name in training.optimiser.parameters}
     if training.trained is not training.objective:
         weights = {**training.trained.state_dict(), **averaged}
         _load(training.objective.state_dict(), {name: gather_full(tensor) for name, tensor in weights.items()})

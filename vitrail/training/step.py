@@ -26,6 +26,8 @@ def take_step(training: Training, batch: Batch) -> float:
     inputs = training.inputs(batch.to(training.device))
     optimiser.set_rate(learning_rate(run.schedule, run.optim.lr, progress.step, training.steps))
     measured, images = add_over_ranks(training, backward(training, inputs), len(inputs[0]))
+    if any(value.ndim for value in measured.values()):
+        measured = training.trained.summarise(measured)
     for part in optimiser.parts:
         scaler.unscale_(part)
     norm = optimiser.gradient_norm()
@@ -136,8 +138,9 @@ def add_over_ranks(training: Training, measured: dict[str, Tensor], images: int)
     ranks = training.ranks
     if ranks.is_single:
         return measured, images
-    parts = torch.stack([value.float().cpu() for value in measured.values()] + [torch.tensor(float(images))])
-    *means, total = ranks.add(parts).unbind()
+    parts = [value.float().cpu() for value in measured.values()] + [torch.tensor(float(images))]
+    added = ranks.add(torch.cat([part.flatten() for part in parts])).split([part.numel() for part in parts])
+    *means, total = (values.view(part.shape) for values, part in zip(added, parts))
     batch = training.run.data.batch
     if total != batch:
         gradients = [p.grad for p in training.optimiser.parameters.values() if p.grad is not None]

@@ -30,7 +30,7 @@ def pretrain(
 
     The result is fine-tuned with `vitrail train DATA --init RUN` and evaluated with `vitrail probe RUN DATA`. Running the
     same command with the same --out resumes the run. moco and simclr compare all images of a --batch, in as little memory as
-    --set data.micro_batch asks for.
+    --set data.micro_batch asks for. dino and ibot save the slow average of the encoder, their teacher.
 
     Returns:
         The finished run; ``.load()`` gives a `Classifier` without a head, and ``train(data, init=run.folder)`` fine-tunes it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from vitrail.errors import ConfigError, nearest
 
@@ -17,6 +17,13 @@ PadMode = Literal["reflect", "zero"]
 EraseFill = Literal["noise", "constant"]
 MixEach = Literal["batch", "image"]
 CHOICES = {"crop": Crop, "crop_rule": CropRule, "pad_mode": PadMode, "erase_fill": EraseFill, "mix_each": MixEach}
+
+
+class LocalViews(NamedTuple):
+    """The last ``count`` views of each image, which are smaller than the others, of ``size`` (height, width)."""
+
+    count: int
+    size: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,7 @@ class Augment:
         Crop, "random part of the image, or the image shifted or scaled at random, or the largest centred part"
     ] = "inception"
     crop_area: Annotated[tuple[float, float], "range of the area of the crop, relative to the image"] = (0.08, 1.0)
+    local_crop_area: Annotated[tuple[float, float], "crop_area of the small views of dino and ibot"] = (0.05, 0.3)
     crop_aspect: Annotated[tuple[float, float], "range of the width / height of the crop"] = (3 / 4, 4 / 3)
     crop_rule: Annotated[CropRule, "draw the area (torchvision) or the height (TensorFlow) uniformly"] = "area"
     crop_scale: Annotated[tuple[float, float], "range of the factor of jitter; at 1 the image just fits"] = (0.5, 2.0)
@@ -69,6 +77,7 @@ class Augment:
     jitter_probability: Annotated[float, "probability of jittering an image"] = 1.0
     grey: Annotated[float, "probability of converting an image to grey"] = 0.0
     blur_views: Annotated[tuple[float, float], "probability of blurring even and odd views"] = (0.0, 0.0)
+    local_blur: Annotated[float, "probability of blurring the small views of dino and ibot"] = 0.0
     solarise_views: Annotated[tuple[float, float], "probability of solarising even and odd views"] = (0.0, 0.0)
     erase: Annotated[float, "probability of random erasing"] = 0.0
     erase_area: Annotated[tuple[float, float], "range of the erased area, relative to the image"] = (0.02, 1 / 3)
@@ -86,16 +95,25 @@ class Augment:
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in get_args(choices):
                 raise ConfigError(f"augment.{name} is {value!r}", nearest(str(value), get_args(choices)))
-        for name in ("flip", "probability", "jitter_probability", "grey", "erase", "switch", "mix_probability"):
+        for name in (
+            "flip",
+            "probability",
+            "jitter_probability",
+            "grey",
+            "local_blur",
+            "erase",
+            "switch",
+            "mix_probability",
+        ):
             self._demand(name, 0 <= getattr(self, name) <= 1, "give a probability, 0 to 1")
         for name in ("blur_views", "solarise_views"):
             views = getattr(self, name)
             are_shares = len(views) == 2 and all(0 <= view <= 1 for view in views)
             self._demand(name, are_shares, "give two probabilities, 0 to 1")
-        for name in ("crop_area", "crop_aspect", "crop_scale", "erase_area", "erase_aspect", "blur"):
+        for name in ("crop_area", "local_crop_area", "crop_aspect", "crop_scale", "erase_area", "erase_aspect", "blur"):
             low, high = getattr(self, name)
             self._demand(name, 0 < low <= high, "give two numbers above 0 in increasing order")
-        for name in ("crop_area", "erase_area"):
+        for name in ("crop_area", "local_crop_area", "erase_area"):
             self._demand(name, getattr(self, name)[1] <= 1, "give fractions of the image, at most 1")
         for name in ("magnitude", "magnitude_std", "mixup", "cutmix"):
             self._demand(name, 0 <= getattr(self, name) < float("inf"), "give a number, 0 or more")
@@ -122,6 +140,12 @@ class Augment:
         return self.crop == "none" and not (self.three_augment or any(changes))
 
     @property
+    def local(self) -> Augment:
+        """The policy of small views, which are never solarised."""
+        blur = (self.local_blur, self.local_blur)
+        return replace(self, crop_area=self.local_crop_area, blur_views=blur, solarise_views=(0.0, 0.0))
+
+    @property
     def mixes(self) -> bool:
         """Whether images of a batch are ever mixed."""
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_probability > 0
@@ -131,6 +155,8 @@ GOOGLE = Augment(crop_area=(0.05, 1.0), crop_rule="height")  # the inception cro
 RANDAUGMENT = Augment(layers=2, magnitude_std=0.5, increasing=True, probability=0.5, operations=OPERATIONS[:-1])
 # for two views of each image: Chen et al. 2020, appendix A, strength 1
 SIMCLR = Augment(jitter=(0.8, 0.8, 0.8), hue=0.2, jitter_probability=0.8, grey=0.2, blur_views=(0.5, 0.5))
+# the views of BYOL (Grill et al. 2020, appendix B)
+BYOL = replace(SIMCLR, jitter=(0.4, 0.4, 0.2), hue=0.1, blur_views=(1.0, 0.1), solarise_views=(0.0, 0.2))
 
 
 def _augreg(magnitude: float, mixup: float) -> Augment:
@@ -154,8 +180,8 @@ POLICIES: dict[str, Augment] = {
     # DeiT III (Touvron et al. 2022), section 3
     "three_augment": Augment(three_augment=True, jitter=(0.3, 0.3, 0.3), mixup=0.8, cutmix=1.0),
     "mae": Augment(crop_area=(0.2, 1.0)),  # He et al. 2022, section 3
-    # MoCo v3 (Chen et al. 2021) uses the views of BYOL (Grill et al. 2020, appendix B)
-    "moco": replace(SIMCLR, jitter=(0.4, 0.4, 0.2), hue=0.1, blur_views=(1.0, 0.1), solarise_views=(0.0, 0.2)),
+    "moco": BYOL,  # Chen et al. 2021
+    "dino": replace(BYOL, crop_area=(0.3, 1.0), local_blur=0.5),  # Caron et al. 2021; the areas are DINOv2's
     "simclr": SIMCLR,
     # Chen et al. 2020, appendix B.9: CIFAR-10, half the strength and no blur
     "simclr32": replace(SIMCLR, jitter=(0.4, 0.4, 0.4), hue=0.1, blur_views=(0.0, 0.0)),
