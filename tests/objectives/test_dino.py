@@ -29,6 +29,7 @@ from vitrail.objectives.dino import DINO, IBOT, PrototypeHead, dino_loss, patch_
 from vitrail.objectives.objective import configure_objective
 from vitrail.runs.checkpoint import load_newest
 from vitrail.training.inputs import Augmented, ViewInputs
+from vitrail.verbs.pretrain import pretrain
 
 KINDS = pytest.mark.parametrize("kind", [DINO, IBOT])
 HEAD = {"prototypes": 40, "hidden": 24, "bottleneck": 12}
@@ -226,6 +227,7 @@ def test_looking_changes_nothing_and_a_saved_objective_goes_on_alike(kind):
     assert not torch.equal(before["centre"], objective.centre) and float(objective.share) == pytest.approx(0.3)
     other = make(kind)
     other.load_state_dict(objective.state_dict())
+    assert all(torch.equal(*pair) for pair in zip(other.buffers(), objective.buffers(), strict=True))
     assert torch.equal(other(*inputs)[0], objective(*inputs)[0]) and not torch.equal(objective(*inputs)[0], loss)
 
 
@@ -398,6 +400,21 @@ def test_collapses_are_told_by_their_numbers():
     assert objective.explain_collapse({**healthy, "kl": 0.995 * uniform - 2.0}, 0.05) is None
     one = objective.explain_collapse({**healthy, "mean_entropy": 0.3}, 0.5)
     assert one is not None and "(one prototype)" in one
+
+
+@pytest.mark.slow
+def test_nearest_neighbours_get_better_on_digits(tmp_path):
+    changes = (
+        "{hidden: 128, bottleneck: 64, prototypes: 1024, teacher_temperature: 0.02, freeze_last: 1.0, local_views: 0}"
+    )
+    size = "{width: 48, depth: 3, heads: 3, mlp_width: 96, patch_size: [2, 2]}"
+    views = ("augment.crop=pad", "augment.flip=0", "augment.jitter_probability=0", "augment.solarise_views=[0, 0]")
+    how = {"objective": "dino", "model": "vit-ti16", "steps": 300, "batch": 64, "lr": 1e-3, "quiet": True}
+    settings = [f"objective.changes={changes}", f"model.changes={size}", *views, "data.validation=0.3"]
+    settings += ["compute.precision=fp32", "compute.threads=1", "save.evaluations=1"]
+    run = pretrain("digits", **how, out=tmp_path / "run", settings=settings)
+    assert run.figures["knn"] > run.figures["knn_untrained"] + 0.02 and "collapsed" not in run.report.read_text()
+    assert run.figures["loss"] < 0.8 * math.log(1024)
 
 
 def test_a_transform_of_ones_own_makes_no_local_views(digits, tmp_path):

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,37 @@ def test_four_micro_steps_give_the_gradient_of_the_whole_batch(tmp_path) -> None
     mixed = ("data.batch=128", "augment.mixup=0.4", "augment.smoothing=0.1", "compute.precision=fp32")
     found = training(tmp_path, SMALL, *mixed, "model.name=vit-ti16")
     assert_equal_to(gradients(found, 128), gradients(found, 32), 1e-6)
+
+
+@pytest.mark.parametrize("objective", ["dino", "ibot"])
+def test_centres_and_weights_move_alike_in_micro_steps(tmp_path, objective) -> None:
+    """Eight images at a time or four: the centre of an update is that of the updates before."""
+    changes = "{prototypes: 20, hidden: 16, bottleneck: 8, local_views: 2, freeze_last: 0.0}"
+    states = []
+    for micro in (8, 4, 32):
+        found = unlabelled(
+            tmp_path / f"{micro}", objective, changes, "compute.precision=fp32", "optim.name=sgd", micro=micro
+        )
+        for batch in islice(found.batches(0, 2), 2):
+            take_step(found, batch)
+        states.append(found.objective.state_dict())
+    whole = states.pop()
+    assert float(whole["centre"].norm()) > 0.01 and float(whole["share"]) == 0.5
+    for state in states:
+        for name, tensor in state.items():
+            torch.testing.assert_close(tensor, whole[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_centre_is_copied_to_weights_in_bf16(tmp_path) -> None:
+    changes = "{prototypes: 20, hidden: 16, bottleneck: 8}"
+    found = unlabelled(tmp_path, "ibot", changes, "compute.precision=bf16-weights", micro=32)
+    take_step(found, next(found.batches(0, 1)))
+    copied, own = found.compute_model, found.trained
+    for name in ("centre", "patch_centre", "share"):
+        value = getattr(own, name)
+        assert value.dtype == torch.float32 and value.any() and torch.equal(getattr(copied, name), value.bfloat16()), (
+            name
+        )
 
 
 def test_the_t4_recipe_accumulates_the_gradient_of_128_images(tmp_path) -> None:

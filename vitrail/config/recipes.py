@@ -84,7 +84,8 @@ RATES, IMAGENET_RATES = "0.001, 0.003, 0.01, 0.03", "0.003, 0.01, 0.03, 0.06"
 SMALL = {"pool": "gap", "prefix": [], "gelu": "exact", "positions": "sincos2d", "patch_dropout": 0.0}
 DECODER = {"decoder_width": 64, "decoder_depth": 2, "decoder_heads": 2}
 HEADS = {"hidden": 1024, "out": 128}
-PROTOTYPES = {"hidden": 1024, "bottleneck": 128, "momentum": 0.99}  # fewer epochs want a faster teacher
+# of short runs on small sets, those with a higher temperature, a faster teacher or trained prototypes collapsed
+PROTOTYPES = {"hidden": 1024, "bottleneck": 128, "teacher_temperature": 0.02, "freeze_last": 1.0}
 
 
 def _updates(epochs: float, images: float) -> int:
@@ -430,7 +431,7 @@ _RECIPES = (
         "dino",
         POLICIES["dino"],
         "ours, on the objective of Caron et al. 2021; 4,096 prototypes, four local views of half the side",
-        "features for nearest neighbours without comparing images; six encodings an image, three of them of its size",
+        "features for nearest neighbours without comparing images, at the cost of five encodings an image",
         lr=5e-4,
         changes=PROTOTYPES,
     ),

@@ -42,7 +42,10 @@ FIRST_TEMPERATURE = 0.04  # of the teacher, from which it rises
 UNIFORM = 0.01  # of ln K: a loss that is no further below is that of uniform answers
 ONE_PROTOTYPE = 0.5  # entropy of the mean answer below which nearly all images have the same
 SETTLED = 0.1  # of a run, before which a loss near ln K is no collapse
-REMEDY = "Try a lower --lr, and objective.changes with momentum=0.99, a lower teacher_temperature or fewer prototypes."
+REMEDY = (
+    "Try a lower --lr, and in objective.changes a lower teacher_temperature, freeze_last=1 or, on a small set, fewer prototypes "
+    "and momentum=0.99."
+)
 
 
 class DINO(Objective):
@@ -94,14 +97,13 @@ class DINO(Objective):
         freeze_patches: bool = True,
     ) -> None:
         super().__init__(encoder)
-        _demand(is_whole(prototypes, 2), "prototypes", prototypes, "give a number of prototypes, from 2")
-        _demand(is_whole(local_views, 0), "local_views", local_views, "give a number of views; 0 for none")
-        given = {"student_temperature": student_temperature, "teacher_temperature": teacher_temperature}
-        for name, value in given.items():
-            _demand(is_number(value) and value > 0, name, value, "give a number above 0, such as 0.1")
-        given = {"momentum": momentum, "centre_momentum": centre_momentum, "freeze_last": freeze_last}
-        for name, value in {**given, "temperature_warmup": temperature_warmup}.items():
-            _demand(is_number(value) and 0 <= value <= 1, name, value, "give a number from 0 to 1")
+        given = locals()
+        for name, least in {"prototypes": 2, "hidden": 1, "bottleneck": 1, "local_views": 0}.items():
+            _demand(is_whole(given[name], least), name, given[name], f"give a whole number, from {least}")
+        for name in ("student_temperature", "teacher_temperature"):
+            _demand(is_number(given[name]) and given[name] > 0, name, given[name], "give a number above 0, such as 0.1")
+        for name in ("temperature_warmup", "momentum", "centre_momentum", "freeze_last"):
+            _demand(is_number(given[name]) and 0 <= given[name] <= 1, name, given[name], "give a number from 0 to 1")
         self.views = GLOBAL + local_views
         self.local = plan_local_views(encoder, local_views, local_size) if local_views else None
         self.student_temperature, self.teacher_temperature = student_temperature, teacher_temperature
@@ -119,7 +121,8 @@ class DINO(Objective):
 
     @classmethod
     def count_views(cls, changes: Mapping[str, Any]) -> float:
-        return GLOBAL + changes.get("local_views", LOCAL) * changes.get("local_size", LOCAL_SIZE) ** 2
+        count, side = changes.get("local_views", LOCAL), changes.get("local_size", LOCAL_SIZE)
+        return GLOBAL + (count * side**2 if is_whole(count) and is_number(side) else 0)
 
     def train(self, mode: bool = True) -> DINO:
         super().train(mode)
@@ -167,10 +170,10 @@ class DINO(Objective):
         is one prototype and ln K if all count alike, ``centre_norm``, and ``winning``, the share of the prototypes that are the
         first for some view.
         """
-        answer, wins = means.pop("answer"), means.pop("wins")
-        self._move_centre(self.centre, means.pop("centre"))
-        entropy, winning = torch.special.entr(answer).sum(), (wins > 0).float().mean()
-        return {**means, "mean_entropy": entropy, "centre_norm": self.centre.norm(), "winning": winning}
+        scalars = {name: mean for name, mean in means.items() if not mean.ndim}
+        self._move_centre(self.centre, means["centre"])
+        entropy, winning = torch.special.entr(means["answer"]).sum(), (means["wins"] > 0).float().mean()
+        return {**scalars, "mean_entropy": entropy, "centre_norm": self.centre.norm(), "winning": winning}
 
     def _move_centre(self, centre: Tensor, mean: Tensor) -> None:
         centre.lerp_(mean.to(centre), 1 - self.centre_momentum)
@@ -280,7 +283,7 @@ class IBOT(DINO):
 
     @torch.no_grad()
     def summarise(self, means: dict[str, Tensor]) -> dict[str, Tensor]:
-        self._move_centre(self.patch_centre, means.pop("patch_centre"))
+        self._move_centre(self.patch_centre, means["patch_centre"])
         return super().summarise(means)
 
     @torch.no_grad()

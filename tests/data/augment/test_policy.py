@@ -28,6 +28,7 @@ def test_the_recipes_of_two_views_have_the_papers_values():
     assert (*small.jitter, small.hue) == (0.4, 0.4, 0.4, 0.1)
     assert small.blur_views == small.solarise_views == (0, 0)
     assert POLICIES["mae"] == Augment(crop_area=(0.2, 1.0), flip=0.5)
+    assert POLICIES["dino"] == replace(moco, crop_area=(0.3, 1.0), local_crop_area=(0.05, 0.3), local_blur=0.5)
 
 
 REFUSED = [
@@ -50,6 +51,8 @@ REFUSED = [
     {"jitter_probability": -0.5},
     {"grey": 1.1},
     {"blur_views": (0.5, 1.5)},
+    {"local_blur": 1.5},
+    {"local_crop_area": (0.3, 1.2)},
     {"solarise_views": (0.1,)},
     {"pad": 0.6},
     {"fill": 256},
