@@ -2,8 +2,8 @@
 
 Of 20,000 images each objective makes an encoder; nearest neighbours and a linear classifier on its frozen features are tested on
 the test images, beside those of a random network. Then it is fine-tuned on a few labels, beside the same network trained on them
-from scratch for as many FLOPs as pre-training and fine-tuning took together. BEiT pays for its tokenizer, MoCo for its momentum
-encoder. Every cell is kept under --out: the same command goes on where it stopped, and ends with the table of all cells there.
+from scratch for as many FLOPs as pre-training and fine-tuning took together. BEiT pays for its tokenizer, MoCo, DINO and iBOT for
+their slow encoders. Every cell is kept under --out: the same command goes on where it stopped, and ends with the table of all cells there.
 
     python benchmarks/pretraining.py CIFAR10 --out runs/pretraining [--seeds 0 1 2] [--objectives mae simclr]
 """
@@ -36,7 +36,7 @@ from vitrail.objectives import OBJECTIVES
 from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Supervised
 
-NAMES = ("masked-patch", "mae", "beit", "moco", "simclr")
+NAMES = ("masked-patch", "mae", "beit", "moco", "simclr", "dino", "ibot")
 IMAGES, WATCHED, LABELS = 20_000, 1_000, (1_000, 5_000)
 BUDGET, FINETUNING = 1.6e13, 4e12  # floating-point operations of pre-training, and of fine-tuning
 TOKENIZING = 0.1  # of BEiT's budget, for its tokenizer
@@ -75,7 +75,10 @@ def of_objective(name: str) -> float:
         objective = configure_objective(kind, sketch(network(classes=0)), changes, **extra)
         drawn = [each.to("meta") for each in objective.draw(ids, (32, 32), 0)]
         codes = [torch.empty(COUNTED, 64, dtype=torch.int64)] if name == "beit" else []
-        return objective, [*(meta_images() for _ in range(objective.views)), *drawn, *codes]
+        local = objective.local
+        whole = [meta_images() for _ in range(objective.views - (local.count if local else 0))]
+        small = [torch.empty(COUNTED, 3, *local.size, device="meta") for _ in range(local.count)] if local else []
+        return objective, [*whole, *small, *drawn, *codes]
 
     return flops(make) + (tokenizer_flops(training=False) if name == "beit" else 0)
 

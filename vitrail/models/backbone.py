@@ -163,9 +163,12 @@ class Backbone(nn.Module):
     def features_and_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the features (B, F) and the last of the `dense_maps` (B, D, h, w), from one pass."""
         tokens = self.forward_features(images)
+        return self.pool(tokens), self.last_map(tokens)
+
+    def last_map(self, tokens: Tokens) -> Tensor:
+        """Returns the last of the `dense_maps` (B, D, h, w) from all tokens of `encode`."""
         x = as_map(tokens.x[:, self.leading :], tokens.grid)
-        is_normed = not isinstance(getattr(self, "norm", None), nn.Identity)
-        return self.pool(tokens), x if is_normed else self._norm_map(x)
+        return self._norm_map(x) if isinstance(getattr(self, "norm", None), nn.Identity) else x
 
     def _norm_map(self, x: Tensor) -> Tensor:
         """Applies the last norm to a map (B, D, h, w) if it has the width of the last."""

@@ -30,7 +30,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import Backbone, sketch
 from vitrail.models.config import is_number, is_whole
 from vitrail.models.initialise import fill_parameter, fills
-from vitrail.models.layers import by_hand, cut_patches, gather_rows, join_patches
+from vitrail.models.layers import as_tokens, by_hand, cut_patches, gather_rows, join_patches
 from vitrail.objectives.contrastive import pooled_width
 from vitrail.objectives.masking import Grid, Masked, block_mask, cell_grid, check_whole, patches_per_cell
 from vitrail.objectives.objective import Objective
@@ -278,8 +278,7 @@ class IBOT(DINO):
             unseen = hidden.unflatten(1, grid).repeat_interleave(r, 1).repeat_interleave(s, 2).flatten(1)  # (B, N)
             patches = patches._replace(x=torch.where(unseen[..., None], self.mask_token.to(patches.x.dtype), patches.x))
         tokens = encoder.encode(encoder.place(patches))
-        norm = encoder.fc_norm if isinstance(encoder.norm, nn.Identity) else nn.Identity()
-        return encoder.pool(tokens), norm(tokens.x[:, -math.prod(tokens.grid) :])
+        return encoder.pool(tokens), as_tokens(encoder.last_map(tokens))
 
     @torch.no_grad()
     def summarise(self, means: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone
 from vitrail.models.config import grid_of
-from vitrail.models.layers import by_hand
+from vitrail.models.layers import as_tokens, by_hand
 from vitrail.objectives.contrastive import pooled_width
 from vitrail.objectives.objective import Objective
 
@@ -106,7 +106,7 @@ class FeatureDistillation(Objective):
         """
         *drawn, outputs = given
         features, patches = self.encoder.features_and_map(images)  # (B, F), (B, D, h, w)
-        ours, our_patches = self.pooled_head(features), self.patch_head(patches.flatten(2).mT)  # (B, G), (B, N, G)
+        ours, our_patches = self.pooled_head(features), self.patch_head(as_tokens(patches))  # (B, G), (B, N, G)
         with by_hand(images):
             theirs, their_patches = outputs.float().split(
                 [self.bank.shape[1], outputs.shape[1] - self.bank.shape[1]], 1

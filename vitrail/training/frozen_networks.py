@@ -16,6 +16,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
 from vitrail.models.cost import count_operations, on_meta
+from vitrail.models.layers import as_tokens
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.runtime.device import in_precision
 from vitrail.tasks.task import Task
@@ -102,7 +103,7 @@ class FeatureTeacher:
         x = x.float()  # (B, E, h, w)
         if x.shape[2:] != self.grid:
             x = nn.functional.interpolate(x, self.grid, mode="bilinear", antialias=True, align_corners=False)
-        cells = nn.functional.normalize(x, dim=1).flatten(2).mT  # (B, N, E)
+        cells = as_tokens(nn.functional.normalize(x, dim=1))  # (B, N, E)
         return torch.cat([nn.functional.normalize(features.float(), dim=1), cells.flatten(1)], 1)
 
 
