@@ -2,8 +2,9 @@
 
 Of 20,000 images each objective makes an encoder; nearest neighbours and a linear classifier on its frozen features are tested on
 the test images, beside those of a random network. Then it is fine-tuned on a few labels, beside the same network trained on them
-from scratch for as many FLOPs as pre-training and fine-tuning took together. BEiT pays for its tokenizer, MoCo, DINO and iBOT for
-their slow encoders. Every cell is kept under --out: the same command goes on where it stopped, and ends with the table of all cells there.
+from scratch for as many FLOPs as pre-training and fine-tuning took together. BEiT pays for its tokenizer, MoCo, DINO and iBOT
+for their slow encoders. Every cell is kept under --out: the same command goes on where it stopped, and ends with the table of
+all cells there.
 
     python benchmarks/pretraining.py CIFAR10 --out runs/pretraining [--seeds 0 1 2] [--objectives mae simclr]
 """
