@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -50,5 +51,9 @@ def test_the_patch_is_chosen_by_row_and_column(tmp_path):
         list(explain(model, [tmp_path / "wide.png"], patch=(4, 0), **how))
     with pytest.raises(ConfigError, match="the patch is '3'"):
         explain(model, [tmp_path / "wide.png"], patch="3", **how)
+    stored = json.loads((tmp_path / "out" / "similarity.json").read_text())
+    assert stored["patch"] == [3, 0]
+    with pytest.raises(ConfigError, match="explains no class"):
+        explain(model, [tmp_path / "wide.png"], target=model.classes[0], **how)
     with pytest.raises(ConfigError, match="compares no patch"):
         ExplainOptions(method="occlusion", patch=(0, 0))

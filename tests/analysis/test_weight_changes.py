@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from copy import deepcopy
 from dataclasses import replace
 
@@ -52,6 +53,14 @@ def test_adapters_change_their_slices_in_as_many_directions_as_their_rank():
 def test_heads_are_left_out_and_other_networks_have_no_changes():
     assert {change.layer for change in measure_changes(make(), make(classes=3))}.isdisjoint({"head"})
     assert measure_changes(make(), make(depth=2)) == [] == measure_changes(make(), make("swin"))
+
+
+def test_a_weight_that_was_zero_has_no_relative_change():
+    before, after = make(), make()
+    with torch.no_grad():
+        before.blocks[0].attn.proj.weight.zero_()
+    (change,) = [each for each in measure_changes(before, after) if each.layer == "blocks.0.attn.proj"]
+    assert math.isnan(change.relative) and change.directions > 1
 
 
 def test_rounding_hardly_counts():

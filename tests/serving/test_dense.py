@@ -114,7 +114,7 @@ def test_a_large_picture_is_drawn_small(clients, png):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_attention_is_shown_and_what_explains_a_class_is_refused(clients, models, png, task):
-    assert clients[task].get("/v1/model").json()["methods"] == ["attention", "rollout"]
+    assert clients[task].get("/v1/model").json()["methods"] == ["attention", "rollout", "similarity"]
     told = clients[task].post("/v1/explain?layer=all&head=all", files={"file": png()}).json()
     assert told["prediction"] is None and len(told["maps"]) == 1
     for method in ("gradient", "occlusion"):

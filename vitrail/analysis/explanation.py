@@ -180,14 +180,16 @@ def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
     is_placed = isinstance(model, DenseTask)
     if options.box is not None and not is_placed:
         raise ConfigError(f"box is {options.box}, and the model finds no boxes", "leave the box out")
+    if options.target is not None and options.method == "similarity":
+        raise ConfigError("the method similarity explains no class", "leave the target out")
     if is_placed and options.method not in PLACED and (options.box is not None or options.target is not None):
-        what = f"the method {options.method} shows the attention of the model, and explains no single box or class"
+        what = f"the method {options.method} explains no single box or class"
         raise ConfigError(what, f"use --method {' or '.join(PLACED)}")
     if options.method in NEEDS_ANSWER or options.target is not None:
         check_head(model)
         if not model.answers_classes and not is_placed:
             what = f"a model of the task {model.name} has no classes to explain"
-            raise ConfigError(what, "use the method attention or rollout, without a target")
+            raise ConfigError(what, "use the method attention, rollout or similarity, without a target")
     if options.target is not None and options.target not in index_classes(model.classes):
         raise ConfigError(f"the model has no class {options.target!r}", nearest(options.target, model.classes))
     layers = len(model.attention_grids(model.preprocessing.size))

@@ -5,6 +5,7 @@ O rows and I columns of a weight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ def measure_changes(before: Backbone, after: Backbone) -> list[WeightChange]:
         rows = zip(parts, weight.double().chunk(len(parts)), second[name].double().chunk(len(parts)))
         for part, old, new in rows:
             change = new.to(old.device) - old
-            relative = float(change.norm() / old.norm().clamp(min=torch.finfo(torch.float64).tiny))
+            relative = float(change.norm() / old.norm()) if old.any() else math.nan
             changes.append(WeightChange(name, part, relative, participation_ratio(change), min(change.shape)))
     return changes
 
@@ -62,5 +63,6 @@ def participation_ratio(matrix: Tensor) -> float:
     """Returns the effective number of directions of a matrix (O, I): the square of the sum of s² over the sum of s⁴ of its
     singular values s; 0 for zeros. Directions of little energy, as those of rounding, count little.
     """
-    energies = torch.linalg.svdvals(matrix).square()
-    return float(energies.sum().square() / energies.square().sum()) if energies.any() else 0.0
+    shorter = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+    gram = shorter @ shorter.mT  # its trace is the sum of s², its square norm that of s⁴
+    return float(gram.trace().square() / gram.square().sum()) if gram.any() else 0.0

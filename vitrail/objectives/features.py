@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone
-from vitrail.models.config import grid_of
+from vitrail.models.config import grid_of, is_number, is_whole
 from vitrail.models.layers import as_tokens, by_hand
 from vitrail.objectives.contrastive import pooled_width
 from vitrail.objectives.objective import Objective
@@ -68,15 +68,14 @@ class FeatureDistillation(Objective):
         if dropped := getattr(encoder.config, "patch_dropout", 0.0):
             what = f"patch_dropout is {dropped}, but all patches are compared with the teacher's"
             raise ConfigError(what, "create the encoder with patch_dropout=0")
-        if temperature <= 0:
-            raise ConfigError(f"the temperature is {temperature}", "give a number above 0, such as 0.07")
-        if patches < 0:
-            raise ConfigError(f"the weight of the patches is {patches}", "give 0 or more, such as 1")
+        if not is_number(temperature) or temperature <= 0:
+            raise ConfigError(f"the temperature is {temperature!r}", "give a number above 0, such as 0.07")
+        if not is_number(patches) or patches < 0:
+            raise ConfigError(f"the weight of the patches is {patches!r}", "give 0 or more, such as 1")
         size = size_bank(images) if bank is None else bank
-        if not 2 <= size <= images:
-            raise ConfigError(
-                f"a bank of {size} features for {images} images", "give 2 or more, and at most the images"
-            )
+        if not is_whole(size, 2) or size > images:
+            what = f"a bank of {size!r} features for {images} images"
+            raise ConfigError(what, "give a whole number, from 2 to that of the images")
         self.temperature, self.patches = temperature, patches
         self.register_buffer("bank", torch.zeros(size, features))
         self.pooled_head = nn.Linear(pooled_width(encoder), features)
@@ -115,7 +114,7 @@ class FeatureDistillation(Objective):
             bank = self.bank.float()
             of_images = divergence(theirs @ bank.T, ours @ bank.T, self.temperature)
             count = our_patches.shape[1]
-            rows = (drawn[0] * count).long() if drawn else None
+            rows = (drawn[0] * count).long().clamp(max=count - 1) if drawn else None  # fp32 rounds up to 1
             of_patches = divergence(
                 compare_patches(their_patches.unflatten(1, (count, -1)), rows),
                 compare_patches(our_patches, rows),

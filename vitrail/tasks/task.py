@@ -42,7 +42,8 @@ WINDOWS = 8  # of a large picture at one time; the outputs of a segmenter have a
 BACKBONE_VERBS = {
     *("config", "about", "width", "patch_width", "prefix", "first_layer", "layers", "no_decay"),
     *("patchify", "place", "encode", "pool", "head", "heads", "features", "forward_features", "feature_maps"),
-    *("dense_maps", "attention_grids", "forward_recording", "forward_with_attention", "pooling_shares"),
+    *("dense_maps", "features_and_map", "last_map", "attention_grids", "forward_recording", "forward_with_attention"),
+    "pooling_shares",
 }
 Loss = Literal["softmax", "sigmoid"]
 # key of `Task.provenance`: the weights carry no names of classes, and the outputs are named by their numbers

@@ -307,9 +307,12 @@ def create_pretraining_objective(
         what = f"the objective {settings.name} has small views, which a transform of your own does not make"
         raise ConfigError(what, "set objective.changes.local_views=0")
     policy = run.augment
-    if any(policy.blur_views) and min(preprocessing.size) < TOO_SMALL_TO_BLUR:  # SimCLR's for CIFAR has no blur either
-        log("views    no blur: images of {} x {} would lose their content".format(*preprocessing.size))
-        policy = replace(policy, blur_views=(0.0, 0.0), local_blur=0.0)
+    whole, local = preprocessing.size, objective.local.size if objective.local else preprocessing.size
+    if any(policy.blur_views) and min(whole) < TOO_SMALL_TO_BLUR:  # SimCLR's for CIFAR has no blur either
+        log("views    no blur: images of {} x {} would lose their content".format(*whole))
+        policy = replace(policy, blur_views=(0.0, 0.0))
+    if policy.local_blur and min(local) < TOO_SMALL_TO_BLUR:
+        policy = replace(policy, local_blur=0.0)
     augmented = Augmented(policy=policy, preprocessing=preprocessing, seed=run.seed, cropped=data.cropped)
     return objective, ViewInputs(augmented, objective, frozen)
 
@@ -384,7 +387,8 @@ def draw_panels(training: Training, preprocessing: Preprocessing) -> tuple[Panel
         predictions = objective.show(*tensors)
     views = objective.views
     names = ["images"] if views == 1 else [f"view {view + 1}" for view in range(views)]
-    captions = dict.fromkeys(names, "a small part of the image")
+    small = names[views - objective.local.count :] if objective.local else []
+    captions = dict.fromkeys(small, "a small part of the image")
     captions |= {**CAPTIONS, **OWN_CAPTIONS.get(training.run.objective.name, {})}
     if getattr(objective, "norm_pix", False):
         captions["reconstructed"] += ", each with the mean and the contrast of the original"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +40,7 @@ from vitrail.training.network import BuiltModel, NetworkPlan
 from vitrail.training.optimizer import Average, Optimiser, select_trainable
 from vitrail.training.schedule import check_warmup
 from vitrail.training.state import Training
-from vitrail.training.validation import TaskValidator
+from vitrail.training.validation import FeatureValidator, TaskValidator
 
 STATIC_BYTES = 24  # of a parameter: weight, gradient, two moments, average, and the copy that is evaluated
 NARROW = 64  # width below which a network gains nothing from bf16
@@ -271,12 +270,13 @@ def assemble(
         device=device,
         ranks=ranks,
     )
+    digests = fingerprint_data(data)
+    ranks.check_same(settings=identify(run), images=digests, versions=versions())
     steps = length_in_steps(run, len(data.train))
     if isinstance(objective, FeatureDistillation) and isinstance(inputs, ViewInputs):
         from vitrail.training.teacher_features import prepare_teacher
 
-        seen = math.inf if steps is None else steps * run.data.batch
-        inputs = prepare_teacher(objective, inputs, batches, built.model, seen, **how)
+        inputs = prepare_teacher(objective, inputs, batches, built.model, **how)
     select_trainable(objective, run.model)
     trained = objective
     if not ranks.is_single:
@@ -284,14 +284,14 @@ def assemble(
 
         trained = parallelise(objective, run.compute, ranks, device)
     parameters = localise(select_trainable(trained, run.model))
-    digests = fingerprint_data(data)
-    ranks.check_same(settings=identify(run), images=digests, versions=versions())
     validator = goal.validator(run, built, data)
     if run.model.head_only:
         from vitrail.training.frozen import compute_features_once, has_fixed_features
 
         if has_fixed_features(run, data, built.model) and isinstance(validator, TaskValidator):
             inputs, batches, validator = compute_features_once(batches, validator, **how)
+    if isinstance(validator, FeatureValidator) and not is_trial:
+        validator.evaluate_teacher(run, ranks)
     training = Training(
         run=run,
         steps=TRIAL_STEPS if steps is None else steps,

@@ -1,13 +1,14 @@
 """What a teacher of features gives before the first step: the bank that images are compared with and, where augmentation does no
 more than flip images, its outputs for all of them.
 
-n images, m of them computed, G features of the teacher, K values of its output.
+n images, m of them good, K values of a teacher's output.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from vitrail.runtime.progress import LogFunction, ProgressBar, duration
 from vitrail.tasks.task import Task
 from vitrail.text import plural
 from vitrail.training.data import TrainingBatches
-from vitrail.training.frozen_networks import FeatureTeacher
+from vitrail.training.frozen_networks import FeatureTeacher, apply_in_chunks
 from vitrail.training.inputs import TeacherCache, ViewInputs
 from vitrail.training.validation import read_options
 
@@ -39,17 +40,16 @@ def prepare_teacher(
     inputs: ViewInputs,
     batches: TrainingBatches,
     student: Task,
-    seen: float,
     *,
     is_trial: bool,
     quiet: bool,
     log: LogFunction,
 ) -> ViewInputs:
-    """Fills the bank of ``objective``, and returns its inputs, with a cache of the teacher's outputs where that saves time.
+    """Fills the bank of ``objective``, and returns its inputs, with a cache in place of the teacher if a single process trains,
+    the policy only flips images, and the outputs fit; whatever the length of the run, so that it is resumed as it began.
 
     Args:
-        student: whose preprocessing the images get, as in a step.
-        seen: number of images that all steps take.
+        student: whose preprocessing the images get.
         is_trial: for a dry run, compute a few images and estimate the time of all.
 
     Raises `DataError` if too many images are bad.
@@ -57,77 +57,78 @@ def prepare_teacher(
     run, source, teacher, policy = batches.run, batches.source, inputs.frozen, inputs.augmented.policy
     assert isinstance(teacher, FeatureTeacher)
     size, width = objective.bank.shape
-    sides, values = 1 + (policy.flip > 0), width + math.prod(teacher.grid) * teacher.model.backbone.width
-    entries = sides * len(source)
-    cached = (
-        policy.only_flips
-        and batches.data.transform is None
-        and seen > entries
-        and entries * values * torch.float16.itemsize <= CACHE_BYTES
-    )
-    chosen = np.sort(permutation(run.seed, 0, len(source), stream="bank")[:size])
-    rows = chosen[:TRIED] if is_trial else np.arange(len(source)) if cached else chosen
-    started = time.perf_counter()
-    how = {"sides": sides if cached else 1, "keep": values if cached else width}
-    good, outputs = compute_outputs(teacher, batches, student, rows, quiet=quiet, **how)
-    seconds = (time.perf_counter() - started) / len(rows) * (len(source) if cached else size)
-    places = np.full(len(source), -1)
-    places[good] = np.arange(len(good))
-    known = places[chosen][places[chosen] >= 0]
+    rows = np.sort(permutation(run.seed, 0, len(source), stream="bank")[:size])
+    tried, started = rows[:TRIED] if is_trial else rows, time.perf_counter()
+    bank = compute_bank(teacher, batches, student, tried, quiet=quiet)[:, :width]
+    seconds = (time.perf_counter() - started) / len(tried)
     # bad images leave their places to good ones, so that the size of the bank depends on the settings alone
-    uniformity = float(objective.fill_bank(outputs[0, known[np.arange(size) % len(known)], :width]))
-    held = f", and its outputs for {plural(entries, 'view')}, which augmentation only flips" if cached else ""
-    log(f"bank     the teacher's features of {plural(size, 'image')}{held}, computed in {duration(seconds)}")
+    uniformity = float(objective.fill_bank(bank[torch.arange(size) % len(bank)]))
+    log(f"bank     the teacher's features of {plural(size, 'image')}, computed in {duration(seconds * size)}")
     if uniformity > BLUNT and not is_trial:
         what = f"the teacher finds all images about equally alike ({uniformity:.2f} of the largest entropy)"
         log(f"warning  {what}: set objective.changes={{temperature: ...}} below {objective.temperature:g}")
     if len(source) < FEW:
         log(f"note     no gain by distillation is known below {FEW:,} images, and there are {len(source):,}")
-    if not cached:
+    views = len(source) * (1 + (policy.flip > 0))
+    values = width + math.prod(teacher.grid) * teacher.model.backbone.width
+    fits = views * values * torch.float16.itemsize <= CACHE_BYTES
+    if not (fits and policy.only_flips and batches.data.transform is None and batches.ranks.is_single):
         return inputs
-    places = np.arange(len(source)) % len(good) if is_trial else places
-    return replace(inputs, cache=TeacherCache(values=outputs, places=places, policy=policy, seed=run.seed))
+    log(
+        f"cache    the teacher's outputs for {plural(views, 'view')} are computed once, in about {duration(seconds * views)}"
+    )
+    cache = fill_cache(inputs, batches, values, most=TRIED if is_trial else len(source), quiet=quiet)
+    return replace(inputs, frozen=None, cache=cache)
 
 
 @torch.inference_mode()
-def compute_outputs(
-    teacher: FeatureTeacher,
-    batches: TrainingBatches,
-    student: Task,
-    rows: NDArray[np.int64],
-    *,
-    sides: int,
-    keep: int,
-    quiet: bool,
-) -> tuple[NDArray[np.int64], Tensor]:
-    """Returns which of the images ``rows`` are good, (m,), and the first ``keep`` values K of the teacher's outputs for them as
-    the student sees them, (sides, m, K) float16; the second of two sides is flipped. Each rank computes some of the batches.
+def compute_bank(
+    teacher: FeatureTeacher, batches: TrainingBatches, student: Task, rows: NDArray[np.int64], *, quiet: bool
+) -> Tensor:
+    """Returns the teacher's outputs (m, K) for those of the images ``rows`` that are good, as the student evaluates them. Each
+    rank computes some of the batches.
 
     Raises `DataError` if no image is good.
     """
     ranks, bad = batches.ranks, batches.data.bad
-    options = replace(read_options(batches.run), quiet=quiet)
-
-    def compute(images: Tensor) -> Tensor:
-        views = [images, images.flip(3)][:sides]
-        return torch.stack([teacher(view)[:, :keep] for view in views], 1)  # (B, sides, K)
-
-    own = rows[rows_of_rank(len(rows), options.batch, ranks)]
-    part, noted = batches.source.subset(own), {}
-    found, outputs = [np.zeros(0, np.int64)], [torch.zeros(0, sides, keep, dtype=torch.float16)]
+    options, noted, parts = replace(read_options(batches.run), quiet=quiet), {}, []
+    own = batches.source.subset(rows[rows_of_rank(len(rows), options.batch, ranks)])
     shown = {"processes": ranks.world, "quiet": quiet}
-    with (
-        ranks.share_errors(),
-        eval_mode(student),
-        ProgressBar("outputs of the teacher", len(rows), **shown) as progress,
-    ):
+    with ranks.share_errors(), eval_mode(student), ProgressBar("bank of the teacher", len(rows), **shown) as progress:
         how = {"bad": bad if ranks.is_single else noted.__setitem__, "progress": progress}
-        for batch, computed in run_model(student, part, options, verb=compute, **how):
-            found.append(own[batch.ids[:, 1]])
-            outputs.append(computed.to("cpu", torch.float16))
+        for _, outputs in run_model(student, own, options, verb=teacher, **how):
+            parts.append(outputs.cpu())
     share_bad_images(noted, batches.source, bad, ranks)
-    gathered = ranks.gather((np.concatenate(found), torch.cat(outputs)))
-    good = np.concatenate([rows for rows, _ in gathered])
-    if not len(good):
+    found = [part for gathered in ranks.gather(parts) for part in gathered]
+    if not found:
         raise ranks.collective_error(DataError("no image could be read", "see `vitrail data check`"))
-    return good, torch.cat([part for _, part in gathered]).transpose(0, 1)
+    return torch.cat(found)
+
+
+@torch.inference_mode()
+def fill_cache(inputs: ViewInputs, batches: TrainingBatches, values: int, *, most: int, quiet: bool) -> TeacherCache:
+    """Computes the teacher's outputs, K ``values`` each, for the images of an epoch as steps read them, flipped and not; for a
+    trial only for ``most`` of them, which then stand for all.
+    """
+    made, source, teacher = inputs.augmented, batches.source, inputs.frozen
+    assert teacher is not None
+    plain, sides = replace(made.policy, flip=0.0), 1 + (made.policy.flip > 0)
+    read = replace(batches, run=replace(batches.run, augment=plain), batch=min(batches.batch, len(source)))
+    outputs, places = torch.empty(sides, most, values, dtype=torch.float16), np.full(len(source), -1)
+    known = 0
+    steps = closing(read(0, -(-len(source) // read.batch)))
+    with steps as step_batches, ProgressBar("outputs of the teacher", most, quiet=quiet) as progress:
+        for batch in step_batches:
+            fresh = np.flatnonzero(places[batch.ids[:, 1]] < 0)[: most - known]
+            if not len(fresh):
+                break
+            images, _ = replace(made, policy=plain)(batch.to(batches.device))
+            chosen = images[torch.from_numpy(fresh).to(images.device)]
+            for side, view in enumerate((chosen, chosen.flip(3))[:sides]):
+                outputs[side, known : known + len(fresh)] = apply_in_chunks(teacher, view).cpu()
+            places[batch.ids[fresh, 1]] = np.arange(known, known + len(fresh))
+            known += len(fresh)
+            progress.update(known)
+    if most < len(source):
+        places = np.arange(len(source)) % known
+    return TeacherCache(values=outputs, places=places, policy=made.policy, seed=batches.run.seed)

@@ -83,7 +83,7 @@ class FeatureValidator:
         self.model, self.bad, self.teacher = model, bad, teacher
         if teacher is not None and teacher.preprocessing.channels != model.preprocessing.channels:
             self.teacher = None  # arrays have the student's channels
-        self.of_teacher: dict[str, float] | None = None
+        self.of_teacher: dict[str, float] = {}
         known, queries = 2 * run.save.watched // 3, run.save.watched // 3
         order = permutation(run.seed, 0, len(train))
         if val is not None and len(val) >= MIN_QUERIES:
@@ -102,23 +102,28 @@ class FeatureValidator:
             return None
         health = measure_health(np.concatenate([known[0], queries[0]]))
         figures = {"effective_rank": health.rank, "spread": health.spread}
-        if not self.known.labelled or not self.queries.labelled or self.known.multi_label:
+        if not self.has_classes:
             return figures
         classes, targets = len(self.known.classes), queries[1]
-        if self.of_teacher is None:
-            self.of_teacher = {} if self.teacher is None else self._evaluate_teacher(self.teacher, run, ranks)
         chance = np.bincount(targets, minlength=classes).max() / len(targets)
         return {"knn": rate_knn(known, queries, classes), **self.of_teacher, "chance": float(chance), **figures}
 
-    def _evaluate_teacher(self, teacher: Task, run: Run, ranks: Ranks) -> dict[str, float]:
-        """Returns the figure of the teacher's features of the same images, which it sees in its own size."""
+    @property
+    def has_classes(self) -> bool:
+        """Whether every image has one label."""
+        return self.known.labelled and self.queries.labelled and not self.known.multi_label
+
+    def evaluate_teacher(self, run: Run, ranks: Ranks) -> None:
+        """Measures the features of the teacher, if there is one, of the same images, which it sees in its own size."""
+        if self.teacher is None or not self.has_classes:
+            return
         how: dict[str, Any] = {"options": replace(read_options(run), quiet=True), "cache": default_cache()}
         known, queries = (
-            features_of(teacher, part, bad=self.bad, log=lambda line: None, ranks=ranks, **how)
+            features_of(self.teacher, part, bad=self.bad, log=lambda line: None, ranks=ranks, **how)
             for part in (self.known, self.queries)
         )
         seen, asked = (known.values, known.targets), (queries.values, queries.targets)
-        return {"teacher_knn": rate_knn(seen, asked, len(self.known.classes))}
+        self.of_teacher = {"teacher_knn": rate_knn(seen, asked, len(self.known.classes))}
 
     @torch.inference_mode()
     def _features(self, source: Source, run: Run, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:

@@ -78,7 +78,8 @@ def _explain_each(
             show.update(len(rows))
     if not rows:
         return
-    facts = {"method": options.method, "layer": options.layer, "head": options.head, "images": rows}
+    chosen = {"patch": options.patch or "centre"} if options.method == "similarity" else {}
+    facts = {"method": options.method, "layer": options.layer, "head": options.head, **chosen, "images": rows}
     replace_file(out / f"{options.method}.json", dump_json(facts))
     log(f"written  {out}: {plural(len(rows), 'image')}")
 
