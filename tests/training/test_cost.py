@@ -114,8 +114,11 @@ def test_every_objective_is_counted(tmp_path):
     tokenizer = save_tokenizer(tmp_path / "codes", codes, Preprocessing(size=(8, 8), mean=(0.5,), std=(0.5,)))
     encoded = SUPERVISED - 6 * HEAD
     least = {"masked-patch": encoded, "moco": 3 * SUPERVISED / 1.5, "simclr": 2 * encoded, "beit": encoded}
+    config = ViTConfig(image_size=8, patch_size=2, in_channels=1, width=16, depth=1, heads=2, mlp_width=24)
+    save_model(tmp_path / "teacher", create_classifier(config, classes=()))
+    others = {"beit": {"tokenizer": str(tokenizer)}, "distil": {"teacher": str(tmp_path / "teacher")}}
     for objective in OBJECTIVES:
-        read = {"tokenizer": str(tokenizer)} if objective == "beit" else {}
+        read = others.get(objective, {})
         counted = count(tmp_path / objective, objective=objective, **read)
         assert counted > least.get(objective, 0), objective
 

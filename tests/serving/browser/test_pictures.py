@@ -262,11 +262,12 @@ def test_answers_of_pictures_of_any_shape_start_at_one_height(visit, address):
         assert len(rows) == 1, size
 
 
-def test_a_model_without_attention_offers_occlusion_alone(visit, serve):
+def test_a_model_without_attention_offers_occlusion_and_similarity(visit, serve):
     page = visit(serve(lambda: model(name="bit-r50x1", image_size=32, classes=["a", "b"])))
     give(page, file())
     page.locator(".bars").wait_for()
-    assert page.locator("[name=method]").count() == 1
+    assert page.locator("[name=method]").count() == 2
+    assert page.locator("[name=method]:checked").count() == 0
     assert not page.locator("#heads").is_visible()
     page.get_by_text("Occlusion", exact=True).click()
     expect(page.locator(".says")).to_contain_text("Occlusion:")
@@ -279,7 +280,7 @@ def test_an_encoder_without_a_head_shows_no_bars(visit, serve):
     see(page, file())
     assert page.locator(".bars").count() == 0
     assert "no head" in page.locator(".answer").inner_text()
-    assert page.locator("[name=method]").count() == 2
+    assert page.locator("[name=method]").count() == 3
 
 
 def test_windows_and_merged_maps_are_asked_at_the_place_that_was_pressed(visit, serve):

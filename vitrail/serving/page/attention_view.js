@@ -28,8 +28,9 @@ export class AttentionView {
     const layers = model.attention?.layers ?? [];
     this.api = api;
     this.model = { ...model, scale: readScale() };
-    // occlusion needs hundreds of forward passes, so it is never the default; objects and classes of pixels are shown alone at first
-    const method = model.colours ? null : model.methods.find((name) => name !== "occlusion") ?? null;
+    // occlusion needs hundreds of forward passes, and similarity is of one patch, so neither is the default; objects and classes of
+    // pixels are shown alone at first
+    const method = model.colours ? null : model.methods.find((name) => !["occlusion", "similarity"].includes(name)) ?? null;
     /** @type {import("./slot.js").View} */
     this.view = {
       method, layer: Math.max(layers.length - 1, 0), head: null, spot: null, opacity: STRENGTHS.light, manner: "light",
