@@ -35,6 +35,7 @@ from vitrail.objectives.supervised import Supervised
 from vitrail.runs.folder import RunFolder
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.prepare import prepare
+from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import save_tokenizer
 
 pytestmark = [
@@ -113,9 +114,12 @@ def tokenizer(tmp_path_factory) -> str:
 def test_every_objective(tokenizer, tmp_path, name):
     changes = "model.changes={patch_size: [8, 8], width: 12, depth: 1, levels: [4, 4]}"
     given = ("model.size=[32, 32]", changes, *on_ranks.PLAIN) if name == "tokenizer" else on_ranks.settings("vit")
+    if name == "distil":
+        save_model(tmp_path / "teacher", create_classifier(TINY["vit"], classes=(), in_channels=1))
+    read = {"beit": f"objective.tokenizer={tokenizer}", "distil": f"objective.teacher={tmp_path / 'teacher'}"}
     given = (
         *given,
-        *([f"objective.tokenizer={tokenizer}"] if name == "beit" else []),
+        *([read[name]] if name in read else []),
         "schedule.steps=1",
         "data.batch=8",
         "augment.pad_mode=reflect",  # zeros take the values of matrices, which are on the host
@@ -132,6 +136,8 @@ def test_every_objective(tokenizer, tmp_path, name):
         batch = replace(batch, images=like(batch.images), targets=like(batch.targets))
         if name == "beit":
             move(training.inputs.frozen.tokenizer)
+        if name == "distil":
+            move(training.inputs.frozen.model)
         inputs = training.inputs(batch)
         loss, measured = move(training.objective)(*inputs)
     assert {value.device.type for value in (loss, *measured.values())} == {"cuda"}
