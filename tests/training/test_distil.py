@@ -154,6 +154,15 @@ def test_outputs_are_cached_where_images_are_only_flipped(teacher, tmp_path, mon
     monkeypatch.undo()
 
 
+def test_the_cache_has_all_images_where_a_batch_repeats_them(teacher, tmp_path):
+    how = {"steps": 16, "batch": 8}
+    repeated = learn(tmp_path / "run", teacher, "augment.crop=none", "data.repeats=2", **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher_features, "CACHE_BYTES", 0)
+        computed = learn(tmp_path / "computed", teacher, "augment.crop=none", "data.repeats=2", **how)
+    assert list_logged(repeated) == pytest.approx(list_logged(computed), rel=2e-3)
+
+
 @pytest.mark.parametrize("flip", [0.0, 1.0])
 def test_cached_outputs_are_those_of_the_flipped_image(flip, teacher, tmp_path):
     flags = {"data": {"source": "digits"}, "objective": {"name": "distil", "teacher": str(teacher)}}

@@ -113,7 +113,9 @@ def fill_cache(inputs: ViewInputs, batches: TrainingBatches, values: int, *, mos
     made, source, teacher = inputs.augmented, batches.source, inputs.frozen
     assert teacher is not None
     plain, sides = replace(made.policy, flip=0.0), 1 + (made.policy.flip > 0)
-    read = replace(batches, run=replace(batches.run, augment=plain), batch=min(batches.batch, len(source)))
+    # with repeats an epoch would not have all images
+    once = replace(batches.run, augment=plain, data=replace(batches.run.data, repeats=1))
+    read = replace(batches, run=once, batch=min(batches.batch, len(source)))
     outputs, places = torch.empty(sides, most, values, dtype=torch.float16), np.full(len(source), -1)
     known = 0
     steps = closing(read(0, -(-len(source) // read.batch)))
