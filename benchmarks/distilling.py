@@ -19,7 +19,7 @@ from typing import Any
 import harness
 import numpy as np
 import torch
-from pretraining import SMALL, TUNED, Study, interval
+from pretraining import SMALL, Study, interval
 
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
@@ -77,19 +77,8 @@ class Distilling(Study):
         scratch = objective == "scratch"
         start = {"model": "vit-ti16"} if scratch else {"init": self.encoder(objective, seed)}
         changes = [f"model.changes={STUDENT}", "optim.layer_decay=1"] if scratch else []
-        run = vitrail.train(
-            self.splits(labels),
-            recipe="finetune",
-            steps=TUNING_STEPS * (1 + scratch),
-            batch=TUNING_BATCH,
-            seed=seed,
-            out=self.out / f"{objective}-{seed}-{labels}",
-            settings=[*HOW, *TUNED, *changes],
-            quiet=True,
-            **start,
-        )
-        data = Splits(test=self.test, classes=self.test.classes)
-        return vitrail.evaluate(run.folder, data, batch=250, quiet=True, log=lambda line: None).metric.right
+        how = {"steps": TUNING_STEPS * (1 + scratch), "batch": TUNING_BATCH, "settings": [*HOW, *changes]}
+        return self.fine_tune(objective, labels, seed, **how, **start)
 
     def run_all(self, seeds: list[int]) -> None:
         for protocol in ("knn", "linear"):

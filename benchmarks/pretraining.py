@@ -172,20 +172,26 @@ class Study:
         operations = FINETUNING + (BUDGET if scratch else 0)
         start = {"model": "vit-ti16"} if scratch else {"init": self.encoder(objective, seed)}
         changes = [f"model.changes={ {**ENCODER, **SMALL} }", "optim.layer_decay=1"] if scratch else []
+        steps = round(operations / supervised_flops() / BATCH)
+        return self.fine_tune(objective, labels, seed, steps=steps, batch=BATCH, settings=[*HOW, *changes], **start)
+
+    def fine_tune(
+        self, name: str, labels: int, seed: int, *, steps: int, batch: int, settings: list[str], **start: Any
+    ) -> np.ndarray:
+        """Which test images are right after a training on ``labels`` images (M,)."""
         run = vitrail.train(
             self.splits(labels),
             recipe="finetune",
-            steps=round(operations / supervised_flops() / BATCH),
-            batch=BATCH,
+            steps=steps,
+            batch=batch,
             seed=seed,
-            out=self.out / f"{objective}-{seed}-{labels}",
-            settings=[*HOW, *TUNED, *changes],
+            out=self.out / f"{name}-{seed}-{labels}",
+            settings=[*settings, *TUNED],
             quiet=True,
             **start,
         )
         data = Splits(test=self.test, classes=self.test.classes)
-        evaluated = vitrail.evaluate(run.folder, data, batch=250, quiet=True, log=_silent)
-        return evaluated.metric.right
+        return vitrail.evaluate(run.folder, data, batch=250, quiet=True, log=_silent).metric.right
 
     def run(self, seeds: list[int], objectives: list[str], labels: tuple[int, ...]) -> None:
         """All cells of these seeds and objectives."""

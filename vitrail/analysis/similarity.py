@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.analysis.attention import Place
 from vitrail.analysis.equivariance import Model
 from vitrail.errors import ConfigError
 from vitrail.models.backbone import eval_mode
-
-Place = tuple[int, int]  # row, column
 
 
 def patch_similarity(model: Model, images: Tensor, patch: Place | None = None) -> Tensor:

@@ -174,7 +174,7 @@ class MoCo(ContrastiveObjective):
         self.projector = make_head(pooled_width(encoder), hidden, hidden, out)
         self.predictor = make_head(out, hidden, out)
         if freeze_patches:
-            encoder.get_submodule(encoder.first_layer.rpartition(".")[0]).requires_grad_(False)
+            freeze_first_layer(encoder)
         self.momentum_encoder = deepcopy(encoder).requires_grad_(False).eval()
         self.momentum_projector = deepcopy(self.projector).requires_grad_(False)
 
@@ -205,10 +205,9 @@ class MoCo(ContrastiveObjective):
     @torch.no_grad()
     def after_step(self, share: float) -> None:
         """Updates the moving averages: the momentum encoder and its projector."""
-        moves = (1 - self.momentum) * (1 + math.cos(math.pi * share)) / 2
         slow: list[Tensor] = [*self.momentum_encoder.parameters(), *self.momentum_projector.parameters()]
         trained: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
-        lerp_(slow, trained, moves)
+        lerp_(slow, trained, rate_of_average(self.momentum, share))
 
 
 class SimCLR(ContrastiveObjective):
@@ -269,6 +268,18 @@ def spread(features: Tensor) -> Tensor:
     4.1). It is computed on the features of the encoder, because a batch norm would spread even collapsed features.
     """
     return _unit_vectors(features).std(0, correction=0).mean() * math.sqrt(features.shape[1])
+
+
+def freeze_first_layer(encoder: Backbone) -> None:
+    """Freezes the first layer on pixels with its bias."""
+    encoder.get_submodule(encoder.first_layer.rpartition(".")[0]).requires_grad_(False)
+
+
+def rate_of_average(momentum: float, share: float) -> float:
+    """Returns the weight of the newest value in a moving average, after ``share`` of a run: 1 minus a coefficient that increases
+    from ``momentum`` to 1 along a cosine.
+    """
+    return (1 - momentum) * (1 + math.cos(math.pi * share)) / 2
 
 
 def make_head(*widths: int) -> nn.Sequential:

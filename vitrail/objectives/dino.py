@@ -31,7 +31,7 @@ from vitrail.models import Backbone, sketch
 from vitrail.models.config import is_number, is_whole
 from vitrail.models.initialise import fill_parameter, fills
 from vitrail.models.layers import as_tokens, by_hand, cut_patches, gather_rows, join_patches
-from vitrail.objectives.contrastive import pooled_width
+from vitrail.objectives.contrastive import freeze_first_layer, pooled_width, rate_of_average
 from vitrail.objectives.masking import Grid, Masked, block_mask, cell_grid, check_whole, patches_per_cell
 from vitrail.objectives.objective import Objective
 from vitrail.torch_private import lerp_
@@ -111,7 +111,7 @@ class DINO(Objective):
         self.momentum, self.centre_momentum = momentum, centre_momentum
         self.head = PrototypeHead(pooled_width(encoder), hidden, bottleneck, prototypes)
         if freeze_patches:
-            encoder.get_submodule(encoder.first_layer.rpartition(".")[0]).requires_grad_(False)
+            freeze_first_layer(encoder)
         self.teacher_encoder = deepcopy(encoder).requires_grad_(False).eval()
         self.teacher_head = deepcopy(self.head).requires_grad_(False)
         self.register_buffer("centre", torch.zeros(prototypes))
@@ -192,10 +192,10 @@ class DINO(Objective):
     @torch.no_grad()
     def after_step(self, share: float) -> None:
         """Updates the moving averages: the teacher's encoder and heads."""
-        moves = (1 - self.momentum) * (1 + math.cos(math.pi * share)) / 2
         slow = {name: weight for name, weight in self.named_parameters() if name.startswith("teacher_")}
         trained = dict(self.named_parameters())
-        lerp_(list(slow.values()), [trained[name.removeprefix("teacher_")] for name in slow], moves)
+        followed = [trained[name.removeprefix("teacher_")] for name in slow]
+        lerp_(list(slow.values()), followed, rate_of_average(self.momentum, share))
         self.share.fill_(share)
 
 

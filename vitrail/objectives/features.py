@@ -91,7 +91,7 @@ class FeatureDistillation(Objective):
 
     def draw(self, ids: NDArray[np.int64], size: tuple[int, int], seed: int) -> tuple[Tensor, ...]:
         """Draws numbers in [0, 1) that choose the compared patches (B, R); none if all are compared."""
-        if math.prod(grid_of(size, self.encoder.config.cells[-1])) <= MANY_PATCHES:
+        if math.prod(grid_of(size, self.encoder.config.cell)) <= MANY_PATCHES:
             return ()
         return (torch.from_numpy(uniforms(seed, "distil", *ids.T, count=ROWS)).float(),)
 

@@ -169,9 +169,6 @@ class Masked(Objective):
         for name, parameter in self._own_parameters().items():
             fill_parameter(name, parameter, 0.0)
 
-    def _cell_grid(self, size: Grid) -> Grid:
-        return cell_grid(self.encoder, size)
-
     def _count_hidden(self, cells: Grid) -> int:
         return max(round(self.share * math.prod(cells)), 1)
 
@@ -182,7 +179,7 @@ class Masked(Objective):
         compiled model is one graph.
         """
         height, width = images.shape[2:]
-        count = self._count_hidden(self._cell_grid((height, width))) * math.prod(self.head.repeats)
+        count = self._count_hidden(cell_grid(self.encoder, (height, width))) * math.prod(self.head.repeats)
         assert torch.compiler.is_compiling() or mask.device.type != "cpu" or (mask.sum(1) == count).all(), count
         places = mask.int().argsort(dim=1, descending=True, stable=True)[:, :count]  # (B, n / B)
         return (places + torch.arange(len(mask), device=mask.device)[:, None] * mask.shape[1]).flatten()
@@ -249,7 +246,7 @@ class MaskedPatch(Masked):
 
     def draw(self, ids: NDArray[np.int64], size: Grid, seed: int) -> tuple[Tensor, Tensor]:
         """Draws ``corrupted`` and ``source`` of `forward`; all images have the same number of patches of each kind."""
-        grid, repeats = self._cell_grid(size), patches_per_cell(self.encoder)
+        grid, repeats = cell_grid(self.encoder, size), patches_per_cell(self.encoder)
         cells, count = math.prod(grid), self._count_hidden(grid)
         swapped, kept = round(SWAPPED * count), round(KEPT * count)
         ranks = random_ranks(ids, cells, seed, "corrupted")  # (B, M)
@@ -373,7 +370,7 @@ class MaskedCodes(Masked):
 
     def draw(self, ids: NDArray[np.int64], size: Grid, seed: int) -> tuple[Tensor]:
         """Draws ``hidden`` of `forward`, with the same number of patches per image; see `block_mask`."""
-        grid = self._cell_grid(size)
+        grid = cell_grid(self.encoder, size)
         hidden = block_mask(ids, grid, self._count_hidden(grid), seed)
         return (torch.from_numpy(expand_cells(hidden, grid, patches_per_cell(self.encoder))),)
 

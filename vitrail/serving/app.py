@@ -121,7 +121,7 @@ async def describe_model(service: CurrentService) -> Response:
         "card": served.about.get("card"),
         "parity": served.about.get("parity"),
         "attention": {"layers": served.attention} if served.attention else None,
-        "feature_map": served.feature_map,
+        "feature_map": served.feature_map and list(served.feature_map),
         "methods": served.methods,
         "limits": {
             "body_bytes": limits.body,

@@ -42,6 +42,7 @@ from vitrail.inference.options import InferenceOptions, tune_options
 from vitrail.inference.precision import settle_precision
 from vitrail.markup import encode_image
 from vitrail.models import device_of
+from vitrail.models.config import grid_of
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks import Answer, Task
 from vitrail.tasks.dense.answer import PlacedAnswer
@@ -116,8 +117,7 @@ class LoadedModel:
         self.attention = _describe_attention(model)
         lacking = (*(() if self.attention else NEEDS_ATTENTION), *(() if model.answers_classes else NEEDS_ANSWER))
         lacking += ("similarity",) if isinstance(model.backbone, ExportedBackbone) else ()
-        grid = [-(-side // cell) for side, cell in zip(model.preprocessing.size, model.config.cell)]
-        self.feature_map = None if "similarity" in lacking else grid
+        self.feature_map = None if "similarity" in lacking else grid_of(model.preprocessing.size, model.config.cell)
         self.methods = [method for method in METHODS if method not in lacking]
         self.sample = self._try()  # raises for a model that does not run
         start = time.monotonic()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
+from vitrail.config.units import split_commas
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import to_stderr
 from vitrail.verbs import options
@@ -72,8 +73,8 @@ def explain(
     reading = options.parse(given, max_bad=options.ALL)
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
-    chosen = patch.split(",") if isinstance(patch, str) else patch
-    if chosen is not None and (len(chosen) != 2 or not all(str(place).strip().isdecimal() for place in chosen)):
+    chosen = None if patch is None else split_commas(patch)
+    if chosen is not None and (len(chosen) != 2 or not all(str(place).isdecimal() for place in chosen)):
         raise ConfigError(f"the patch is {patch!r}", "give row,column, such as 3,4")
     place = None if chosen is None else (int(chosen[0]), int(chosen[1]))
     from vitrail.analysis.explanation import ExplainOptions
