@@ -2,6 +2,7 @@
 
     python benchmarks/serving_deadlines.py photographs/
     python benchmarks/serving_deadlines.py photographs/ --before ../older     # a checkout to compare with
+    python benchmarks/serving_deadlines.py photographs/ --processes 2         # a server of several processes to compare with
 
 The server has one core and all clients share another ("one core"), or both share both cores ("two cores"). The network has
 one thread. Capacity is what 8 clients in a closed loop get without a deadline; each situation is an open loop of a multiple
@@ -46,7 +47,7 @@ DEADLINES = (0.5, 2.5, 10.0)  # seconds
 TIMES = (1, 5, 10, 50)  # the capacity
 CLOSED = 10.0  # seconds in which the capacity is measured
 CORES = {"one core": (1, 5, 10, 50), "two cores": (10, 50)}  # and the multiples that are measured with them
-OURS, BEFORE = "vitrail", "before"
+OURS, BEFORE, SEVERAL = "vitrail", "before", "processes"
 
 
 def make_questions(model: Any, files: list[bytes], deadline: float | None) -> list[Question]:
@@ -125,7 +126,11 @@ def measure_model(name: str, asked: argparse.Namespace, files: list[bytes]) -> d
     model = vitrail.create_model(**MODELS[name], classes=10).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
-    folders = {OURS: None} | ({BEFORE: asked.before.resolve()} if asked.before else {})
+    starts: dict[str, tuple[Path | None, tuple[str, ...]]] = {OURS: (None, ())}
+    if asked.before:
+        starts[BEFORE] = asked.before.resolve(), ()
+    if asked.processes > 1:
+        starts[SEVERAL] = None, ("--processes", str(asked.processes))
     both = os.sched_getaffinity(0)
     first, *_, last = sorted(both)
     found = {}
@@ -135,8 +140,8 @@ def measure_model(name: str, asked: argparse.Namespace, files: list[bytes]) -> d
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             path, core = save_model(place / "model.safetensors", model), first if cores == "one core" else None
             servers = {
-                each: stack.enter_context(serve(path, place / f"{each}.txt", core=core, folder=folder))
-                for each, folder in folders.items()
+                each: stack.enter_context(serve(path, place / f"{each}.txt", *words, core=core, folder=folder))
+                for each, (folder, words) in starts.items()
             }
             print(f"{name}, {cores}", flush=True)
             os.sched_setaffinity(0, both if core is None else {last})
@@ -149,6 +154,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("images", type=Path, help="a folder of image files and nothing else")
     words.add_argument("--before", type=Path, help="a folder with other code of vitrail, measured in turns")
+    words.add_argument("--processes", type=int, default=1, help="of a second server of this code, measured in turns")
     words.add_argument("--seconds", type=float, default=5, help="of a situation, at least 1.2 of its deadline")
     words.add_argument("--deadlines", nargs="*", type=float, default=list(DEADLINES), help="in seconds")
     words.add_argument("--times", nargs="*", type=int, default=list(TIMES), help="multiples of the capacity")

@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -103,6 +103,17 @@ def keep_generators() -> Iterator[None]:
 
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         yield
+
+
+@contextmanager
+def handle_signals(handlers: Mapping[Any, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+    """Replaces the handlers of signals within the block."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopRequests:

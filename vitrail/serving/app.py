@@ -155,6 +155,7 @@ async def reload(request: Request, service: CurrentService) -> Response:
     if request.app.state.token is None:
         raise Refused("forbidden", "a reload requires a server with a token", "start the server with --token-file")
     new, previous = await service.reload()
+    service.announce_reload()
     return JSONResponse({"model": new.identity, "previous": previous})
 
 
@@ -180,6 +181,7 @@ async def ready(service: CurrentService) -> Response:
     responses={200: {"content": {"text/plain": {}}}, **errors("unauthorised", "forbidden")},
 )
 async def metrics(service: CurrentService) -> Response:
+    service.update_gauges()
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 

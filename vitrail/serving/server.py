@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,11 +27,12 @@ import uvicorn
 from vitrail.errors import ConfigError
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.libtiff import redirect_libtiff
-from vitrail.runtime.process import cores, release_memory
+from vitrail.runtime.process import cores, handle_signals, release_memory
 from vitrail.serving.admission import Admission
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import MAX_HEAD, ServerLimits
-from vitrail.serving.loaded_model import load_model
+from vitrail.serving.loaded_model import LoadedModel, load_model
+from vitrail.serving.processes import Notify, Supervisor
 from vitrail.serving.protocol import make_protocol, reject_fast
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import Service
@@ -63,33 +64,47 @@ def start(
     runs: Path | None,
     access_log: bool,
     log_format: str = "text",
+    processes: int = 1,
 ) -> None:
-    """Serves until a signal stops it. Raises `ConfigError` for an invalid address, and the errors of `vitrail.load`."""
-    _configure_logging(access_log, log_format)
+    """Serves until a signal stops it.
+
+    Raises `ConfigError` for an invalid address or number of processes, and the errors of `vitrail.load` and `Supervisor.run`.
+    """
+    if processes < 1 or (processes > 1 and not hasattr(signal, "SIGHUP")):
+        raise ConfigError(f"--processes {processes} is not possible", "give 1 or more; Windows supports 1 only")
+    configure_logging = functools.partial(_configure_logging, access_log, log_format)
+    configure_logging()
     token = read_token(token_file)
     check_reach(host, token)
+    load = None
+    if model is not None:
+        options = replace(options, batch=limits.batch)
+        load = functools.partial(load_model, model, name=name, options=options, log=log.info)
+    with bind(host, port) as bound:
+        make_app = functools.partial(create_app, token=token, hosts=hosts or default_hosts(bound), runs=runs)
+        serve = functools.partial(_serve, load, limits, make_app, bound)
+        announce = functools.partial(_log_address, bound)
+        if processes == 1:
+            serve(lambda event: announce() if event == "ready" else None, cores())
+        else:
+            Supervisor(processes, serve, prepare=configure_logging).run(announce)
+
+
+def _serve(
+    load: Callable[[], LoadedModel] | None,
+    limits: ServerLimits,
+    make_app: Callable[[Service], Admission],
+    bound: socket.socket,
+    notify: Notify,
+    threads: int,
+) -> None:
+    """Loads the model and serves in this process until a signal stops it."""
     # exits while the model loads: the first process of a container has no default handler
-    ending = handle_signals({signal.SIGTERM: lambda *_: sys.exit(0)})
-    with bind(host, port) as bound, ending, redirect_libtiff(log.warning):
-        load = None
-        if model is not None:
-            options = replace(options, batch=limits.batch)
-            load = functools.partial(load_model, model, name=name, options=options, log=log.info)
-        service = Service(load, limits, threads=cores())
-        if model is not None:
+    with handle_signals({signal.SIGTERM: lambda *_: sys.exit(0)}), redirect_libtiff(log.warning):
+        service = Service(load, limits, threads=threads, announce_reload=functools.partial(notify, "reloaded"))
+        if load is not None:
             log.info("serving %s %s", service.served.name, service.served.version)
-        run(create_app(service, token=token, hosts=hosts or default_hosts(bound), runs=runs), bound)
-
-
-@contextlib.contextmanager
-def handle_signals(handlers: Mapping[Any, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
-    """Replaces the handlers of signals within the block."""
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        run(make_app(service), bound, notify)
 
 
 def read_token(file: Path | None) -> str | None:
@@ -170,6 +185,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
             self.service.decoders.submit(release_memory)
+        self.service.update_gauges()
         if self._stop_time is not None:
             now = time.monotonic()
             quiet = now - max(self._stop_time, self.service.last_request) >= QUIET and not self.server_state.tasks
@@ -230,9 +246,14 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def run(app: Admission, bound: socket.socket) -> None:
+def _log_address(bound: socket.socket) -> None:
+    host, port, *_ = bound.getsockname()
+    log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
+
+
+def run(app: Admission, bound: socket.socket, notify: Notify) -> None:
     """Serves until a signal stops it."""
-    (host, port, *_), limits = bound.getsockname(), app.limits
+    limits = app.limits
     config = uvicorn.Config(
         app,
         http=make_protocol(limits, functools.partial(reject_fast, app)),
@@ -249,8 +270,7 @@ def run(app: Admission, bound: socket.socket) -> None:
     )
     _allow_files(limits.connections)
     bound.listen(config.backlog)  # before the address is printed, so that clients can connect immediately
-    shown = f"[{host}]" if ":" in host else host
-    log.info("listening on http://%s:%s", shown, port)
+    notify("ready")
     Server(config, app.service).run(sockets=[bound])
     app.service.close()
 

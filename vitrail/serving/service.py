@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import threading
 import time
@@ -14,12 +15,14 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from vitrail.errors import VitrailError
 from vitrail.images.decode import BadImage, header_size
 from vitrail.serving.batcher import Batcher, deadline_error
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.loaded_model import LoadedModel
+from vitrail.serving.processes import METRICS
 from vitrail.serving.refusals import Refused
 from vitrail.serving.uploads import Upload
 
@@ -32,11 +35,19 @@ log = logging.getLogger("vitrail.serving")
 class Service:
     """One model with one queue, for one event loop, and ``threads`` threads that decode images.
 
-    ``load`` loads the model, also on reload; it is None for a server without a model (runs only).
+    ``load`` loads the model, also on reload; it is None for a server without a model (runs only). ``announce_reload`` is called
+    after a reload that a client asked for.
     """
 
-    def __init__(self, load: Callable[[], LoadedModel] | None, limits: ServerLimits, *, threads: int = 2) -> None:
-        self.load, self.limits, self.metrics = load, limits, Metrics()
+    def __init__(
+        self,
+        load: Callable[[], LoadedModel] | None,
+        limits: ServerLimits,
+        *,
+        threads: int = 2,
+        announce_reload: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.load, self.limits, self.metrics, self.announce_reload = load, limits, Metrics(), announce_reload
         self.batcher = Batcher(batch=limits.batch, capacity=limits.queue, observe=self.metrics.batch)
         self.threads = threads
         self.decoders = ThreadPoolExecutor(threads, thread_name_prefix="decoder")
@@ -46,17 +57,19 @@ class Service:
         self._reloading: asyncio.Future[LoadedModel] | None = None
         self._large = threading.Lock()
         self._served: LoadedModel | None = None
-        self.metrics.queue.set_function(lambda: self.batcher.reserved)
-        self.metrics.held.set_function(lambda: self.held)
-        self.metrics.ready.set_function(lambda: not self.unready)
         if load is not None:
             self._take(load())
 
     def _take(self, served: LoadedModel) -> None:
         self._served = served
         self.batcher.guess = served.seconds
-        self.metrics.model.clear()
-        self.metrics.model.labels(served.name, served.version).set(1)
+        self.metrics.take(served.name, served.version)
+
+    def update_gauges(self) -> None:
+        """Sets the gauges of the metrics to the current state."""
+        self.metrics.queue.set(self.batcher.reserved)
+        self.metrics.held.set(self.held)
+        self.metrics.ready.set(not self.unready)
 
     @property
     def served(self) -> LoadedModel:
@@ -166,7 +179,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
-    """The metrics of one server, in their own registry. All methods are thread-safe."""
+    """The metrics of one server, in their own registry, or of all its processes. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -180,10 +193,29 @@ class Metrics:
         self.batches = Histogram("batch_size", "Images per forward pass.", buckets=SIZES, **options)
         self.inference = Histogram("inference_seconds", "Time of a forward pass.", buckets=SECONDS, **options)
         self.reloads = Counter("reloads", "Reloads of the model, by outcome.", ("outcome",), **options)
-        self.model = Gauge("model_info", "Name and version of the served model.", ("name", "version"), **options)
-        self.queue = Gauge("queue_images", "Images accepted and not yet answered.", **options)
-        self.held = Gauge("held_bytes", "Bytes of request bodies in memory.", **options)
-        self.ready = Gauge("ready", "1 if the server accepts new requests.", **options)
+        # the modes say how those of several processes are joined
+        self.model = Gauge(
+            "model_info",
+            "Name and version of the served model.",
+            ("name", "version"),
+            multiprocess_mode="livemax",
+            **options,
+        )
+        self.queue = Gauge(
+            "queue_images", "Images accepted and not yet answered.", multiprocess_mode="livesum", **options
+        )
+        self.held = Gauge("held_bytes", "Bytes of request bodies in memory.", multiprocess_mode="livesum", **options)
+        self.ready = Gauge("ready", "1 if the server accepts new requests.", multiprocess_mode="livemin", **options)
+        self._taken: Gauge | None = None  # of the current model
+
+    def take(self, name: str, version: str) -> None:
+        """Names the model that is served from now on."""
+        if self._taken is not None:
+            self._taken.set(0)  # files of several processes keep what was written
+        if METRICS not in os.environ:
+            self.model.clear()
+        self._taken = self.model.labels(name, version)
+        self._taken.set(1)
 
     def request(self, route: str, code: int, seconds: float) -> None:
         self.requests.labels(route, str(code)).inc()
@@ -195,4 +227,8 @@ class Metrics:
         self.inference.observe(seconds)
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        registry = self.registry
+        if METRICS in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        return generate_latest(registry)

@@ -38,6 +38,9 @@ def serve(
     deadline: Annotated[float, "Seconds after which a request is answered with 504."] = 10.0,
     max_body: Annotated[int, "Maximum size of a request in MiB."] = 32,
     tune: Annotated[bool, "On a CPU use the fastest way to compute, measured in 3 seconds at the start."] = True,
+    processes: Annotated[
+        int, "Processes that share the port, each with its own copy of the model and queue and its share of the cores."
+    ] = 1,
     drain: Annotated[float, "Seconds to finish open requests after the signal to stop."] = 25.0,
     access_log: Annotated[bool, "Log a line on stderr for every request, with the address of the client."] = False,
     log_format: Annotated[
@@ -80,6 +83,7 @@ def serve(
         runs=options.to_path(runs),
         access_log=access_log,
         log_format=log_format,
+        processes=processes,
     )
 
 

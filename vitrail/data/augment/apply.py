@@ -212,10 +212,8 @@ def augment(
 def _mirror(images: Tensor, flips: NDArray[np.bool_]) -> Tensor:
     """Returns a copy in which the images of ``flips`` (B,) are mirrored, in as few passes over the memory as possible."""
     if _prefers_single_images(images):
-        made = torch.empty_like(images, memory_format=torch.contiguous_format)
-        for copy, image, flipped in zip(made, images, flips):
-            copy.copy_(image.flip(-1) if flipped else image)
-        return made
+        mirrored = [image.flip(-1) if flipped else image for image, flipped in zip(images.unbind(), flips.tolist())]
+        return torch.stack(mirrored).contiguous()
     made = images.clone(memory_format=torch.contiguous_format)
     _flip(made, flips)
     return made
