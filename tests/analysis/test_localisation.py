@@ -9,8 +9,8 @@ from PIL import Image
 
 from tests.looked_at import shaken
 from tests.models.tiny import TINY
-from vitrail.analysis.attention import attention_map
-from vitrail.analysis.localisation import compute_share_inside, find_mask, measure_shares, read_mask
+from vitrail.analysis.attention import attention_map, compute_layer_maps
+from vitrail.analysis.localisation import compute_overlap, compute_share_inside, find_mask, measure_shares, read_mask
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 
@@ -67,6 +67,22 @@ def test_a_map_of_zeros_has_no_share():
     assert np.isnan(share(np.zeros((2, 4))))
 
 
+def overlap(heat, mask=LEFT, cell=(2, 2)):
+    return compute_overlap(torch.tensor(heat, dtype=torch.float32)[None], mask, cell).item()
+
+
+def test_overlaps_by_hand():
+    # of 10 the cells 4 and 3 hold 60 %: one of them lies in the left half, which has four cells
+    assert overlap([[0, 4, 3, 1], [1, 0, 0, 1]]) == pytest.approx(1 / 5)
+    assert overlap([[3, 3, 0, 0], [3, 3, 0, 0]]) == pytest.approx(3 / 4)  # three of four equal cells hold 60 %
+    assert overlap([[0, 0, 0, 6], [0, 0, 0, 4]]) == 0
+    # 3 x 5 pixels: the last cell has one pixel in the image
+    mask = torch.zeros(1, 3, 5)
+    mask[0, 2, 4] = 1
+    assert overlap([[0, 0, 0], [0, 0, 7]], mask) == 1
+    assert np.isnan(overlap(np.zeros((2, 4))))
+
+
 @pytest.mark.parametrize("name", ["vit", "swin, odd map", "axial resnet, odd map"])
 def test_every_layer_and_method_is_measured(name):
     model = shaken(TINY[name])
@@ -76,14 +92,17 @@ def test_every_layer_and_method_is_measured(name):
     mask[:, : height // 2, width // 3 :] = 1
     shares = measure_shares(model, images, mask)
     layers = len(model.attention_grids(size))
-    assert [*shares] == ["area", *(f"layer {layer}" for layer in range(layers)), "rollout", "gradient"]
-    assert shares["area"] == pytest.approx((height // 2) * (width - width // 3) / (height * width), abs=1e-12)
-    assert all(0 <= value <= 1 for value in shares.values())
+    assert [*shares] == [*(f"layer {layer}" for layer in range(layers)), "best head", "rollout", "gradient"]
+    assert all(0 <= value <= 1 for pair in shares.values() for value in pair)
     cell = model.attention_grids(size)[1].cell
-    expected = compute_share_inside(attention_map(model, images, 1), mask, cell).item()
+    heat = attention_map(model, images, 1)
+    expected = compute_share_inside(heat, mask, cell).item(), compute_overlap(heat, mask, cell).item()
     assert shares["layer 1"] == pytest.approx(expected, abs=1e-6)
+    last, cell = layers - 1, model.attention_grids(size)[-1].cell
+    (heads,) = compute_layer_maps(model, images, [last])[last]
+    assert shares["best head"][1] == max(overlap(head.tolist(), mask, cell) for head in heads)
     # all of a mask is everything that a model sees, without attention to padding
-    assert measure_shares(model, images, torch.ones_like(mask))["rollout"] == pytest.approx(1, abs=1e-9)
+    assert measure_shares(model, images, torch.ones_like(mask))["rollout"][0] == pytest.approx(1, abs=1e-9)
 
 
 def test_a_model_without_attention_is_refused():

@@ -1,4 +1,4 @@
-"""`vitrail serve --processes`: one port, one set of metrics, reloads that reach every process, replacement, and the end of all."""
+"""`vitrail serve --processes`: one port, one set of metrics, reloads that reach every process, replacement, and the end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def predict(process: Process) -> dict:
 
 def counts(process: Process, predictions: int) -> bool:
     """Whether so many predictions are in the metrics; they are counted after the reply."""
-    return f'vitrail_requests_total{{code="200",route="/v1/predict"}} {predictions}.0' in ask(process, "GET", "/metrics")
+    return f'vitrail_requests_total{{code="200",route="/v1/predict"}} {predictions}.0' in ask(
+        process, "GET", "/metrics"
+    )
 
 
 def workers(process: Process) -> list[int]:

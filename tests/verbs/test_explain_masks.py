@@ -43,9 +43,12 @@ def evaluate(photos, model=None, log=lambda line: None, **changes):
 
 def test_images_with_a_mask_are_measured_and_summarised(photos, monkeypatch):
     """Shares are set here: images 0 and 1 with areas 1/2 and 1/4."""
-    given = iter(
-        [{"area": 0.5, "rollout": 0.7, "gradient": float("nan")}, {"area": 0.25, "rollout": 0.35, "gradient": 0.2}]
+    nothing = float("nan")
+    first, second = (
+        {"rollout": (0.7, 0.5), "gradient": (nothing, nothing)},
+        {"rollout": (0.35, 0.3), "gradient": (0.2, 0.1)},
     )
+    given = iter([first, second])
     monkeypatch.setattr(scores, "measure_shares", lambda model, images, mask: next(given))
     said = []
     result = evaluate(photos, log=said.append, out=photos / "out")
@@ -58,26 +61,35 @@ def test_images_with_a_mask_are_measured_and_summarised(photos, monkeypatch):
     assert rollout.inside == pytest.approx(0.525)
     assert rollout.gain == pytest.approx((0.15, 0.1, 0.2))
     assert (rollout.above, result.holds) == (1.0, True)
-    assert (gradient.inside, gradient.gain, gradient.above) == (0.2, None, 0.0)
-    assert rollout.row() == ("rollout", "0.525", "+0.150 [+0.100, +0.200]", "100%")
+    assert (gradient.inside, gradient.gain, gradient.above, gradient.overlap) == (0.2, None, 0.0, 0.1)
+    assert rollout.row() == ("rollout", "0.525", "+0.150 [+0.100, +0.200]", "100%", "0.400")
     figures = json.loads((photos / "out" / "masks.json").read_text())
     assert (figures["images"], figures["rollout_gain"], figures["holds"]) == (2, pytest.approx(0.15), True)
     with open(photos / "out" / "masks.csv", newline="") as file:
-        assert [row["rollout"] for row in csv.DictReader(file)] == ["0.7", "0.35"]
+        assert [(row["rollout"], row["rollout overlap"]) for row in csv.DictReader(file)] == [
+            ("0.7", "0.5"),
+            ("0.35", "0.3"),
+        ]
 
 
 @pytest.mark.parametrize(
     ("shares", "holds"), [(((0.5, 0.6), (0.5, 0.4)), None), (((0.5, 0.4), (0.5, 0.3)), False), (((0.5, 0.6),), None)]
 )
 def test_the_finding_holds_does_not_or_is_not_clear(shares, holds):
-    rows = [{"path": str(at), "area": area, "rollout": share} for at, (area, share) in enumerate(shares)]
+    measured = [{"path": str(at), "area": area, "rollout": share} for at, (area, share) in enumerate(shares)]
+    rows = [{**row, "rollout overlap": 0.5} for row in measured]
     assert scores._summarise_shares(rows).holds is holds
 
 
 def test_the_area_is_that_of_what_the_model_sees(photos):
     result = evaluate(photos)  # squashed to 32 x 32, nothing is cropped
     assert [row["area"] for row in result.rows] == pytest.approx([0.5, 0.25])
-    assert [score.method for score in result.scores] == ["layer 0", "layer 1", "layer 2", "rollout", "gradient"]
+    assert [score.method for score in result.scores] == [
+        *(f"layer {layer}" for layer in range(3)),
+        "best head",
+        "rollout",
+        "gradient",
+    ]
 
 
 def test_python_and_the_command_line_print_the_same_figures(photos, capsys):

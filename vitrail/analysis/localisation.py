@@ -1,7 +1,8 @@
 """The share of attention that lies inside object masks, against the share of the area: whether a model attends to regions
-that are relevant for the class (Dosovitskiy et al. 2021, section 4.5).
+that are relevant for the class (Dosovitskiy et al. 2021, section 4.5); and the overlap of masks made of attention with them
+(Caron et al. 2021, section 4.2.2).
 
-B images, H x W pixels of the model's input, h x w cells of a map, L layers.
+B images, H x W pixels of the model's input, h x w cells of a map.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import decode_mask
 from vitrail.tasks import Task
+
+KEPT = 0.6  # of a map, by the cells of its mask
 
 
 def compute_share_inside(heat: Tensor, mask: Tensor, cell: tuple[int, int]) -> Tensor:
@@ -41,22 +44,40 @@ def compute_share_inside(heat: Tensor, mask: Tensor, cell: tuple[int, int]) -> T
     return (heat * covered).sum((1, 2)) / heat.sum((1, 2))
 
 
-def measure_shares(model: Task, images: Tensor, mask: Tensor) -> dict[str, float]:
-    """Measures the share inside the mask (1, H, W) of one image (1, C, H, W) by each method: ``area``, the share of a constant
-    map; ``layer 0`` and so on, the mean over the heads of what the pooled tokens attend to; ``rollout``; and ``gradient`` for
-    the predicted class, if the model predicts classes. Raises `ConfigError` for a model without attention.
+def compute_overlap(heat: Tensor, mask: Tensor, cell: tuple[int, int]) -> Tensor:
+    """Computes the Jaccard index of masks and of the masks that maps make, (B,): the fewest cells that hold 60 % of the map.
+
+    Arguments as of `compute_share_inside`. A map of zeros makes no mask: NaN.
+    """
+    values, order = heat.double().flatten(1).sort(descending=True)
+    before = values.cumsum(1) - values
+    kept = torch.zeros_like(values).scatter(1, order, (before < KEPT * values.sum(1, keepdim=True)).double())
+    pixels = kept.view(heat.shape).repeat_interleave(cell[0], 1).repeat_interleave(cell[1], 2) > 0
+    made, given = pixels[:, : mask.shape[1], : mask.shape[2]], mask > 0.5
+    overlap = (made & given).sum((1, 2)) / (made | given).sum((1, 2)).clamp(min=1)
+    return overlap.double().where(values[:, 0] > 0, torch.nan)
+
+
+def measure_shares(model: Task, images: Tensor, mask: Tensor) -> dict[str, tuple[float, float]]:
+    """Measures the share inside the mask (1, H, W) of one image (1, C, H, W) and the overlap of both masks by each method.
+
+    ``layer 0`` and so on, the mean over the heads of what the pooled tokens attend to; ``best head``, the head of the last layer
+    whose mask has the largest overlap; ``rollout``; and ``gradient`` for the predicted class, if the model predicts classes.
+    Raises `ConfigError` for a model without attention.
     """
     size = images.shape[2], images.shape[3]
     grids = model.attention_grids(size)
-    heats = {"rollout": rollout(model, images)}
+    layers = compute_layer_maps(model, images, range(len(grids)))  # (1, heads, h, w) each
+    heats = {f"layer {layer}": (maps.mean(1), grids[layer].cell) for layer, maps in layers.items()}
+    heads, cell = layers[len(grids) - 1][0].cpu(), grids[-1].cell
+    best = compute_overlap(heads, mask.expand(len(heads), -1, -1), cell).nan_to_num(-1.0).argmax()
+    heats |= {"best head": (heads[best][None], cell), "rollout": (rollout(model, images), grids[0].cell)}
     if model.answers_classes:
-        heats["gradient"] = relevance(model, images)
-    shares = {"area": float(mask.double().mean())}
-    for layer, maps in compute_layer_maps(model, images, range(len(grids))).items():
-        shares[f"layer {layer}"] = float(compute_share_inside(maps.mean(1).cpu(), mask, grids[layer].cell))
-    for name, heat in heats.items():
-        shares[name] = float(compute_share_inside(heat.cpu(), mask, grids[0].cell))
-    return shares
+        heats["gradient"] = relevance(model, images), grids[0].cell
+    return {
+        name: (float(compute_share_inside(heat.cpu(), mask, cell)), float(compute_overlap(heat.cpu(), mask, cell)))
+        for name, (heat, cell) in heats.items()
+    }
 
 
 def read_mask(path: Path, size: tuple[int, int], preprocessing: Preprocessing) -> Tensor:

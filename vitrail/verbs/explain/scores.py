@@ -31,6 +31,7 @@ from vitrail.text import plural
 from vitrail.verbs.explain.write import prepare_inputs
 
 Gain = tuple[float, float, float]  # a mean difference and the ends of its interval
+OVERLAP = " overlap"  # after the name of a method, in rows
 
 
 @dataclass(frozen=True)
@@ -134,19 +135,20 @@ class MaskScore:
     """The share of a method's attention that lies inside masks: its mean over images, and in how many it exceeds the area.
 
     ``gain`` is by how much it exceeds the share of the area, with the ends of a 95 % bootstrap interval; a single image has
-    none.
+    none. ``overlap`` is the mean of `compute_overlap`.
     """
 
-    HEAD: ClassVar = ("method", "inside", "against area", "images above area")
+    HEAD: ClassVar = ("method", "inside", "against area", "images above area", "overlap")
 
     method: str
     inside: float
     gain: Gain | None
     above: float
+    overlap: float
 
     def row(self) -> tuple[str, ...]:
         """Returns the cells of a table below `HEAD`."""
-        return self.method, f"{self.inside:.3f}", _format_gain(self.gain, 3), f"{self.above:.0%}"
+        return self.method, f"{self.inside:.3f}", _format_gain(self.gain, 3), f"{self.above:.0%}", f"{self.overlap:.3f}"
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ class Localisation:
 
     Args:
         area: mean share of the model's input that the masks cover, the expected share of a map that ignores the image.
-        scores: of each method: attention of each layer, rollout, gradient.
-        rows: for each image ``path``, ``area`` and the share of each method.
+        scores: of each method of `measure_shares`.
+        rows: for each image ``path``, ``area``, the share of each method, and the overlap of its mask as ``METHOD overlap``.
     """
 
     CLAIM: ClassVar = (
@@ -180,7 +182,8 @@ class Localisation:
         flat: dict[str, Any] = {"images": len(self.rows), "area": self.area, "holds": self.holds}
         for score in self.scores:
             name = score.method.replace(" ", "_")
-            flat |= {f"{name}_inside": score.inside, f"{name}_above": score.above, **_name_gain(name, score.gain)}
+            flat |= {f"{name}_inside": score.inside, f"{name}_above": score.above}
+            flat |= {f"{name}_overlap": score.overlap, **_name_gain(name, score.gain)}
         # JSON has no NaN: a share that no image has is null
         return {name: None if value != value else value for name, value in flat.items()}
 
@@ -216,7 +219,11 @@ def measure_localisation(
             mask = read_mask(found[key], prepared.picture.shape[:2], task.preprocessing)
             if 0 < float(mask.mean()) < 1:
                 with in_precision(inference.precision, prepared.images.device):
-                    rows.append({"path": key, **measure_shares(task, prepared.images, mask)})
+                    measured = measure_shares(task, prepared.images, mask)
+                row: dict[str, Any] = {"path": key, "area": float(mask.double().mean())}
+                for name, (inside, overlap) in measured.items():
+                    row |= {name: inside, f"{name}{OVERLAP}": overlap}
+                rows.append(row)
             else:
                 trivial += 1
             show.update(number)
@@ -253,11 +260,12 @@ def _find_masks(folder: Path, keys: Sequence[str]) -> dict[str, Path]:
 def _summarise_shares(rows: Sequence[dict[str, Any]]) -> Localisation:
     areas = np.array([row["area"] for row in rows])
     scores = []
-    for method in (name for name in rows[0] if name not in ("path", "area")):
+    for method in (name.removesuffix(OVERLAP) for name in rows[0] if name.endswith(OVERLAP)):
         shares = np.array([row[method] for row in rows])
         known = np.isfinite(shares)  # a map of zeros, as the gradient of a saturated answer, is nowhere
         own, chance = shares[known], areas[known]
         gain = paired_difference(own, chance) if len(own) > 1 else None
         inside, above = (float(own.mean()), float((own > chance).mean())) if len(own) else (math.nan, math.nan)
-        scores.append(MaskScore(method, inside, gain, above))
+        overlap = float(np.nanmean([row[method + OVERLAP] for row in rows])) if len(own) else math.nan
+        scores.append(MaskScore(method, inside, gain, above, overlap))
     return Localisation(float(areas.mean()), scores, rows)
