@@ -195,6 +195,31 @@ def test_the_teacher_follows_by_the_formula(kind):
                 torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12, msg=name)
 
 
+@KINDS
+def test_the_anchor_holds_the_cosines_among_patches(kind):
+    """`shaken` gives the anchor other weights than the encoder, so the change is not small."""
+    plain, held = make(kind), make(kind, anchor=3.0)
+    held.load_state_dict(plain.state_dict() | held.anchor_encoder.state_dict(prefix="anchor_encoder."))
+    inputs = inputs_of(plain)
+    loss, measured = held(*inputs)
+    whole = torch.cat(inputs[:2])
+    if kind is DINO:
+        tokens = held.encoder.features_and_map(whole)[1].flatten(2).mT
+    else:
+        tokens = held._encode(held.encoder, whole, torch.cat(inputs[held.views :]))[1]
+    start = held.anchor_encoder.features_and_map(whole)[1].flatten(2).mT
+    units, references = (each / each.norm(dim=2, keepdim=True) for each in (tokens, start))
+    drift = (units @ units.mT - references @ references.mT).square().mean()
+    assert drift > 1e-3
+    torch.testing.assert_close(measured["drift"].double(), drift.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(loss.double(), plain(*inputs)[0].double() + 3 * drift, rtol=1e-5, atol=0)
+    loss.backward()
+    before = {name: weight.clone() for name, weight in held.anchor_encoder.named_parameters()}
+    held.after_step(0.5)
+    for name, weight in held.anchor_encoder.named_parameters():
+        assert weight.grad is None and torch.equal(weight, before[name])
+
+
 def test_the_teacher_has_no_dropout():
     objective = make(config=replace(TINY["vit"], dropout=0.3, drop_path=0.5))
     image = inputs_of(objective)[0]
@@ -277,6 +302,7 @@ def test_a_compiled_objective_has_the_same_loss(kind):
         ({"teacher_temperature": 0}, "teacher_temperature is 0"),
         ({"momentum": 1.5}, "momentum is 1.5"),
         ({"mask_share": 0.0}, "mask_share is 0.0"),
+        ({"anchor": -1}, "anchor is -1"),
         ({"mask_ratio": 0.5}, "did you mean 'mask_share'"),
         ({"prototype": 5}, "did you mean 'prototypes'"),
     ],

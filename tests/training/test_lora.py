@@ -209,11 +209,6 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, base, options, message):
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_adapters_need_labels(tmp_path, base):
-    with pytest.raises(ConfigError, match=r"model\.adapters is set, which needs labels"):
-        vitrail.pretrain("digits", objective="mae", init=base, set=["model.adapters.rank=2"], out=tmp_path / "run")
-
-
 def test_adapters_of_a_convolutional_network_are_refused(tmp_path):
     model = create_classifier(
         replace(TINY["bit"], in_channels=1), classes=[str(label) for label in range(TINY["bit"].classes)]

@@ -35,6 +35,7 @@ from vitrail.config.schema import (
     ObjectiveSettings,
     OptimSettings,
     Run,
+    SaveSettings,
     ScheduleSettings,
 )
 from vitrail.data.augment.policy import POLICIES, Augment
@@ -392,6 +393,20 @@ _RECIPES = (
             optim=OptimSettings(name="adamw", lr=2e-4, weight_decay=0.1, clip=None),
             schedule=ScheduleSettings(steps=1_000_000, warmup_steps=WARMUP, recipe_steps=1_000_000, kind="cosine"),
             augment=POLICIES["inception"],
+        ),
+    ),
+    Recipe(
+        source="ours, experimental: DINO's heads, then adapters (ExPLoRA, Khanna et al. 2024), held by a Gram anchor (DINOv3)",
+        expect="pre-trained weights (--init) for another kind of images, 100,000 or more; figures are in docs/pretraining.md",
+        run=Run(
+            recipe="continue",
+            model=ModelSettings(head_first=0.1, adapters=AdapterSettings(rank=8)),
+            data=DataSettings(batch=64, validation=0.05),
+            objective=ObjectiveSettings(name="dino", changes={"prototypes": 1024, "momentum": 0.999, "anchor": 1.0}),
+            optim=OptimSettings(name="adamw", lr=1e-4, weight_decay=0.05, clip=1.0),
+            schedule=ScheduleSettings(epochs=10, warmup=0.1, kind="cosine"),
+            augment=POLICIES["dino"],
+            save=SaveSettings(stop_below=0.02),
         ),
     ),
     _pretrain_small(

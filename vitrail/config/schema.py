@@ -333,6 +333,9 @@ class SaveSettings:
         int, "training images on which each evaluation of a supervised run is repeated, without augmentation"
     ] = 0
     evaluations: Annotated[int, "number of evaluations during the run"] = 12
+    stop_below: Annotated[
+        float | None, "pre-training on images with labels ends where knn is so far below that of the start, e.g. 0.02"
+    ] = None
     metrics: Annotated[
         tuple[str, ...], "registered metrics that every evaluation computes beside those of the task"
     ] = ()
@@ -344,6 +347,7 @@ class SaveSettings:
         _demand(self.watched >= 30, f"save.watched is {self.watched}", "watch at least 30 images")
         _demand(self.train_images >= 0, f"save.train_images is {self.train_images}", "give 0 or more")
         _demand(self.keep >= 1, f"save.keep is {self.keep}", "keep at least one checkpoint")
+        _demand((self.stop_below or 0) >= 0, f"save.stop_below is {self.stop_below}", "give a share, e.g. 0.02")
         _demand(self.evaluations >= 1, f"save.evaluations is {self.evaluations}", "evaluate at least once, at the end")
         _demand((self.log_every or 1) >= 1, f"save.log_every is {self.log_every}", "give steps, at least 1")
 

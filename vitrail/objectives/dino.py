@@ -32,6 +32,7 @@ from vitrail.models.config import is_number, is_whole
 from vitrail.models.initialise import fill_parameter, fills
 from vitrail.models.layers import as_tokens, by_hand, cut_patches, gather_rows, join_patches
 from vitrail.objectives.contrastive import freeze_first_layer, pooled_width, rate_of_average
+from vitrail.objectives.features import compare_patches
 from vitrail.objectives.masking import Grid, Masked, block_mask, cell_grid, check_whole, patches_per_cell
 from vitrail.objectives.objective import Objective
 from vitrail.torch_private import lerp_
@@ -66,6 +67,8 @@ class DINO(Objective):
         centre_momentum: coefficient of the moving average of the teacher's outputs.
         freeze_last: share of the run in which the prototypes stay as they are, at the beginning.
         freeze_patches: as in `MoCo`.
+        anchor: weight of the mean squared change of the cosines among the patches of a global view, against the encoder as it is
+            given; for further training of pre-trained weights, whose dense features would be lost (DINOv3, section 4.2).
 
     Raises:
         ConfigError: invalid arguments, or an encoder that does not take local views.
@@ -95,9 +98,11 @@ class DINO(Objective):
         centre_momentum: float = 0.9,
         freeze_last: float = 0.01,
         freeze_patches: bool = True,
+        anchor: float = 0.0,
     ) -> None:
         super().__init__(encoder)
         given = locals()
+        _demand(is_number(anchor) and anchor >= 0, "anchor", anchor, "give a weight such as 1, or 0")
         for name, least in {"prototypes": 2, "hidden": 1, "bottleneck": 1, "local_views": 0}.items():
             _demand(is_whole(given[name], least), name, given[name], f"give a whole number, from {least}")
         for name in ("student_temperature", "teacher_temperature"):
@@ -112,6 +117,8 @@ class DINO(Objective):
         self.head = PrototypeHead(pooled_width(encoder), hidden, bottleneck, prototypes)
         if freeze_patches:
             freeze_first_layer(encoder)
+        self.anchor = anchor
+        self.anchor_encoder = deepcopy(encoder).requires_grad_(False).eval() if anchor else None
         self.teacher_encoder = deepcopy(encoder).requires_grad_(False).eval()
         self.teacher_head = deepcopy(self.head).requires_grad_(False)
         self.register_buffer("centre", torch.zeros(prototypes))
@@ -126,7 +133,9 @@ class DINO(Objective):
 
     def train(self, mode: bool = True) -> DINO:
         super().train(mode)
-        self.teacher_encoder.eval()
+        for frozen in (self.teacher_encoder, self.anchor_encoder):
+            if frozen is not None:
+                frozen.eval()
         return self
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -134,11 +143,29 @@ class DINO(Objective):
         answers ``row_entropy``, their divergence from the student's ``kl``, and the vectors of `summarise`.
         """
         views = inputs[: self.views]
+        whole, patches = torch.cat(views[:GLOBAL]), None
         with torch.no_grad():
-            outputs = self.teacher_head(self.teacher_encoder.features(torch.cat(views[:GLOBAL])))
-        parts = [self.encoder.features(torch.cat(group)) for group in (views[:GLOBAL], views[GLOBAL:]) if group]
+            outputs = self.teacher_head(self.teacher_encoder.features(whole))
+        if self.anchor_encoder is None:
+            features = self.encoder.features(whole)
+        else:
+            features, patches = self.encoder.features_and_map(whole)
+        parts = [features] + ([self.encoder.features(torch.cat(views[GLOBAL:]))] if self.local else [])
         student = self.head(torch.cat(parts), frozen=self._is_last_frozen())
-        return self._compare(student.unflatten(0, (self.views, -1)), outputs.unflatten(0, (GLOBAL, -1)))
+        loss, measured = self._compare(student.unflatten(0, (self.views, -1)), outputs.unflatten(0, (GLOBAL, -1)))
+        return self._hold(loss, measured, whole, None if patches is None else as_tokens(patches))
+
+    def _hold(
+        self, loss: Tensor, measured: dict[str, Tensor], images: Tensor, tokens: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Adds the loss of the anchor for images (A B, C, H, W) and their tokens (A B, N, D), and measures it as ``drift``."""
+        if self.anchor_encoder is None or tokens is None:
+            return loss, measured
+        with torch.no_grad():
+            _, start = self.anchor_encoder.features_and_map(images)
+        with by_hand(tokens):
+            drift = F.mse_loss(compare_patches(tokens), compare_patches(as_tokens(start)))
+        return loss + self.anchor * drift, {**measured, "drift": drift.detach()}
 
     def _compare(self, student: Tensor, outputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns loss and measurements of the outputs of the student (V, B, K) and of the teacher (A, B, K)."""
@@ -268,7 +295,7 @@ class IBOT(DINO):
             answers = self._answer(targets, self.patch_centre)
             patch_loss = patch_cross_entropy(torch.log_softmax(patches / self.student_temperature, -1), answers)
         measured |= {"patch_loss": patch_loss.detach(), "patch_centre": targets.mean((0, 1))}
-        return loss + patch_loss, measured
+        return self._hold(loss + patch_loss, measured, whole, tokens)
 
     def _encode(self, encoder: Backbone, images: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns features (B, F) and the normed tokens of all cells (B, M, D); cells that are ``hidden`` (B, M) are not seen."""

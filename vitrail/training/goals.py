@@ -206,11 +206,11 @@ def finish_supervised(training: Training, built: BuiltModel, ending: Ending) -> 
 def check_pretraining(run: Run) -> None:
     """Raises `ConfigError` for an unknown objective, and for settings of a head, which learning without labels does not have."""
     find_objective(run.objective.name)
-    for name in ("head_only", "head_first"):
-        if getattr(run.model, name):
-            raise ConfigError(f"model.{name} is set, and learning without labels has no head", "leave it out")
-    if run.model.adapters.rank:
-        raise ConfigError("model.adapters is set, which needs labels", "leave it out, or use `vitrail train`")
+    if run.model.head_only:
+        raise ConfigError("model.head_only is set, and learning without labels has no head", "leave it out")
+    for name, value in {"head_first": run.model.head_first, "adapters": run.model.adapters.rank}.items():
+        if value and run.objective.name == "tokenizer":
+            raise ConfigError(f"model.{name} is set, and a tokenizer is trained from scratch", "leave it out")
     if run.objective.name == "distil" and run.objective.teacher is None:
         raise ConfigError("distil learns from a teacher, and none is given", "name a model with --teacher")
     if run.objective.name != "tokenizer":

@@ -44,7 +44,9 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         if _is_evaluation_due(training, ended) and not asked:
             asked = _evaluate(training, stop, show)
             if not asked:
-                ended = _ask(training, "on_evaluation", training.evaluated) or ended
+                limit = training.run.save.stop_below
+                fallen = limit is not None and _has_fallen(training, limit, show)
+                ended = _ask(training, "on_evaluation", training.evaluated) or fallen or ended
         if asked:
             save(training)
             saver.wait()
@@ -62,7 +64,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
             _log(training, clock, show)
         show.update(progress.step, loss=loss, **clock.figures())
     if progress.step < training.steps:
-        show.log(f"ended by a callback at step {progress.step:,} of {training.steps:,}")
+        show.log(f"ended at step {progress.step:,} of {training.steps:,}")
         training.steps = progress.step
     save(training)
     saver.wait()
@@ -108,6 +110,24 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
     shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
     show.log(f"epoch {epoch:.3g}  step {training.progress.step:,}  {shown}")
     return 0
+
+
+def _has_fallen(training: Training, limit: float, show: ProgressBar) -> bool:
+    """Returns whether the nearest neighbours are worse than before the first step by more than ``limit``."""
+    now = training.evaluated.get("knn")
+    if now is None:
+        return False
+    first = training.ranks.run_on_rank0(
+        lambda: next((record["knn"] for record in training.folder.metrics() if "knn" in record), now)
+    )
+    if now >= first - limit:
+        return False
+    line = (
+        f"warning  knn fell from {first:.4f} to {now:.4f}, by more than save.stop_below={limit:g}: the start is better"
+    )
+    training.folder.log(line)
+    show.log(line)
+    return True
 
 
 def _log(training: Training, clock: _Clock, show: ProgressBar) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitrail.config.schema import ModelSettings, OptimSettings
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.adapters import ADAPTER
+from vitrail.objectives.objective import Objective
 from vitrail.runtime.distributed import SINGLE, Ranks, distribute_like, gather_full, is_dtensor
 from vitrail.torch_private import lerp, lerp_, multiply_
 
@@ -131,9 +132,10 @@ def select_trainable(model: nn.Module, settings: ModelSettings) -> dict[str, nn.
 
 
 def find_head_names(model: nn.Module) -> set[str]:
-    """Returns the names of the parameters of the head: the backbone's own, and what the task has of its own."""
+    """Returns the names of the parameters of the head: the backbone's own, and what the task or the objective has of its own."""
     last = model.layers()[-1]  # type: ignore[operator]
-    return {name for name in last if name.startswith("own.") or "head" in name.removeprefix("encoder.").split(".")[0]}
+    own = {name for name in last if not name.startswith("encoder.")} if isinstance(model, Objective) else set()
+    return own | {name for name in last if name.startswith("own.") or "head" in plain_name(name).split(".")[0]}
 
 
 def is_matrix(weight: Tensor) -> bool:

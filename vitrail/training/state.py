@@ -215,9 +215,12 @@ def collect_tensors(training: Training) -> dict[str, dict[str, Tensor]]:
 
 
 def list_frozen(training: Training) -> dict[str, Tensor]:
-    """Returns the weights that are not trained, by name. With adapters a resumed run reads them from ``model.init``."""
-    named = training.trained.named_parameters()
-    return {name: weight.detach() for name, weight in named if name not in training.optimiser.parameters}
+    """Returns the weights of the encoder that are not trained, by name.
+
+    With adapters a resumed run reads them from ``model.init``.
+    """
+    named, trained = training.trained.named_parameters(), training.optimiser.parameters
+    return {name: weight.detach() for name, weight in named if name.startswith("encoder.") and name not in trained}
 
 
 def collect_state(training: Training) -> dict[str, Any]:
