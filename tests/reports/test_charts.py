@@ -13,6 +13,7 @@ from vitrail.reports import charts
 from vitrail.reports.charts import (
     Axis,
     Series,
+    compact,
     line_chart,
     smooth_values,
     standalone,
@@ -62,6 +63,21 @@ def test_lines_and_ticks_of_a_chart_lie_where_a_pencil_puts_them():
     labels = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*text-anchor="(end|middle)">([\d.]+)</text>', drawing)
     assert [each[3] for each in labels] == ["0", "0.25", "0.5", "0.75", "1", "0", "5", "10"]  # no half steps
     assert [float(x) for x, *_ in labels[5:]] == [50.0, 245.0, 440.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.25, "0.25"),
+        (0.0001, "0.0001"),
+        (0.00015, "1.5e-4"),
+        (5e-05, "5e-05"),
+        (-0.00126, "-1.3e-3"),
+        (1234567.0, "1.2e6"),
+    ],
+)
+def test_numbers_fit_beside_an_axis(value, text):
+    assert compact(value) == text
 
 
 def test_an_axis_has_round_ticks_at_their_places():

@@ -246,11 +246,17 @@ def level_line(name: str, layers: np.ndarray, values: np.ndarray) -> Series:
     return Series(name, x, y, "muted", dashed=True)
 
 
+def compact(value: float) -> str:
+    """Formats a number in at most about six characters: 0.25, 0.0001, 1.5e-4."""
+    plain, (digits, power) = f"{value:g}", f"{value:.1e}".split("e")
+    return plain if len(plain) <= 6 else f"{digits}e{int(power)}"
+
+
 def line_chart(
     title: str,
     series: Sequence[Series],
     *,
-    words: Format = "{:g}".format,
+    words: Format = compact,
     least: float | None = 0.0,
     most: float | None = None,
 ) -> Markup:

@@ -60,7 +60,7 @@ def check_model(run: Run) -> None:
     """Checks the network before any data is read. Raises `ConfigError`."""
     if run.model.adapters.rank and run.model.init is None:
         what = f"adapters of rank {run.model.adapters.rank} change weights to start from, and none are given"
-        raise ConfigError(what, "name them with --init, or leave --lora out")
+        raise ConfigError(what, "name them with --init, or leave the adapters out")
     if run.model.init is None:
         name = run.model.name or "vit-s16"
         configure(name, **changes_for(run, configure(name), lambda line: None))
