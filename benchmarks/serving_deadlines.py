@@ -126,11 +126,12 @@ def measure_model(name: str, asked: argparse.Namespace, files: list[bytes]) -> d
     model = vitrail.create_model(**MODELS[name], classes=10).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
-    starts: dict[str, tuple[Path | None, tuple[str, ...]]] = {OURS: (None, ())}
+    exact = ("--precision", "fp32")  # as the answers that those of the servers are compared with
+    starts: dict[str, tuple[Path | None, tuple[str, ...]]] = {OURS: (None, exact)}
     if asked.before:
-        starts[BEFORE] = asked.before.resolve(), ()
+        starts[BEFORE] = asked.before.resolve(), exact
     if asked.processes > 1:
-        starts[SEVERAL] = None, ("--processes", str(asked.processes))
+        starts[SEVERAL] = None, (*exact, "--processes", str(asked.processes))
     both = os.sched_getaffinity(0)
     first, *_, last = sorted(both)
     found = {}
