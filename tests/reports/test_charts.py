@@ -13,7 +13,6 @@ from vitrail.reports import charts
 from vitrail.reports.charts import (
     Axis,
     Series,
-    compact,
     line_chart,
     smooth_values,
     standalone,
@@ -65,19 +64,11 @@ def test_lines_and_ticks_of_a_chart_lie_where_a_pencil_puts_them():
     assert [float(x) for x, *_ in labels[5:]] == [50.0, 245.0, 440.0]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.25, "0.25"),
-        (0.0001, "0.0001"),
-        (0.00015, "1.5e-4"),
-        (5e-05, "5e-05"),
-        (-0.00126, "-1.3e-3"),
-        (1234567.0, "1.2e6"),
-    ],
-)
-def test_numbers_fit_beside_an_axis(value, text):
-    assert compact(value) == text
+def test_long_numbers_beside_an_axis_are_smaller_so_that_they_fit():
+    line = Series("drift", np.arange(3.0), np.array([0.0, 0.0001, 0.0002]), "cobalt")
+    texts = [each for each in ElementTree.fromstring(line_chart("Drift", [line])).iter() if each.tag.endswith("}text")]
+    words = {each.text: float(each.attrib["font-size"]) for each in texts}
+    assert words["0.0001"] == words["0.0002"] == 11 and words["0.00015"] == pytest.approx(11 * 6 / 7)
 
 
 def test_an_axis_has_round_ticks_at_their_places():

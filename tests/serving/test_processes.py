@@ -25,13 +25,18 @@ LIMIT = 300.0  # seconds on a busy machine
 
 
 @pytest.fixture
-def server(tmp_path) -> Iterator[Process]:
+def starting(tmp_path) -> Iterator[Process]:
     save_model(tmp_path / "model.safetensors", model("a"))
     (tmp_path / "token").write_text(TOKEN)
     words = ("--processes", "2", "--token-file", str(tmp_path / "token"), *PATIENT)
     with serve(tmp_path / "model.safetensors", tmp_path / "log.txt", *words) as process:
-        wait_until(lambda: len(READY.findall(process.stderr)) == 2, process)
         yield process
+
+
+@pytest.fixture
+def server(starting) -> Process:
+    wait_until(lambda: len(READY.findall(starting.stderr)) == 2, starting)
+    return starting
 
 
 def wait_until(holds: Callable[[], bool], process: Process) -> None:
@@ -97,6 +102,38 @@ def test_a_process_that_was_killed_is_replaced_and_a_signal_ends_all(server):
     assert server.end() == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in last)
     assert server.stderr.count("draining") == 2 and "Traceback" not in server.stderr
+
+
+@pytest.mark.slow
+def test_a_reload_waits_for_a_process_that_is_starting(starting):
+    starting.address()  # of two processes one is ready
+    starting.child.send_signal(signal.SIGHUP)
+    wait_until(lambda: starting.stderr.count("reloaded: serving model") == 2, starting)
+    assert "vitrail_ready 1.0" in ask(starting, "GET", "/metrics")
+    assert starting.end() == 0
+
+
+@pytest.mark.slow
+def test_others_serve_while_a_replacement_cannot_load_the_model(server, tmp_path):
+    content = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(b"<html>not found</html>")
+    os.kill(workers(server)[0], signal.SIGKILL)
+    wait_until(lambda: "another is started in 30 seconds" in server.stderr, server)
+    predict(server)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    wait_until(lambda: len(READY.findall(server.stderr)) == 3, server)
+    assert len(workers(server)) == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_reaches_all_processes_and_lets_them_finish(server):
+    address = server.address()
+    for pid in family(server.child.pid):
+        os.kill(pid, signal.SIGINT)
+    assert server.child.wait(LIMIT) == 0
+    assert server.stderr.count("draining") == 2 and "Traceback" not in server.stderr
+    with pytest.raises(ConnectionRefusedError):
+        HTTPConnection(*address).connect()
 
 
 @pytest.mark.slow

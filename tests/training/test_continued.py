@@ -18,7 +18,7 @@ from vitrail.config.compose import compose_run
 from vitrail.errors import ConfigError
 from vitrail.models.adapters import ADAPTER
 from vitrail.runs.folder import RunFolder
-from vitrail.training import validation
+from vitrail.training import goals, validation
 from vitrail.training.prepare import prepare
 from vitrail.training.step import take_step
 
@@ -84,14 +84,22 @@ def test_the_recipe_continues_weights_and_reports_how_far_patches_drifted(base, 
     assert len(drifts) == STEPS and drifts[0] < 1e-9 < drifts[-1]
 
 
+def fail(*given: Any, **how: Any) -> None:
+    raise KeyError("no disk")
+
+
 def test_a_run_ends_where_its_features_are_worse_than_at_the_start(base, tmp_path, monkeypatch):
     rates = iter([0.8, 0.79, 0.77, 0.9])
     monkeypatch.setattr(validation, "rate_knn", lambda known, queries, classes: next(rates))
     ending = ("save.stop_below=0.02", "save.evaluations=4")
-    run = learn("dino", base, tmp_path / "run", *QUIET, *ending)
+    with monkeypatch.context() as patched:
+        patched.setattr(goals, "save_model", fail)
+        with pytest.raises(KeyError, match="no disk"):
+            learn("dino", base, tmp_path / "run", *QUIET, *ending)
+    run = learn("dino", base, tmp_path / "run", *QUIET, *ending)  # does not go on
     assert [row["knn"] for row in run.history if "knn" in row] == [0.8, 0.79, 0.77]
     said = (tmp_path / "run" / "log.txt").read_text()
-    assert "knn fell from 0.8000 to 0.7700, by more than save.stop_below=0.02: the start is better" in said
+    assert "knn fell from 0.8000 to 0.7700, by more than save.stop_below=0.02: try a lower --lr" in said
     assert run.load().backbone.state_dict()  # it is saved and reported as at its last step
 
 

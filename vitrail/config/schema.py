@@ -324,7 +324,7 @@ class ComputeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveSettings:
-    """Checkpoints, logs and evaluations. None of these settings changes the trained weights."""
+    """Checkpoints, logs and evaluations. None of these settings but ``stop_below`` changes the trained weights."""
 
     every: Annotated[float, "seconds between checkpoints"] = 120.0
     keep: Annotated[int, "number of checkpoints kept"] = 2

@@ -68,7 +68,8 @@ class DINO(Objective):
         freeze_last: share of the run in which the prototypes stay as they are, at the beginning.
         freeze_patches: as in `MoCo`.
         anchor: weight of the mean squared change of the cosines among the patches of a global view, against the encoder as it is
-            given; for further training of pre-trained weights, whose dense features would be lost (DINOv3, section 4.2).
+            given; for further training of pre-trained weights, whose dense features would be lost (DINOv3, section 4.2). The
+            patches that `IBOT` hides from the student stay hidden here.
 
     Raises:
         ConfigError: invalid arguments, or an encoder that does not take local views.

@@ -25,6 +25,7 @@ from vitrail.text import percent, plural, shorten, whole
 
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 50, 20, 42, 36  # margins of a chart, in SVG units
+WIDEST = 6  # characters of a number beside the vertical axis, beyond which it is written smaller
 DASHES = "4 4"
 LETTER = 0.58  # approximate mean width of a letter, relative to the font size
 NARROW, BROAD = "fijlrtI.,:;'|() ", "mwMW@%"
@@ -137,7 +138,12 @@ def axes(across: Axis, up: Axis, label: str) -> Markup:
     bottom, parts = up.start, []
     for value in up.ticks():
         y = up.at(value)
-        parts += [line(across.start, y, across.stop, y), text(across.start - 8, y + 3.8, up.words(value), anchor="end")]
+        words = up.words(value)
+        size = 11 * min(1, WIDEST / max(len(words), 1))
+        parts += [
+            line(across.start, y, across.stop, y),
+            text(across.start - 8, y + 3.8, words, anchor="end", size=size),
+        ]
     parts += [text(across.at(value), bottom + 17, across.words(value), anchor="middle") for value in across.ticks()]
     return join(*parts, text(across.stop, bottom + 32, label, anchor="end", font_style="italic"))
 
@@ -246,17 +252,11 @@ def level_line(name: str, layers: np.ndarray, values: np.ndarray) -> Series:
     return Series(name, x, y, "muted", dashed=True)
 
 
-def compact(value: float) -> str:
-    """Formats a number in at most about six characters: 0.25, 0.0001, 1.5e-4."""
-    plain, (digits, power) = f"{value:g}", f"{value:.1e}".split("e")
-    return plain if len(plain) <= 6 else f"{digits}e{int(power)}"
-
-
 def line_chart(
     title: str,
     series: Sequence[Series],
     *,
-    words: Format = compact,
+    words: Format = "{:g}".format,
     least: float | None = 0.0,
     most: float | None = None,
 ) -> Markup:

@@ -154,8 +154,7 @@ async def reload(request: Request, service: CurrentService) -> Response:
     """Loads the model again from its source and serves it from then on. An invalid model is refused."""
     if request.app.state.token is None:
         raise Refused("forbidden", "a reload requires a server with a token", "start the server with --token-file")
-    new, previous = await service.reload()
-    service.announce_reload()
+    new, previous = await service.reload(by_client=True)
     return JSONResponse({"model": new.identity, "previous": previous})
 
 

@@ -11,9 +11,11 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -23,25 +25,31 @@ import torch
 from prometheus_client.multiprocess import mark_process_dead
 
 from vitrail.errors import LostProcessError, VitrailError
-from vitrail.runtime.process import cores, handle_signals, use_one_arena
+from vitrail.runtime.process import cores, explain_bus_errors, handle_signals, keep_large_buffers, use_one_arena
 
 METRICS = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client when it is imported
 Event = Literal["ready", "reloaded"]
 Notify = Callable[[Event], None]
-Work = Callable[[Notify, int], None]  # called with the number of threads that a process may use
+Work = Callable[[socket.socket, Notify, int], None]  # called with the number of threads that a process may use
+PAUSE = 30.0  # seconds after a process that could not start
 log = logging.getLogger("vitrail.serving")
 
 
 class Worker:
     """A process that serves. It ends with its parent."""
 
-    def __init__(self, work: Work, prepare: Callable[[], None], share: int) -> None:
+    def __init__(self, work: Work, bound: socket.socket, prepare: Callable[[], None], share: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.events, sender = context.Pipe(duplex=False)
-        self.process = context.Process(target=_serve, args=(work, prepare, sender, share))
-        self.process.start()
+        self.process = context.Process(target=_serve, args=(work, bound, prepare, sender, share))
+        # Ctrl-C in a terminal reaches all processes: the supervisor alone acts on it, and sends SIGTERM to the others
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         sender.close()  # the process has the other end, so that `events` ends with it
-        self.has_served = False
+        self.has_served = self.is_stale = False
 
     def read_event(self) -> Event | VitrailError | None:
         """Waits for the next event, or the error that ended the process. None at its end."""
@@ -49,8 +57,18 @@ class Worker:
             event = self.events.recv()
         except EOFError:
             return None
-        self.has_served |= event == "ready"
+        if event == "ready":
+            self.has_served = True
+            if self.is_stale:
+                self.send(signal.SIGHUP)
         return event
+
+    def reload(self) -> None:
+        """Makes the process read the model again, at once or when it serves: before, the signal would end it."""
+        if self.has_served:
+            self.send(signal.SIGHUP)
+        else:
+            self.is_stale = True
 
     def send(self, number: int) -> None:
         """Sends a signal, unless the process has ended."""
@@ -61,85 +79,93 @@ class Worker:
 class Supervisor:
     """Runs ``work`` in ``count`` processes until a signal stops it, and replaces those that end.
 
-    Each process calls ``prepare`` first. ``work`` and ``prepare`` are pickled.
+    Each process calls ``prepare`` first, and ``work`` with the socket ``bound``. Both functions are pickled.
     """
 
-    def __init__(self, count: int, work: Work, *, prepare: Callable[[], None]) -> None:
-        self.count, self.work, self.prepare = count, work, prepare
+    def __init__(self, count: int, work: Work, bound: socket.socket, *, prepare: Callable[[], None]) -> None:
+        self.count, self.work, self.bound, self.prepare = count, work, bound, prepare
         self.workers: list[Worker] = []
-        self._stopping = False
+        self._is_stopping = False
+        self._next_start = 0.0  # by time.monotonic
 
     def run(self, announce: Callable[[], None]) -> None:
-        """Serves; calls ``announce`` once the first worker is ready.
+        """Serves; calls ``announce`` once the first process is ready.
 
-        Raises the error of a worker that could not start, and `LostProcessError` for one that ended before it served.
+        Raises the error of the first process if that cannot load the model, and `LostProcessError` if it ended before it served.
         """
         handlers = dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._handle)
         with handle_signals(handlers), _collect_metrics():
             try:
                 self._start()
-                self._follow(self.workers[0])
-                if self.workers:
+                if problem := self._follow(self.workers[0]):
+                    raise problem
+                if not self._is_stopping:
                     announce()
-                while len(self.workers) < self.count and not self._stopping:
-                    self._start()
-                while self.workers:
-                    ready = wait([worker.events for worker in self.workers])
-                    for worker in [each for each in self.workers if each.events in ready]:
-                        self._follow(worker)
+                while self.workers or not self._is_stopping:
+                    self._tend()
             finally:
                 for worker in self.workers:
                     worker.process.kill()
 
+    def _tend(self) -> None:
+        """Starts what is missing, and acts on the events of a second."""
+        if self._is_stopping:
+            self.bound.close()  # what connects once the workers have closed it is refused, not left waiting
+        elif len(self.workers) < self.count and time.monotonic() >= self._next_start:
+            self._start()
+        ready = wait([worker.events for worker in self.workers], timeout=1.0)
+        for worker in [each for each in self.workers if each.events in ready]:
+            if problem := self._follow(worker):
+                log.error("%s; another is started in %.0f seconds", problem, PAUSE)
+                self._next_start = time.monotonic() + PAUSE
+
     def _start(self) -> None:
-        self.workers.append(Worker(self.work, self.prepare, self.count))
-        if self._stopping:  # since the worker was asked for
+        self.workers.append(Worker(self.work, self.bound, self.prepare, self.count))
+        if self._is_stopping:  # since the worker was asked for
             self.workers[-1].send(signal.SIGTERM)
 
-    def _follow(self, worker: Worker) -> None:
-        """Acts on the next event of a worker."""
+    def _follow(self, worker: Worker) -> VitrailError | None:
+        """Acts on the next event of a worker. Returns why it could not start."""
         event = worker.read_event()
-        if isinstance(event, VitrailError):
-            raise event
         if event == "reloaded":
             for other in self.workers:
                 if other is not worker:
-                    other.send(signal.SIGHUP)
-        if event is None:
-            self._replace(worker)
-
-    def _replace(self, worker: Worker) -> None:
-        """Removes a worker that has ended, and starts another unless the server stops."""
+                    other.reload()
+        if event is not None and not isinstance(event, VitrailError):
+            return None
         worker.process.join()
         self.workers.remove(worker)
         mark_process_dead(worker.process.pid)  # counts remain, gauges do not
-        if self._stopping:
-            return
+        if self._is_stopping or isinstance(event, VitrailError):
+            return event
         what = f"process {worker.process.pid} of the server ended with exit code {worker.process.exitcode}"
-        if not worker.has_served:
-            raise LostProcessError(
-                f"{what} before it was ready", "see the log; give fewer --processes if memory ran out"
-            )
-        log.error("%s; another is started", what)
-        self._start()
+        if worker.has_served:
+            log.error("%s; another is started", what)
+            return None
+        remedy = "see the log; if memory ran out give fewer --processes; in a script call it under `if __name__ == '__main__'`"
+        return LostProcessError(f"{what} before it was ready", remedy)
 
     def _handle(self, number: int, frame: Any) -> None:
-        self._stopping |= number != signal.SIGHUP
+        self._is_stopping |= number != signal.SIGHUP
         for worker in self.workers:
-            worker.send(signal.SIGHUP if number == signal.SIGHUP else signal.SIGTERM)
+            if number == signal.SIGHUP:
+                worker.reload()
+            else:
+                worker.send(signal.SIGTERM)
 
 
-def _serve(work: Work, prepare: Callable[[], None], events: Connection, share: int) -> None:
+def _serve(work: Work, bound: socket.socket, prepare: Callable[[], None], events: Connection, share: int) -> None:
     """Calls ``work`` in a process of its own, with one of ``share`` equal shares of the cores."""
-    os.setpgrp()  # Ctrl-C in a terminal reaches the supervisor alone, which sends SIGTERM
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    prepare()
+    keep_large_buffers()
+    explain_bus_errors()
     use_one_arena()
+    prepare()
     threads = max(cores() // share, 1)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
     try:
-        work(events.send, threads)
+        work(bound, events.send, threads)
     except VitrailError as error:
         events.send(error)
         sys.exit(error.code)

@@ -82,12 +82,12 @@ def start(
         load = functools.partial(load_model, model, name=name, options=options, log=log.info)
     with bind(host, port) as bound:
         make_app = functools.partial(create_app, token=token, hosts=hosts or default_hosts(bound), runs=runs)
-        serve = functools.partial(_serve, load, limits, make_app, bound)
+        serve = functools.partial(_serve, load, limits, make_app)
         announce = functools.partial(_log_address, bound)
         if processes == 1:
-            serve(lambda event: announce() if event == "ready" else None, cores())
+            serve(bound, lambda event: announce() if event == "ready" else None, cores())
         else:
-            Supervisor(processes, serve, prepare=configure_logging).run(announce)
+            Supervisor(processes, serve, bound, prepare=configure_logging).run(announce)
 
 
 def _serve(
@@ -152,9 +152,9 @@ class Server(uvicorn.Server):
     exits. A second signal stops it immediately.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, announce: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
-        self.service = service
+        self.service, self.announce = service, announce
         self._stop_time: float | None = None  # time of the first signal
         self._reloading: Future[None] | None = None  # kept, or it could be collected before it ends
 
@@ -181,6 +181,10 @@ class Server(uvicorn.Server):
             await self.service.reload()
         except Refused as refused:
             log.warning("reload on SIGHUP failed: %s", refused.message)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.announce()
 
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
@@ -269,9 +273,7 @@ def run(app: Admission, bound: socket.socket, notify: Notify) -> None:
         h11_max_incomplete_event_size=MAX_HEAD,
     )
     _allow_files(limits.connections)
-    bound.listen(config.backlog)  # before the address is printed, so that clients can connect immediately
-    notify("ready")
-    Server(config, app.service).run(sockets=[bound])
+    Server(config, app.service, functools.partial(notify, "ready")).run(sockets=[bound])
     app.service.close()
 
 

@@ -47,6 +47,7 @@ class Service:
         threads: int = 2,
         announce_reload: Callable[[], None] = lambda: None,
     ) -> None:
+        served = None if load is None else load()  # before the metrics, which say that a process is not ready
         self.load, self.limits, self.metrics, self.announce_reload = load, limits, Metrics(), announce_reload
         self.batcher = Batcher(batch=limits.batch, capacity=limits.queue, observe=self.metrics.batch)
         self.threads = threads
@@ -57,8 +58,9 @@ class Service:
         self._reloading: asyncio.Future[LoadedModel] | None = None
         self._large = threading.Lock()
         self._served: LoadedModel | None = None
-        if load is not None:
-            self._take(load())
+        if served is not None:
+            self._take(served)
+        self.update_gauges()
 
     def _take(self, served: LoadedModel) -> None:
         self._served = served
@@ -85,19 +87,19 @@ class Service:
             return "draining"
         return "" if self.batcher.is_healthy else "the model does not respond"
 
-    async def reload(self) -> tuple[LoadedModel, str]:
+    async def reload(self, *, by_client: bool = False) -> tuple[LoadedModel, str]:
         """Loads the model again and serves it. Returns the new model and the previous version.
 
-        Raises `Refused` if the new model is invalid; the old one is kept.
+        If a client asked for it, it is announced. Raises `Refused` if the new model is invalid; the old one is kept.
         """
         before = self.served
         if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.ensure_future(self._load_again())
+            self._reloading = asyncio.ensure_future(self._load_again(by_client))
             self._reloading.add_done_callback(lambda done: done.cancelled() or done.exception())
         # concurrent requests share one reload, which continues if the client that started it disconnects
         return await asyncio.shield(self._reloading), before.version
 
-    async def _load_again(self) -> LoadedModel:
+    async def _load_again(self, by_client: bool) -> LoadedModel:
         before = self.served
         assert self.load is not None
         try:
@@ -110,6 +112,8 @@ class Service:
             what = f"the new model is invalid ({reason}); the old one is kept"
             raise Refused("conflict", what, "see the log") from error
         self._take(new)
+        if by_client:  # here, as the client may be gone
+            self.announce_reload()
         self.metrics.reloads.labels("taken").inc()
         log.info("reloaded: serving %s %s instead of %s", new.name, new.version, before.version)
         return new

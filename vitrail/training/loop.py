@@ -31,7 +31,9 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
     progress, ranks, saver = training.progress, training.ranks, training.saver
     saved = time.monotonic()
     clock = _Clock()
-    ended = False  # by a callback
+    limit = training.run.save.stop_below
+    fallen = limit is not None and _has_fallen(training, limit, show)  # of a run that is resumed after its end
+    ended = fallen
     while True:
         # all ranks stop and save at the same step: any of them may receive a signal, and rank 0 has the clock
         late = time.monotonic() - saved >= training.run.save.every
@@ -44,7 +46,6 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         if _is_evaluation_due(training, ended) and not asked:
             asked = _evaluate(training, stop, show)
             if not asked:
-                limit = training.run.save.stop_below
                 fallen = limit is not None and _has_fallen(training, limit, show)
                 ended = _ask(training, "on_evaluation", training.evaluated) or fallen or ended
         if asked:
@@ -64,7 +65,8 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
             _log(training, clock, show)
         show.update(progress.step, loss=loss, **clock.figures())
     if progress.step < training.steps:
-        show.log(f"ended at step {progress.step:,} of {training.steps:,}")
+        cause = "save.stop_below" if fallen else "a callback"
+        show.log(f"ended by {cause} at step {progress.step:,} of {training.steps:,}")
         training.steps = progress.step
     save(training)
     saver.wait()
@@ -114,17 +116,10 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
 
 def _has_fallen(training: Training, limit: float, show: ProgressBar) -> bool:
     """Returns whether the nearest neighbours are worse than before the first step by more than ``limit``."""
-    now = training.evaluated.get("knn")
-    if now is None:
+    rates = training.ranks.run_on_rank0(lambda: [row["knn"] for row in training.folder.metrics() if "knn" in row])
+    if not rates or not rates[-1] < rates[0] - limit:
         return False
-    first = training.ranks.run_on_rank0(
-        lambda: next((record["knn"] for record in training.folder.metrics() if "knn" in record), now)
-    )
-    if now >= first - limit:
-        return False
-    line = (
-        f"warning  knn fell from {first:.4f} to {now:.4f}, by more than save.stop_below={limit:g}: the start is better"
-    )
+    line = f"warning  knn fell from {rates[0]:.4f} to {rates[-1]:.4f}, by more than save.stop_below={limit:g}: try a lower --lr"
     training.folder.log(line)
     show.log(line)
     return True

@@ -129,7 +129,7 @@ def check_ranks(run: Run, parallel: Parallel, precision: str, ranks: Ranks) -> N
         what = f"a batch of {run.data.batch} is too small for {ranks.world} ranks"
         raise ConfigError(what, "give at least one image for each: a larger --batch")
     if run.model.head_first:
-        raise ConfigError("model.head_first is set, which needs a single process", "leave it out, or use --head-only")
+        raise ConfigError("model.head_first is set, which needs a single process", "set it to 0")
     if precision == "fp16" and parallel != "replicate":
         what = "fp16 scales the loss by overflows, which every rank sees in its own shards only"
         raise ConfigError(what, "use --precision bf16, or --set compute.parallel=replicate")
