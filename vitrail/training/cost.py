@@ -127,15 +127,15 @@ def _cut_batch(training: Training) -> tuple[Training, float]:
     """
     data = training.run.data
     gradually = training.device.type == "cpu" and not training.run.compute.compile
-    images = min(MIN_IMAGES * data.repeats if gradually else data.micro_batch or data.batch, data.batch)
+    images = smallest = min(MIN_IMAGES * data.repeats if gradually else data.micro_batch or data.batch, data.batch)
     while True:
         part = _resize_batch(training, images)
         with closing(part.batches(0, 1)) as batches:
             batch = next(batches)
         compute_gradient = partial(_compute_gradient, part, batch)
         seconds = _time(part, compute_gradient)
-        if seconds <= LONG_STEP:
-            seconds = _time(part, compute_gradient)  # the first one warms up
+        if seconds <= LONG_STEP or images == smallest:
+            seconds = _time(part, compute_gradient)  # the first one warms up, which may take as long as many steps
         if images == data.batch or 2 * seconds > LONG_STEP:
             return part, seconds
         images = min(2 * images, data.batch)
