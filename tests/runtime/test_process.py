@@ -204,8 +204,9 @@ def test_only_the_command_line_sets_malloc_signals_and_all_cores():
         if (isinstance(node, ast.Name) and node.id in sets) or (isinstance(node, ast.Attribute) and node.attr in sets)
     }
     commands = {f"verbs/{name}.py" for name in ("devices", "export/__init__", "inspect/__init__", "serve")}
-    # data/augment for its own threads, see tests/data
-    assert naming == {"cli/__init__.py", *commands, "runtime/process.py", "data/augment/apply.py"}
+    # data/augment for its own threads, see tests/data; the processes of a server are its own
+    others = {"runtime/process.py", "data/augment/apply.py", "serving/processes.py"}
+    assert naming == {"cli/__init__.py", *commands, *others}
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="there is no SIGBUS")
