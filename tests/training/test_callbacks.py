@@ -70,6 +70,7 @@ def test_a_callback_ends_a_training_which_is_evaluated_and_saved(tmp_path, ends,
     assert sum("loss" in line for line in history) == steps
     status = json.loads((run.folder / "status.json").read_text())
     assert (status["state"], status["steps"]) == ("finished", steps)
+    assert f"ended by a callback at step {steps} of 8" not in (run.folder / "report.html").read_text()
     assert run.load().classes == tuple("0123456789")
     assert vitrail.train("digits", out=tmp_path / "run", **HOW).figures == run.figures  # it is finished
 
