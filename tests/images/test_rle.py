@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.slow import few_or_nightly
-from vitrail.images.rle import Rle, unite
+from vitrail.images.rle import Rle, mask_ious, split_ids, unite
 
 SIZE = (37, 53)
 
@@ -48,6 +48,11 @@ def test_masks_and_their_text_are_pycocotools_both_ways(coco, masks):
         assert theirs(rle) == expected
         x, y, width, height = coco.toBbox(expected)
         assert rle.box == (x, y, x + width, y + height)
+        assert rle.area == coco.area(expected)
+        assert Rle.of_coco(rle.to_coco(), mask.shape).counts.tolist() == rle.counts.tolist()
+        patch, corner = rle.to_patch()
+        assert patch.shape == (height, width)
+        np.testing.assert_array_equal(Rle.of_patch(patch, corner, mask.shape).to_mask(), mask)
 
 
 @pytest.mark.parametrize("polygons", few_or_nightly(600, 100_000))
@@ -87,6 +92,34 @@ def test_all_polygons_of_real_photographs_are_equal(coco, real_data):
     assert forms == {"polygons": 89, "runs": 1}
 
 
+@pytest.mark.parametrize("sets", few_or_nightly(60, 5000))
+def test_overlaps_of_masks_are_pycocotools_to_the_bit(coco, sets):
+    generator = np.random.default_rng(3)
+    overlapping = 0
+    for _ in range(sets):
+        polygons = [[random_polygon(generator)] for _ in range(generator.integers(0, 12))]
+        masks = [Rle.of_polygons(polygon, SIZE) for polygon in polygons]  # some of them empty
+        masks += [Rle.of_patch(generator.random(SIZE) < 0.3, (0, 0), SIZE)]
+        found, true = masks[::2], masks[1::2]
+        crowd = generator.random(len(true)) < 0.3
+        ours = mask_ious(found, true, crowd)
+        assert ours.shape == (len(found), len(true))
+        if ours.size:
+            np.testing.assert_array_equal(
+                ours, coco.iou([*map(theirs, found)], [*map(theirs, true)], crowd.astype("u1"))
+            )
+        overlapping += np.count_nonzero(ours[:, ~crowd])
+    assert overlapping > sets
+
+
+def test_a_found_mask_in_a_crowd_has_an_overlap_of_one():
+    half, whole = Rle.of_counts([0, 4, 4], (2, 4)), Rle.of_counts([0, 8], (2, 4))
+    assert mask_ious([half], [whole, whole, half], np.array([False, True, True])).tolist() == [[0.5, 1, 1]]
+    empty = Rle.of_counts([8], (2, 4))
+    assert mask_ious([empty, half], [empty], np.array([False])).tolist() == [[0], [0]]
+    assert mask_ious([], [whole], np.array([False])).shape == (0, 1)
+
+
 def test_empty_runs_in_uncompressed_lengths_are_joined():
     rle = Rle.of_counts([2, 0, 1, 3, 0, 2, 0, 0], (2, 4))
     assert rle.counts.tolist() == [3, 5]
@@ -124,3 +157,27 @@ def test_invalid_masks_are_refused_with_the_value():
     for segmentation, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             Rle.of_coco(segmentation, (2, 4))
+
+
+def test_the_masks_of_a_map_of_ids_are_the_pixels_of_each_value():
+    generator = np.random.default_rng(0)
+    for size in ((1, 1), (1, 9), (9, 1), (17, 23)):
+        for dtype in (np.uint8, np.dtype(">u2"), np.uint32):
+            ids = generator.integers(0, 4, size).astype(dtype) * np.array(60, dtype)
+            masks = split_ids(ids)
+            assert [*masks] == sorted(set(ids.ravel().tolist()) - {0})
+            for value, mask in masks.items():
+                np.testing.assert_array_equal(mask.to_mask(), ids == value)
+                assert mask.to_text() == Rle.of_patch(ids == value, (0, 0), size).to_text()
+                assert mask.area == (ids == value).sum()
+    assert split_ids(np.zeros((3, 4), np.uint8)) == {}
+
+
+def test_noise_is_no_map_of_ids(monkeypatch):
+    noise = np.arange(100, dtype=np.uint16).reshape(10, 10)
+    monkeypatch.setattr("vitrail.images.rle.IDS", 99)
+    with pytest.raises(ValueError, match="100 different values, over the limit of 99"):
+        split_ids(noise)
+    monkeypatch.setattr("vitrail.images.rle.RUNS", 99)
+    with pytest.raises(ValueError, match="100 runs of equal values, over the limit of 99"):
+        split_ids(noise)

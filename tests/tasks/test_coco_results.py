@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from vitrail.errors import DataError
+from vitrail.images.rle import Rle
 from vitrail.tasks.detection.answer import FoundBoxes, read_results, write_results
 
 CATEGORIES = {"cat": 17, "chien": 18, "été": 90}
@@ -66,7 +68,21 @@ def test_no_detections_are_a_list_without_entries(images, tmp_path):
     assert read_results(tmp_path / "none.json") == {}
 
 
+def test_masks_come_back_to_the_bit_and_only_where_there_are_any(images, tmp_path):
+    generator = np.random.default_rng(1)
+    masks = [Rle.of_patch(generator.random((30, 40)) < 0.5, (3, 2), (60, 80)) for _ in range(5)]
+    write_results(tmp_path / "masks.json", [replace(images[0], masks=masks), *images[1:]], CATEGORIES)
+    again = read_results(tmp_path / "masks.json")
+    assert again[1].masks is not None and again[3].masks is None
+    assert [mask.to_coco() for mask in again[1].masks] == [mask.to_coco() for mask in masks]
+    with pytest.raises(ValueError, match="shorter"):
+        write_results(tmp_path / "masks.json", [replace(images[0], masks=masks[:4])], CATEGORIES)
+
+
 GOOD = {"image_id": 1, "file_name": "a", "category_id": 1, "category_name": "b", "bbox": [1, 2, 3, 4], "score": 0.5}
+
+
+MASKED = {**GOOD, "segmentation": {"size": [2, 4], "counts": "35"}}
 
 
 def test_a_file_that_holds_no_detections_is_refused_with_the_entry(tmp_path):
@@ -80,6 +96,15 @@ def test_a_file_that_holds_no_detections_is_refused_with_the_entry(tmp_path):
         (json.dumps([{**GOOD, "category_name": None}]), "name that is no text"),
         (json.dumps([{name: value for name, value in GOOD.items() if name != "file_name"}]), "KeyError 'file_name'"),
         (json.dumps([[1, 2]]), "entry 0"),
+        (json.dumps([MASKED, GOOD]), r"entry 1 .* of the size None, and of \(2, 4\) before"),
+        (json.dumps([MASKED, {**GOOD, "segmentation": {"size": [4, 2], "counts": "35"}}]), r"the size \(4, 2\)"),
+        (json.dumps([{**GOOD, "segmentation": {"size": [2, 4], "counts": "34"}}]), "runs of 7 pixels"),
+        (json.dumps([{**GOOD, "segmentation": {"size": [2, 4, 1], "counts": "35"}}]), "too many values"),
+        (
+            json.dumps([{**GOOD, "segmentation": {"size": [99999, 99999], "counts": [99999**2]}}]),
+            "more than 64,000,000",
+        ),
+        (json.dumps([{**GOOD, "segmentation": [[1, 1, 2, 1, 2, 2]]}]), "no run lengths"),
     ):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(DataError, match=words):

@@ -15,7 +15,7 @@ from tests.tasks.dense_models import create
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.dense.drawing import class_colours
-from vitrail.tasks.detection.answer import read_results
+from vitrail.tasks.detection.answer import YoloFiles, read_results
 from vitrail.tasks.user_images import open_image
 
 CLASSES = ("background", "cat", "dog")
@@ -109,6 +109,18 @@ def test_yolo_files_are_read_back_as_the_same_boxes(detector, images, tmp_path):
         answer = answers[str(images / name)]
         np.testing.assert_allclose(source.targets.of(place).boxes, answer.boxes, atol=1e-3)
         assert [CLASSES[label] for label in source.targets.of(place).labels] == list(answer.labels)
+
+
+def test_what_a_format_cannot_hold_is_said_at_the_end(detector, images, tmp_path, monkeypatch):
+    class Lossy(YoloFiles):
+        def close(self) -> None:
+            super().close()
+            self.notes.append("2 parts left out")
+
+    said: list[str] = []
+    monkeypatch.setattr(type(detector), "formats", {"yolo": Lossy})
+    vitrail.predict(detector, images, out=tmp_path / "labels", quiet=True, log=said.append)
+    assert "note     2 parts left out" in said
 
 
 def test_masks_are_read_back_as_the_same_maps(segmenter, images, tmp_path):

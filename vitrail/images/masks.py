@@ -34,6 +34,29 @@ def open_mask(content: bytes) -> Image.Image:
     In numbers of 16 and 32 bits 65,535 and -1 are pixels without a class, which 255 stands for here. Raises `BadImage` for
     anything but a lossless image, and for other values above 255.
     """
+    image = _load(content)
+    return image if image.mode in ("1", "L", "P", "RGB") else _narrow(image)
+
+
+def decode_ids(content: bytes) -> NDArray[np.integer]:
+    """Reads a map of ids (H, W): numbers of 1 to 32 bits as they are stored, levels of colours that are all grey.
+
+    Raises `BadImage` as `open_mask`, but for no value of 0 to 2^31 - 1.
+    """
+    image = _load(content)
+    numbers = np.asarray(image)[..., 0] if image.mode == "RGB" and is_grey(image) else np.asarray(image)
+    if numbers.ndim != 2:
+        raise BadImage(f"the map has the mode {image.mode}; save one number for each object")
+    if numbers.dtype.kind in "bu":
+        return numbers.astype(np.uint8) if numbers.dtype == bool else numbers
+    wrong = numbers[~((numbers >= 0) & (numbers < 2**31) & (numbers == np.floor(numbers)))]
+    if wrong.size:
+        raise BadImage(f"the map has the value {wrong[0]:g}; save objects as whole numbers from 1, and 0 for none")
+    return numbers.astype(np.int64)
+
+
+def _load(content: bytes) -> Image.Image:
+    """Loads a lossless image, without its transparency. Raises `BadImage`."""
     try:
         with open_header(content) as image:
             if image.format in ("JPEG", "WEBP"):
@@ -45,9 +68,7 @@ def open_mask(content: bytes) -> Image.Image:
         raise BadImage(f"the mask: {error.reason}") from error
     if image.mode in ("LA", "PA"):
         return image.getchannel(0)
-    if image.mode in ("RGBA", "RGBX"):
-        return image.convert("RGB")
-    return image if image.mode in ("1", "L", "P", "RGB") else _narrow(image)
+    return image.convert("RGB") if image.mode in ("RGBA", "RGBX") else image
 
 
 def _narrow(image: Image.Image) -> Image.Image:
@@ -58,7 +79,10 @@ def _narrow(image: Image.Image) -> Image.Image:
     narrow = np.where(np.isin(numbers, WIDE_VOID), IGNORED, numbers)
     if (wrong := np.unique(narrow[~((narrow >= 0) & (narrow <= IGNORED) & (narrow == np.floor(narrow)))])).size:
         shown = ", ".join(f"{value:g}" for value in wrong[:5].tolist())
-        raise BadImage(f"the mask has the values {shown}; save classes as numbers up to 254, and 255 for no class")
+        remedy = (
+            "save classes as numbers up to 254, and 255 for no class; maps of objects belong into a folder 'instances'"
+        )
+        raise BadImage(f"the mask has the values {shown}; {remedy}")
     return Image.fromarray(narrow.astype(np.uint8))
 
 

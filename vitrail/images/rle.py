@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.untrusted.limits import BOUNDARY, FARTHEST
+from vitrail.untrusted.limits import BOUNDARY, FARTHEST, IDS, RUNS
 
 Integers = NDArray[np.int64]
 SUBPIXELS = 5  # places within a pixel that a polygon's boundary is rounded to
+# by which of the four pixels around a point are in the mask: upper left 1, upper right 2, lower left 4, lower right 8
+TURNS = np.array([0, 1, 1, 0, 1, 0, 2, 1, 1, 2, 0, 1, 0, 1, 1, 0])  # corners that boundaries have there
+FALLING, LOWER_RIGHT = 1 + 8, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +47,13 @@ class Rle:
         """
         if max(map(abs, corner)) > FARTHEST:
             raise ValueError(f"a mask at {corner}, more than {FARTHEST:,} pixels from the picture")
-        height, width = size
-        across, down = np.nonzero(np.asarray(patch, bool).T)
-        x, y = across + corner[0], down + corner[1]
-        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-        places = x[inside].astype(np.int64) * height + y[inside]  # in increasing order
-        return cls.of_edges(_odd_ones(np.concatenate([places, places + 1]), height * width), size)
+        (height, width), (left, top) = size, corner
+        shown = np.asarray(patch, bool)[max(-top, 0) : max(height - top, 0), max(-left, 0) : max(width - left, 0)]
+        columns = np.zeros((shown.shape[1], shown.shape[0] + 2), bool)
+        columns[:, 1:-1] = shown.T
+        x, y = np.nonzero(columns[:, 1:] != columns[:, :-1])  # where a run begins or ends in its column
+        places = (x + max(left, 0)) * height + y + max(top, 0)
+        return cls.of_edges(_odd_ones(places, height * width), size)
 
     @classmethod
     def of_counts(cls, counts: Sequence[int] | Integers, size: tuple[int, int]) -> Rle:
@@ -119,6 +123,26 @@ class Rle:
         inside = np.arange(len(self.counts)) % 2 == 1
         return np.repeat(inside, self.counts).reshape(self.size, order="F")
 
+    def to_patch(self) -> tuple[NDArray[np.bool_], tuple[int, int]]:
+        """Returns the mask within its box, (h, w), and the upper left corner of the box, (x, y), as `of_patch` takes them."""
+        left, top, right, bottom = map(int, self.box)
+        height = self.size[0]
+        counts = np.diff(np.clip(np.cumsum(self.counts), left * height, right * height), prepend=left * height)
+        columns = np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(right - left, height)
+        return columns.T[top:bottom], (left, top)
+
+    def paint(self, columns: NDArray[Any], value: int) -> None:
+        """Sets the pixels of the mask in ``columns`` (H x W,), a picture column by column."""
+        starts, stops = self.ends
+        if len(starts):
+            runs = self.counts[1 : 2 * len(starts)]
+            inside = np.repeat(np.arange(len(runs)) % 2 == 0, runs)
+            np.copyto(columns[starts[0] : stops[-1]], value, where=inside)
+
+    def to_coco(self) -> dict[str, Any]:
+        """As COCO's json holds it: the size and the compressed run lengths."""
+        return {"size": list(self.size), "counts": self.to_text()}
+
     def to_text(self) -> str:
         """Compressed: of each length, from the fourth on less the one but last, five bits a character, the lowest first."""
         left = self.counts.copy()
@@ -131,6 +155,11 @@ class Rle:
             written = written & more
         codes = np.stack(columns, 1).astype(np.uint8)  # (R, characters)
         return codes[codes > 0].tobytes().decode()
+
+    @property
+    def area(self) -> int:
+        """The pixels of the mask."""
+        return int(self.counts[1::2].sum())
 
     @cached_property
     def ends(self) -> tuple[Integers, Integers]:
@@ -151,6 +180,27 @@ class Rle:
         return float(left[0]), float(top.min()), float(right[-1] + 1), float(bottom.max() + 1)
 
 
+def split_ids(ids: NDArray[np.integer]) -> dict[int, Rle]:
+    """The mask of each value but 0 in a map (H, W), in increasing order.
+
+    Raises `ValueError` for more than `IDS` values or `RUNS` runs: noise, or a picture.
+    """
+    flat = ids.ravel(order="F")
+    begins = np.append(True, flat[1:] != flat[:-1])
+    if (count := np.count_nonzero(begins)) > RUNS:
+        raise ValueError(f"{count:,} runs of equal values, over the limit of {RUNS:,}: it is no map of objects")
+    starts = np.flatnonzero(begins)
+    edges = np.stack([starts, np.append(starts[1:], flat.size)], 1)  # (R, 2)
+    values = flat[starts]
+    order = np.argsort(values, kind="stable")
+    found, first = np.unique(values[order], return_index=True)
+    if len(found) > IDS:
+        raise ValueError(f"{len(found):,} different values, over the limit of {IDS:,}: it is no map of objects")
+    own = (places.ravel() for places in np.split(edges[order], first[1:]))
+    masks = ((value, places[:-1] if places[-1] == flat.size else places) for value, places in zip(found.tolist(), own))
+    return {value: Rle.of_edges(places, ids.shape) for value, places in masks if value}
+
+
 def unite(masks: Sequence[Rle]) -> Rle:
     """The union of at least one mask of one size."""
     assert masks and len({mask.size for mask in masks}) == 1, "masks of several sizes"
@@ -163,6 +213,74 @@ def unite(masks: Sequence[Rle]) -> Rle:
     changes = np.diff(depth > 0, prepend=False)
     height, width = masks[0].size
     return Rle.of_edges(_odd_ones(edges[order][changes], height * width), masks[0].size)
+
+
+def mask_ious(found: Sequence[Rle], true: Sequence[Rle], crowd: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Returns the intersection over union of D found and M true masks of one size, (D, M), as ``mask.iou`` of pycocotools.
+
+    With a crowd it is the intersection over the area of the found mask. Two empty masks have 0.
+
+    Args:
+        crowd: (M,) which of the true masks are crowds.
+    """
+    assert len({mask.size for mask in (*found, *true)}) <= 1, "masks of several sizes"
+    (boxes, areas), (true_boxes, true_areas) = (
+        (np.array([mask.box for mask in masks]).reshape(-1, 4), np.array([mask.area for mask in masks], np.int64))
+        for masks in (found, true)
+    )
+    sides = np.minimum(boxes[:, None, 2:], true_boxes[:, 2:]) - np.maximum(boxes[:, None, :2], true_boxes[:, :2])
+    near = np.all(sides > 0, axis=-1)  # (D, M)
+    edges = [np.stack(mask.ends, 1).ravel() for mask in found]
+    shared = np.zeros(near.shape)  # pixels
+    for column, mask in enumerate(true):
+        if len(rows := np.flatnonzero(near[:, column])):
+            ends = np.cumsum(mask.counts[1::2])
+            before = np.stack([ends - mask.counts[1::2], ends], 1).ravel()  # its pixels before each of its edges
+            covered = np.interp(np.concatenate([edges[row] for row in rows]), np.stack(mask.ends, 1).ravel(), before)
+            first = np.cumsum([0, *(len(edges[row]) // 2 for row in rows[:-1])])  # run of each found mask
+            shared[rows, column] = np.add.reduceat(covered[1::2] - covered[::2], first)
+    union = np.where(crowd, areas[:, None], areas[:, None] + true_areas - shared)
+    return shared / np.maximum(union, 1)
+
+
+def trace_outlines(mask: Rle) -> list[list[float]]:
+    """Returns the outer boundary of each part of a mask, the largest first, as a polygon x, y, x, y, ... along edges of pixels.
+
+    Pixels that touch at a corner belong to one part. The points are the corners alone, clockwise from the uppermost one.
+    `Rle.of_polygons` makes of them the same mask with its holes filled.
+    """
+    patch, corner = mask.to_patch()
+    inside = np.pad(patch, 1).astype(np.uint8)
+    around = inside[:-1, :-1] + 2 * inside[:-1, 1:] + 4 * inside[1:, :-1] + 8 * inside[1:, 1:]
+    turns = TURNS[around]
+    points = np.repeat(np.argwhere(turns), turns[turns > 0], axis=0)  # (corners, 2), row by row
+    y, x = points.T
+    around = around[y, x]
+    # along a row, and so along a column, each corner is joined with the next, in pairs; of two corners at one place the first
+    # ends the side to the left, and is joined downwards where the pixels that touch there fall from left to right
+    second = np.append(False, (points[1:] == points[:-1]).all(1))[: len(points)]
+    order = np.lexsort([second ^ (around == FALLING), y, x]).reshape(-1, 2)
+    vertical = np.empty(len(points), np.int64)
+    vertical[order] = order[:, ::-1]
+    following = vertical[np.arange(len(points)) ^ 1].tolist()  # after a side to the other end and one up or down
+    outlines, is_open = [], np.ones(len(points), bool)
+    for start in range(0, len(points), 2):
+        if not is_open[start]:
+            continue
+        loop = [start]
+        while (place := following[loop[-1]]) != start:
+            loop.append(place)
+        sides = np.stack([loop, np.array(loop) ^ 1], 1).ravel()
+        is_open[sides] = False
+        if around[start] == LOWER_RIGHT:  # the boundary of a hole begins where the pixel to the lower right is outside
+            outlines.append((points[sides, ::-1] + corner).astype(float).ravel().tolist())
+    return sorted(outlines, key=polygon_area, reverse=True)
+
+
+def polygon_area(polygon: Sequence[float]) -> float:
+    """Returns the area that a polygon x, y, x, y, ... encloses."""
+    x, y = np.reshape(polygon, (-1, 2)).T
+    return float(abs(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2)
 
 
 def _odd_ones(edges: Integers, end: int) -> Integers:

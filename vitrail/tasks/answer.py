@@ -83,7 +83,7 @@ def _show(answer: Answer, picture: Picture) -> Markup:
 class AnswerFiles(ABC):
     """The answers for several images in one format, in the file or folder ``out``. They are complete after `close`.
 
-    Raises `DiskError` if ``out`` cannot be written.
+    ``notes`` say then what of the answers the format cannot hold. Raises `DiskError` if ``out`` cannot be written.
     """
 
     suffix: ClassVar[str]  # of the file ``out``; empty for a folder
@@ -91,6 +91,7 @@ class AnswerFiles(ABC):
 
     def __init__(self, out: Path, classes: Sequence[str]) -> None:
         self.out, self.classes = out, tuple(classes)
+        self.notes: list[str] = []
         if not self.suffix:
             make_folder(out)
 

@@ -27,3 +27,5 @@ CLASSES = 1_000_000  # that are numbers without names
 PIXELS = 64_000_000  # width x height
 FARTHEST = 100_000  # pixels of a polygon's corner from the origin, which is walked to
 BOUNDARY = 400_000  # pixels that the boundary of a polygon is long, which is walked along
+IDS = 2**16  # different values of a map of ids
+RUNS = 2**23  # of equal pixels in the columns of a map of ids

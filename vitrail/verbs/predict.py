@@ -45,7 +45,7 @@ def predict(
         "by the fastest of PyTorch, torch.compile, ONNX Runtime and OpenVINO (also in int8) that gives the answers of fp32.",
     ] = False,
     format: Annotated[
-        Literal["csv", "jsonl", "parquet", "coco", "yolo", "masks"] | None,
+        Literal["csv", "jsonl", "parquet", "coco", "yolo", "ids", "masks"] | None,
         "Format of the result; by default that of the file extension, with --parts parquet.",
     ] = None,
     log: options.Log = to_stderr,
@@ -197,6 +197,8 @@ def write_answers(results: Results[Answer], out: Path | None = None, kind: str |
                 write({"path": row["path"], "file": file, **row})
     files.close()
     results.log(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
+    for note in files.notes:
+        results.log(f"note     {note}")
     results.finish(out)
 
 

@@ -19,6 +19,7 @@ from vitrail.data.sources.contents import Contents, choose_evenly
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import IGNORED, encode_colours, open_mask, read_numbers
 from vitrail.images.pixel_format import PixelFormat
+from vitrail.images.rle import Rle
 from vitrail.stamps import Stamped, hash_each
 
 DRAWN_BOX = b"#"  # as the outline of an object: it was drawn as an upright rectangle, and is all of its box
@@ -109,7 +110,7 @@ class Objects(Annotations):
         assert self.outlines is None or len(self.outlines) == objects, "one outline per object"
 
     @classmethod
-    def join(cls, images: Sequence[Objects]) -> Objects:
+    def join(cls, images: Sequence[Objects]) -> Self:
         """The objects of at least one image, one after the other; outlines only if all have them."""
         names = (*FLAT, "sizes")
         flat: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in images]) for name in names}
@@ -127,7 +128,7 @@ class Objects(Annotations):
         areas: Any = None,
         size: tuple[int, int] = (0, 0),
         outlines: Sequence[bytes] | None = None,
-    ) -> Objects:
+    ) -> Self:
         """The objects of one image; areas are those of the boxes unless they are given."""
         boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
         sides = boxes[:, 2:] - boxes[:, :2]
@@ -148,7 +149,7 @@ class Objects(Annotations):
         """(n,) how many objects each image has."""
         return np.diff(self.ends, prepend=0)
 
-    def __getitem__(self, rows: NDArray[np.integer]) -> Objects:
+    def __getitem__(self, rows: NDArray[np.integer]) -> Self:
         rows = np.asarray(rows, np.int64)
         lengths = self.lengths()[rows]
         ends = lengths.cumsum()
@@ -157,9 +158,9 @@ class Objects(Annotations):
         chosen = (self.ends[rows] - lengths).repeat(lengths) + within
         flat: dict[str, Any] = {name: getattr(self, name)[chosen] for name in FLAT}
         outlines = None if self.outlines is None else tuple(self.outlines[place] for place in chosen.tolist())
-        return Objects(**flat, ends=ends, sizes=self.sizes[rows], outlines=outlines)
+        return type(self)(**flat, ends=ends, sizes=self.sizes[rows], outlines=outlines)
 
-    def of(self, row: int) -> Objects:
+    def of(self, row: int) -> Self:
         return self[np.array([row])]
 
     def digest(self, row: int) -> bytes:
@@ -176,7 +177,7 @@ class Objects(Annotations):
     def count_classes(self, classes: int) -> NDArray[np.int64]:
         return np.bincount(self.labels, minlength=classes)
 
-    def renumber(self, indices: NDArray[np.int64]) -> Objects:
+    def renumber(self, indices: NDArray[np.int64]) -> Self:
         return replace(self, labels=indices.astype(np.int32)[self.labels])
 
     def strata(self) -> NDArray[np.int64]:
@@ -188,8 +189,44 @@ class Objects(Annotations):
         np.minimum.at(least, np.arange(len(self)).repeat(self.lengths()), rank[self.labels])
         return np.append(by_rank, len(counts))[least]
 
-    def read_map(self, row: int, size: tuple[int, int]) -> None:
+    def read_map(self, row: int, size: tuple[int, int]) -> NDArray[Any] | None:
         check_annotated_size(tuple(self.sizes[row].tolist()), size)
+        return None
+
+
+NOT_SHOWN, UNCOUNTED = -1, -2  # in a map of objects: pixels beyond the picture, and those of crowds
+LABEL_BITS, MOST_OBJECTS = 16, 2**15 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class OutlinedObjects(Objects):
+    """Objects of which every outline is known as run lengths.
+
+    The map of an image has in every pixel of an object, from low bits to high, the index of its class in `LABEL_BITS` bits and
+    its number among the objects of the image, from 1; 0 in the background, and `UNCOUNTED` in crowds. Where objects overlap,
+    the smaller one is on top.
+    """
+
+    task = "instances"
+    pixel_format = PixelFormat(np.int32, NOT_SHOWN, "nearest")
+
+    def masks(self) -> list[Rle]:
+        """Returns the outlines of all objects. Raises `BadImage` where the size of a picture is not known."""
+        if not self.sizes.all():
+            raise BadImage("the annotation does not say how large the picture is, so its outlines cannot be painted")
+        sizes = np.repeat(self.sizes, self.lengths(), axis=0).tolist()
+        return [Rle.of_text(outline, (height, width)) for outline, (height, width) in zip(self.outlines or (), sizes)]
+
+    def read_map(self, row: int, size: tuple[int, int]) -> NDArray[np.int32]:
+        check_annotated_size(tuple(self.sizes[row].tolist()), size)
+        one = self.of(row)
+        if len(one.labels) > MOST_OBJECTS:
+            raise BadImage(f"{len(one.labels):,} objects, at most {MOST_OBJECTS:,} can be told apart")
+        masks, values = one.masks(), np.arange(1, len(one.labels) + 1) << LABEL_BITS | one.labels
+        columns = np.zeros(size[0] * size[1], np.int32)  # column by column
+        for place in np.lexsort((-one.areas, ~one.crowd)).tolist():
+            masks[place].paint(columns, UNCOUNTED if one.crowd[place] else int(values[place]))
+        return np.ascontiguousarray(columns.reshape(size[::-1]).T)
 
 
 def check_annotated_size(annotated: tuple[int, ...], size: tuple[int, int], what: str = "annotation") -> None:

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import Objects, OutlinedObjects
+from vitrail.images.rle import Rle
 
 Colour = tuple[int, int, int]
 
@@ -41,6 +42,7 @@ TO_ROOTS = np.array(
 LETTERS, MIN_LETTERS = 1 / 36, 11  # height of text: share of the picture's mean side, pixels
 LINE, MIN_LINE = 1 / 200, 2  # width of the lines of boxes, in the same way
 TINT = 0.45  # of a class over its pixels; its border has the colour itself
+FILL = 0.4  # the same of an object
 MIN_NAMED = 0.01  # share of the picture from which a class is named in it
 COARSE = 96  # pixels of the longer side of the map in which the places of names are searched
 
@@ -94,17 +96,38 @@ def _to_srgb(lab: NDArray[np.float64]) -> NDArray[np.float64]:
 def draw_boxes(image: Image.Image, boxes: ArrayLike, captions: Sequence[str], colours: Sequence[Colour]) -> Image.Image:
     """A copy of an RGB image with boxes (n, 4) and captions, the first ones on top; an empty caption is not drawn."""
     drawn = image.copy()
-    pen, line, font = ImageDraw.Draw(drawn), _scale(image, LINE, MIN_LINE), _load_font(image)
-    rows = list(zip(np.asarray(boxes, np.float64).reshape(-1, 4).tolist(), captions, colours, strict=True))[::-1]
-    for (left, top, right, bottom), _, colour in rows:
+    pen, line = ImageDraw.Draw(drawn), _scale(image, LINE, MIN_LINE)
+    rows = list(zip(np.asarray(boxes, np.float64).reshape(-1, 4).tolist(), colours, strict=True))[::-1]
+    for (left, top, right, bottom), colour in rows:
         # the last pixel of a box is the one before its right or lower edge
         box = round(left), round(top), max(round(right) - 1, round(left)), max(round(bottom) - 1, round(top))
         # a dark rim outside, so that the colour stands out from any picture
         pen.rectangle((box[0] - 1, box[1] - 1, box[2] + 1, box[3] + 1), outline=INK)
         pen.rectangle(box, outline=colour, width=line)
-    for (left, top, _, _), caption, colour in rows:
-        if caption:
-            _draw_tag(pen, (left - 1, top - 1), caption, colour, font, image.size)
+    _draw_captions(drawn, boxes, captions, colours)
+    return drawn
+
+
+def draw_masks(
+    image: Image.Image, masks: Sequence[Rle], boxes: ArrayLike, captions: Sequence[str], colours: Sequence[Colour]
+) -> Image.Image:
+    """A copy of an RGB image with masks, filled and outlined, the smaller ones on top, and captions as `draw_boxes` has them.
+
+    Boxes (n, 4) are in pixels of the image, to which masks of another size are scaled.
+    """
+    drawn, line = image.copy(), _scale(image, LINE, MIN_LINE)
+    pairs = list(zip(masks, colours, strict=True))[::-1]  # of two equally large ones, the first is on top
+    for mask, colour in sorted(pairs, key=lambda pair: -pair[0].area):
+        patch, (left, top) = _scale_mask(mask, image)
+        place, wide = (left - 1, top - 1), np.pad(patch, 2)
+        rim = ~_shrink(~wide) & ~wide  # the pixels beside the mask, so that the colour stands out from any picture
+        drawn.paste(INK, place, Image.fromarray(255 * rim[1:-1, 1:-1].astype(np.uint8)))
+        inner = whole = wide[1:-1, 1:-1]
+        for _ in range(line):
+            inner = _shrink(inner)
+        strength = np.where(inner, round(255 * FILL), 255 * whole).astype(np.uint8)
+        drawn.paste(colour, place, Image.fromarray(strength))
+    _draw_captions(drawn, boxes, captions, colours)
     return drawn
 
 
@@ -149,8 +172,7 @@ def find_middle(mask: NDArray[np.bool_]) -> tuple[float, float]:
     inside = coarse if coarse.any() else mask
     smaller = inside
     while smaller.any():
-        inside, padded = smaller, np.pad(smaller, 1)
-        smaller = inside & padded[2:, 1:-1] & padded[:-2, 1:-1] & padded[1:-1, 2:] & padded[1:-1, :-2]
+        inside, smaller = smaller, _shrink(smaller)
     rows, columns = inside.nonzero()
     middle = len(rows) // 2
     return float(columns[middle] + 0.5) / inside.shape[1], float(rows[middle] + 0.5) / inside.shape[0]
@@ -186,6 +208,30 @@ def _find_borders(levels: NDArray[np.uint8]) -> NDArray[np.bool_]:
     borders[:, :-1] = levels[:, :-1] != levels[:, 1:]
     borders[:-1] |= levels[:-1] != levels[1:]
     return borders
+
+
+def _shrink(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The pixels of a mask (h, w) whose four neighbours lie in it, too; beyond its edges nothing does."""
+    padded = np.pad(mask, 1)
+    return mask & padded[2:, 1:-1] & padded[:-2, 1:-1] & padded[1:-1, 2:] & padded[1:-1, :-2]
+
+
+def _scale_mask(mask: Rle, image: Image.Image) -> tuple[NDArray[np.bool_], tuple[int, int]]:
+    """The pixels of an image whose middle lies in a mask, within their box, (h, w), and its upper left corner (x, y)."""
+    patch, (left, top) = mask.to_patch()
+    y = ((np.arange(image.height) + 0.5) * mask.size[0] / image.height).astype(int) - top  # in the patch
+    x = ((np.arange(image.width) + 0.5) * mask.size[1] / image.width).astype(int) - left
+    rows, columns = (y >= 0) & (y < patch.shape[0]), (x >= 0) & (x < patch.shape[1])
+    return patch[np.ix_(y[rows], x[columns])], (int(columns.argmax()), int(rows.argmax()))
+
+
+def _draw_captions(drawn: Image.Image, boxes: ArrayLike, captions: Sequence[str], colours: Sequence[Colour]) -> None:
+    """Draws captions above the upper left corners of boxes (n, 4), the first ones on top."""
+    pen, font = ImageDraw.Draw(drawn), _load_font(drawn)
+    rows = list(zip(np.asarray(boxes, np.float64).reshape(-1, 4).tolist(), captions, colours, strict=True))[::-1]
+    for (left, top, _, _), caption, colour in rows:
+        if caption:
+            _draw_tag(pen, (left - 1, top - 1), caption, colour, font, drawn.size)
 
 
 def _draw_tag(
@@ -227,7 +273,9 @@ def draw_annotation(
     if captions is None:
         captions = [f"{name} (ignored)" if crowd else name for name, crowd in zip(names, target.crowd.tolist())]
     boxes = target.boxes * np.tile([image.width / size[1], image.height / size[0]], 2)
-    return draw_boxes(image, boxes, captions, [colours[name] for name in names])
+    drawn = boxes, captions, [colours[name] for name in names]
+    is_outlined = isinstance(target, OutlinedObjects)
+    return draw_masks(image, target.masks(), *drawn) if is_outlined else draw_boxes(image, *drawn)
 
 
 def scale_to_show(image: Image.Image, side: int) -> Image.Image:

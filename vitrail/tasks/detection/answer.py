@@ -18,12 +18,15 @@ from PIL import Image
 
 from vitrail.errors import DataError
 from vitrail.files import replace_file
+from vitrail.images.rle import Rle
 from vitrail.markup import Markup, tag
 from vitrail.rows import SHOWN
 from vitrail.tasks.answer import Answer, AnswerFiles
 from vitrail.tasks.dense.answer import PlacedAnswer, list_classes
 from vitrail.tasks.dense.drawing import Colour, class_colours, draw_boxes
 from vitrail.untrusted.json_documents import parse_json
+from vitrail.untrusted.limits import PIXELS
+from vitrail.untrusted.numbers import to_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +73,21 @@ class Detections(PlacedAnswer):
         objects = [{"label": label, "score": score, "box": box} for label, score, box in listed]
         return {"width": self.size[1], "height": self.size[0], "objects": objects}
 
-    def draw_over(self, image: Image.Image) -> Image.Image:
+    def to_found(self, file_name: str) -> FoundBoxes:
+        """As `write_results` takes them."""
+        return FoundBoxes(file_name, self.boxes, self.scores, self.labels)
+
+    def draw_over(self, image: Image.Image, captions: Sequence[str] | None = None) -> Image.Image:
+        """A copy of the picture with the objects; their captions are by default class and score."""
+        return draw_boxes(image, *self._place(image, captions))
+
+    def _place(
+        self, image: Image.Image, captions: Sequence[str] | None
+    ) -> tuple[NDArray[np.floating], Sequence[str], list[Colour]]:
+        """The boxes in pixels of an image of any size, the captions and the colours."""
         boxes = self.boxes * np.tile([image.width / self.size[1], image.height / self.size[0]], 2)
-        captions = [f"{label} {score:.2f}" for label, score in zip(self.labels, self.scores.tolist())]
-        return draw_boxes(image, boxes, captions, [self.colours[label] for label in self.labels])
+        named = [f"{label} {score:.2f}" for label, score in zip(self.labels, self.scores.tolist())]
+        return boxes, named if captions is None else captions, [self.colours[label] for label in self.labels]
 
     def show(self) -> Markup:
         """A line for each object: the colour of its class, its name, and its score."""
@@ -86,12 +100,13 @@ class Detections(PlacedAnswer):
 
 @dataclass(frozen=True, eq=False)
 class FoundBoxes:
-    """The detections of an image: its file, boxes (n, 4), scores (n,), and the name of each class."""
+    """The detections of an image: its file, boxes (n, 4), scores (n,), the name of each class, and perhaps n masks."""
 
     file_name: str
     boxes: NDArray[np.floating]
     scores: NDArray[np.floating]
     labels: Sequence[str]
+    masks: Sequence[Rle] | None = None
 
 
 def write_results(
@@ -104,9 +119,10 @@ def write_results(
         # from corners to sides in float64, so that a reader gets the corners back to the bit
         boxes = np.asarray(image.boxes, np.float64).reshape(-1, 4)
         sides = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1)
-        for label, box, score in zip(image.labels, sides.tolist(), image.scores, strict=True):
+        masks = [{}] * len(boxes) if image.masks is None else [{"segmentation": mask.to_coco()} for mask in image.masks]
+        for label, box, score, mask in zip(image.labels, sides.tolist(), image.scores, masks, strict=True):
             entry = {"image_id": image_id, "file_name": image.file_name, "category_id": categories[label]}
-            entries.append({**entry, "category_name": label, "bbox": box, "score": float(score)})
+            entries.append({**entry, "category_name": label, "bbox": box, "score": float(score), **mask})
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
     replace_file(path, f"[\n{lines}\n]\n" if entries else "[]\n")
 
@@ -122,24 +138,30 @@ def read_results(path: Path) -> dict[int, FoundBoxes]:
         raise DataError(f"{path} cannot be read: {error}", "give a file of COCO results") from error
     if not isinstance(entries, list):
         raise DataError(f"{path} holds no list of detections", "give a file of COCO results, not of annotations")
-    groups: dict[int, list[tuple[str, list[float], float, str]]] = {}
+    groups: dict[int, list[tuple[str, list[float], float, str, Rle | None]]] = {}
+    sizes: dict[int, tuple[int, int] | None] = {}  # of the masks of an image, None without masks
     for place, entry in enumerate(entries):
         try:
             image, parts = _read_entry(entry)
+            size = parts[-1].size if parts[-1] else None
+            if sizes.setdefault(image, size) != size:
+                raise ValueError(f"of a mask of the size {size}, and of {sizes[image]} before in the same image")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             what = f"entry {place} of {path} is no detection of a box: {type(error).__name__} {error}"
             remedy = "each needs image_id, file_name, category_name, score and bbox as [x, y, width, height]"
+            remedy += "; segmentation holds run lengths, for all objects of an image or none"
             raise DataError(what, remedy, value=str(entry)[:200]) from error
         groups.setdefault(image, []).append(parts)
     found = {}
     for image, rows in groups.items():
-        names, boxes, scores, labels = zip(*rows)
-        found[image] = FoundBoxes(names[0], np.array(boxes, np.float32), np.array(scores, np.float32), labels)
+        names, boxes, scores, labels, masks = zip(*rows)
+        arrays = np.array(boxes, np.float32), np.array(scores, np.float32)
+        found[image] = FoundBoxes(names[0], *arrays, labels, masks if sizes[image] else None)
     return found
 
 
-def _read_entry(entry: Any) -> tuple[int, tuple[str, list[float], float, str]]:
-    """The id of the image, then its file, the corners of the box, the score and the name of the class."""
+def _read_entry(entry: Any) -> tuple[int, tuple[str, list[float], float, str, Rle | None]]:
+    """The id of the image, then its file, the corners of the box, the score, the name of the class and the mask."""
     x, y, width, height = map(float, entry["bbox"])
     score = float(entry["score"])
     if not np.isfinite([x, y, width, height, score]).all() or min(width, height) < 0:
@@ -147,7 +169,17 @@ def _read_entry(entry: Any) -> tuple[int, tuple[str, list[float], float, str]]:
     name, label = entry["file_name"], entry["category_name"]
     if not isinstance(name, str) or not isinstance(label, str):
         raise TypeError("of a name that is no text")
-    return int(entry["image_id"]), (name, [x, y, x + width, y + height], score, label)
+    mask = _read_mask(entry["segmentation"]) if "segmentation" in entry else None
+    return int(entry["image_id"]), (name, [x, y, x + width, y + height], score, label, mask)
+
+
+def _read_mask(segmentation: Any) -> Rle:
+    if not isinstance(segmentation, Mapping):
+        raise TypeError("of a segmentation that is no run lengths")
+    height, width = (to_whole(side, "a side of a mask", least=1, most=PIXELS) for side in segmentation["size"])
+    if height * width > PIXELS:
+        raise ValueError(f"of a mask of {height} x {width} pixels, more than {PIXELS:,}")
+    return Rle.of_coco(segmentation, (height, width))
 
 
 class CocoResults(AnswerFiles):
@@ -161,10 +193,8 @@ class CocoResults(AnswerFiles):
 
     def write(self, name: str, key: str, answer: Answer | None) -> None:
         # an image that could not be read keeps its place, from which the ids of the others are counted
-        boxes, scores, labels = np.zeros((0, 4)), np.zeros(0), ()
-        if isinstance(answer, Detections):
-            boxes, scores, labels = answer.boxes, answer.scores, answer.labels
-        self.found.append(FoundBoxes(key, boxes, scores, labels))
+        none = FoundBoxes(key, np.zeros((0, 4)), np.zeros(0), ())
+        self.found.append(answer.to_found(key) if isinstance(answer, Detections) else none)
 
     def close(self) -> None:
         write_results(self.out, self.found, {label: number for number, label in enumerate(self.classes, 1)})
@@ -182,15 +212,19 @@ class YoloFiles(AnswerFiles):
         if answer is None:
             return
         assert isinstance(answer, Detections)
-        height, width = answer.size
-        boxes = np.asarray(answer.boxes, np.float64) / [width, height, width, height]
-        placed = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1)
         numbers = {label: str(number) for number, label in enumerate(self.classes)}
         lines = (
-            " ".join([numbers[label], *(f"{place:.6f}" for place in box)]) + "\n"
-            for label, box in zip(answer.labels, placed.tolist(), strict=True)
+            " ".join([numbers[label], *(f"{place:.6f}" for place in places)]) + "\n"
+            for label, places in zip(answer.labels, self.list_places(answer), strict=True)
+            if places
         )
         replace_file(self.out / f"{name}{self.each}", "".join(lines))
+
+    def list_places(self, answer: Detections) -> list[list[float]]:
+        """Returns the fractions of the image that stand in the line of each object; an object without any is left out."""
+        height, width = answer.size
+        boxes = np.asarray(answer.boxes, np.float64) / [width, height, width, height]
+        return np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1).tolist()
 
     def close(self) -> None:
         replace_file(self.out / "classes.txt", "".join(f"{label}\n" for label in self.classes))

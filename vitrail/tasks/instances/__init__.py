@@ -1,0 +1,1 @@
+"""Instance segmentation: a mask and a class for every object."""
