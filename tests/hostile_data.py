@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+from PIL import Image
 
-from tests.data.sources import layouts
+from tests.data.sources import foreign_objects, layouts
 from vitrail.config.parse import read_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
@@ -88,6 +89,34 @@ def labelme(task: str | None = None, **changes: Any) -> Make:
         tree = {"imagePath": "a.png", "imageHeight": 40, "imageWidth": 60, "shapes": shapes, **changes}
         layouts.write(folder / "a.json", dump(tree))
         return lambda: open_data(folder, task=task)
+
+    return make
+
+
+def panoptic(segment: Mapping = {}, **changes: Any) -> Make:
+    """A panoptic file, with ``segment`` changed in every segment and ``changes`` in every annotation."""
+
+    def make(folder: Path) -> Callable[[], Any]:
+        foreign_objects.save_pictures(folder / "images", ["a.png"])
+        tree = foreign_objects.panoptic(["a.png"])
+        (annotation,) = tree["annotations"]
+        foreign_objects.save_ids(folder / "panoptic" / "a.png", annotation["segments_info"])
+        annotation["segments_info"] = [{**each, **segment} for each in annotation["segments_info"]]
+        annotation.update(changes)
+        layouts.write(folder / "panoptic.json", dump(tree))
+        return lambda: open_data(folder, task="segmentation")
+
+    return make
+
+
+def id_map(picture: int, ids: np.ndarray) -> Make:
+    """A square picture of so many pixels a side, and its id map."""
+
+    def make(folder: Path) -> Callable[[], Any]:
+        for name, image in (("images", Image.new("RGB", (picture, picture))), ("instances", Image.fromarray(ids))):
+            (folder / name).mkdir()
+            image.save(folder / name / "a.png")
+        return lambda: open_data(folder)
 
     return make
 
@@ -277,6 +306,13 @@ BOMBS: dict[str, tuple[Make, type[Exception], str]] = {
     "run lengths that overflow": (
         coco(task="segmentation", box={"segmentation": {"size": [40, 60], "counts": [2**62] * 4}}), DataError, "a run of",
     ),
+    "panoptic segments of no list": (panoptic(segments_info=5), DataError, "segments_info is 5"),
+    "a panoptic id of infinity": (panoptic({"id": float("inf")}), DataError, "the id is inf"),
+    "a panoptic id of 401 digits": (panoptic({"id": "HUGE"}), DataError, "has 401 digits"),
+    "an id map of 6,000 x 6,000": (id_map(60, np.zeros((6000, 6000), np.uint8)), DataError, "it has 6000 x 6000 pixels"),
+    "an id map of single pixels": (
+        id_map(3000, np.indices((3000, 3000), np.uint8).sum(0).astype(np.uint8) % 2), DataError, "runs of equal values, over",
+    ),
     "CVAT of 60,000 x 60,000": (
         cvat("name='a.png' width='60000' height='60000'", "<polygon label='a' points='1,1;9,1;9,9'/>", "segmentation"),
         DataError, "outlines for another size than that of the picture",
@@ -331,6 +367,8 @@ BOMBS: dict[str, tuple[Make, type[Exception], str]] = {
 PATHS: dict[str, tuple[Make, type[Exception], str]] = {
     "COCO's file_name": (coco(image={"file_name": OUTSIDE}), DataError, "points outside of its folder|not found"),
     "COCO's absolute file_name": (coco(image={"file_name": "/etc/hostname"}), DataError, "points outside of its folder"),
+    "the file_name of a panoptic map": (panoptic(file_name=OUTSIDE), DataError, "points outside of its folder|not found"),
+    "the absolute file_name of a panoptic map": (panoptic(file_name="/etc/hostname"), DataError, "is not found"),
     "CVAT's name": (cvat(f"name='{OUTSIDE}' width='9' height='9'"), DataError, "points outside of its folder|not found"),
     "CVAT's absolute name": (cvat("name='/etc/hostname' width='9' height='9'"), DataError, "points outside of its folder"),
     "labelme's imagePath": (labelme(imagePath=OUTSIDE), DataError, "does not exist"),

@@ -254,7 +254,7 @@ def crop_beyond(
 
 def _has_one_class(levels: np.ndarray, share: float, pixel_format: PixelFormat) -> bool:
     """Whether more than ``share`` of the pixels that have a class have the same, or none has any."""
-    if share >= 1 or levels.dtype.kind == "f":
+    if share >= 1 or levels.dtype != np.uint8:  # no map of classes
         return False
     counts = np.bincount(levels[pixel_format.is_known(levels)], minlength=1)
     return bool(counts.max() > share * counts.sum() or not counts.any())

@@ -37,7 +37,7 @@ from vitrail.images.decode import BadImage
 
 HEAD = 64  # bytes before the first array: the mark; arrays are aligned to as many
 Location = tuple[int, Sequence[int], str]  # the byte where an array starts, its shape, its type as `numpy.dtype.str`
-TYPES = {"|u1": 1, "<f4": 4}  # what a reader accepts, and the bytes of an element
+TYPES = {"|u1": 1, "<i4": 4, "<f4": 4}  # what a reader accepts, and the bytes of an element
 
 
 def create_memory() -> BinaryIO:

@@ -147,7 +147,7 @@ def open_split(
         classes=None if class_map else model.classes or None,
         channels=model.config.in_channels,
         labelled=labelled,
-        task=model.name if labelled else None,
+        task=model.name,
         max_bad=max_bad,
     )
     name, source = choose_split(splits, split)

@@ -23,6 +23,8 @@ from tests.data.sources.foreign_objects import (
     cvat,
     label_studio,
     labelme,
+    panoptic,
+    save_ids,
     save_pictures,
     voc,
     write,
@@ -204,8 +206,17 @@ def make_label_studio(root: Path) -> None:
     write(root / "project.json", tasks)
 
 
+def make_panoptic(root: Path) -> None:
+    save_pictures(root / "images", NAMES)
+    tree = panoptic(NAMES)
+    for name in NAMES:
+        save_ids(root / "panoptic" / name, tree["annotations"][0]["segments_info"])
+    write(root / "panoptic.json", tree)
+
+
 CASES = {
     "COCO": Case(make_coco, "annotations/instances.json", mutate_json),
+    "COCO panoptic": Case(make_panoptic, "panoptic.json", mutate_json),
     "VOC": Case(make_voc, "Annotations/b.xml", mutate_xml),
     "YOLO's lines": Case(make_yolo, "labels/train/b.txt", mutate_words),
     "YOLO's YAML": Case(make_yolo, "data.yaml", mutate_yaml),

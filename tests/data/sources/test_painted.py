@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,9 @@ from tests.data.sources.layouts import (
 )
 from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.contents import Strings
-from vitrail.data.sources.mask_folders import PaintedMaps
+from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
+from vitrail.data.sources.painted import PaintedMaps
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 
@@ -128,3 +130,24 @@ def test_painted_photographs_equal_cocos_own_maps(real_data):
         agree = np.array(train.classes)[train.targets.of(row)] == known[levels]
         # the photograph with a crowd shows some pixels of it under another object
         assert agree.mean() == 1 or (Path(key).stem == "000000000257" and agree.mean() > 0.998)
+
+
+def test_objects_under_smaller_ones_are_counted(tmp_path):
+    whole, inner = [[0, 0, 20, 0, 20, 20, 0, 20]], [[5, 5, 15, 5, 15, 15, 5, 15]]
+    outlines = {"a.png": [whole, inner, inner], "b.png": [whole]}
+    images, annotations = [], []
+    for number, (name, polygons) in enumerate(outlines.items()):
+        Image.new("RGB", (30, 24)).save(tmp_path / name)
+        images.append({"id": number, "file_name": name, "height": 24, "width": 30})
+        for polygon in polygons:
+            owner = {"id": len(annotations) + 1, "image_id": number, "category_id": 1}
+            annotations.append({**owner, "segmentation": polygon, "iscrowd": 0})
+    document = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cell"}]}
+    (tmp_path / "instances.json").write_text(json.dumps(document))
+    found = find_layout_warnings(open_data(tmp_path, task="instances", validation=0), tmp_path)
+    # 400 + 100 + 100 + 400 pixels, of which 200 lie under others
+    hidden = "20.0% of the pixels of objects in train lie under smaller objects, and count as theirs"
+    assert f"{hidden}; wholly hidden: 1 object" in found
+    assert not any(
+        "smaller objects" in line for line in find_layout_warnings(open_data(tmp_path, validation=0), tmp_path)
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -25,6 +25,7 @@ from vitrail.untrusted.json_documents import parse_json
 from vitrail.untrusted.numbers import to_real, to_whole
 
 KEYS = ("images", "annotations", "categories")
+SEGMENTS = "segments_info"  # that annotations of panoptic files have, see panoptic.py
 PROBES = 20  # names that are looked for in each folder
 BOXES = ("instances", "_annotations")  # begin the names of files of objects where others stand beside them
 KNOWN = frozenset(
@@ -33,29 +34,36 @@ KNOWN = frozenset(
     | {"isbbox", "color"}
 )
 KNOWN_OF_FILE = frozenset({*KEYS, "info", "licenses", "type", "contributor", "version"})
+ReadOne = Callable[[Path, Path, ObjectList], list[str]]  # adds the objects of a file, and returns its classes
 
 
 def find_coco(place: Path) -> Read | None:
     """Finds a COCO file, or those of a folder by split. Raises `DataError` for several files of objects for one split."""
+    return find_files(place, lambda path: has_keys(path, KEYS, without=(SEGMENTS,)), "COCO objects", _read_one)
+
+
+def find_files(place: Path, is_wanted: Callable[[Path], bool], kind: str, read_one: ReadOne) -> Read | None:
+    """Finds a wanted JSON file, or those of a folder by split, which ``read_one`` reads. Raises `DataError` as `find_coco`."""
     if not place.is_dir():
         root = place.parent.parent if place.parent.name.lower() == "annotations" else place.parent
-        is_coco = place.suffix.lower() == ".json" and has_keys(place, KEYS)
-        return partial(read_coco, root, {split_of(place, place.parent): place}) if is_coco else None
+        is_one = place.suffix.lower() == ".json" and is_wanted(place)
+        return partial(_read_files, kind, read_one, root, {split_of(place, place.parent): place}) if is_one else None
     folders = [place, *(path for path in list_folders(place) if path.name.lower() in ("annotations", *SPLITS))]
     every = [path for folder in folders for path in list_files(folder, ".json")]
     by_split: dict[str, list[Path]] = {}
     for path in every:
-        if has_keys(path, KEYS):
+        if is_wanted(path):
             by_split.setdefault(split_of(path, place), []).append(path)
     found: dict[str, Path] = {}
     for split, group in by_split.items():
         best = [path for path in group if path.name.startswith(BOXES)] or group
         if len(best) > 1:
-            what = f"{place} has two files of objects for the split {split}: {best[0].name} and {best[1].name}"
+            two = f"{best[0].name} and {best[1].name}"
+            what = f"{place} has two files of objects for the split {split}: {two}"
             raise DataError(what, "give the file that is meant in place of the folder, or a dict of files by split")
         found[split] = best[0]
     others = tuple(path.name for path in every if path not in found.values())
-    return partial(read_coco, place, found, others) if found else None
+    return partial(_read_files, kind, read_one, place, found, others) if found else None
 
 
 def split_of(path: Path, root: Path) -> str:
@@ -64,39 +72,42 @@ def split_of(path: Path, root: Path) -> str:
     return next(filter(None, map(find_split, (inside.stem, *inside.parent.parts[::-1]))), "train")
 
 
-def read_coco(root: Path, files: Mapping[str, Path], others: Sequence[str] = (), *, outlines: bool = False) -> RawData:
-    """Reads COCO files by split; keys are relative to ``root``, and ``others`` are named as not used. Raises `DataError`."""
+def _read_files(
+    kind: str,
+    read_one: ReadOne,
+    root: Path,
+    files: Mapping[str, Path],
+    others: Sequence[str] = (),
+    *,
+    outlines: bool = False,
+) -> RawData:
+    """Reads files by split; keys are relative to ``root``, and ``others`` are named as not used. Raises `DataError`."""
     splits = ObjectSplits(root, outlines=outlines)
-    names = [name for split, path in files.items() for name in _read_one(path, root, splits[split])]
+    names = [name for split, path in files.items() for name in read_one(path, root, splits[split])]
     unused = f"; not used: {', '.join(others[:8])}{', ...' if len(others) > 8 else ''}" if others else ""
-    layout = f"COCO objects ({', '.join(path.name for path in files.values())}{unused})"
-    return layout, splits.finish(names)
+    return f"{kind} ({', '.join(path.name for path in files.values())}{unused})", splits.finish(names)
 
 
 def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
     """Adds the images and objects of one file, and returns its classes in the order of their ids."""
-    plain = read_document(path, "JSON", parse_json)
-    if not isinstance(plain, dict) or not all(isinstance(plain.get(key), list) for key in KEYS):
-        raise DataError(f"{path} has no lists {', '.join(KEYS)}", "give a file in the format of COCO's instances")
-    if not all(isinstance(entry, dict) for key in KEYS for entry in plain[key]):
-        raise DataError(f"the lists of {path} contain entries that are no objects", "export the annotations again")
-    categories = _read_categories(plain["categories"], path)
+    plain = read_tree(path)
+    categories = read_categories(plain["categories"], path)
     objects.note_unknown(plain, KNOWN_OF_FILE, path.name)
-    pictures = _read_pictures(plain["images"], root, path, objects)
+    pictures = read_pictures(plain["images"], root, path, objects)
     outlined = {number: objects.find_outlined(key, size) for number, (key, size) in pictures.items()}
     found: dict[str, list[Box]] = {number: [] for number in pictures}
     for place, entry in enumerate(plain["annotations"]):
-        number = _read_id(entry.get("image_id"))
+        number = read_id(entry.get("image_id"))
         key, size = pictures.get(number, (f"{path.name}, image {number or '?':.40}", (0, 0)))
-        where = f"{key}, annotation {_read_id(entry.get('id')) or f'number {place}':.40}"
+        where = f"{key}, annotation {read_id(entry.get('id')) or f'number {place}':.40}"
         objects.note_unknown(entry, KNOWN, key)
         with objects.rejecting(where):
             if number not in pictures:
                 what = f"an annotation of the image {number or 'without an id'!r:.60}"
                 raise ValueError(f"{what}, which {path.name} does not list")
-            if (category := _read_id(entry.get("category_id"))) not in categories:
+            if (category := read_id(entry.get("category_id"))) not in categories:
                 raise ValueError(f"the category {category or 'without an id'!r:.60}, which {path.name} does not name")
-            box = _read_box(entry, categories[category], size)
+            box = read_box(entry, categories[category], size)
             box.outline = _read_outline(entry, outlined[number], where, objects)
             found[number].append(box)
             if box.area is None and entry.get("area") is not None:
@@ -106,18 +117,34 @@ def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
     for number, (key, size) in pictures.items():
         objects.add(key, size, found[number])
     objects.convention.check(path)
+    return sort_categories(categories)
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """Reads a file that has the lists `KEYS` of objects. Raises `DataError` for any other."""
+    plain = read_document(path, "JSON", parse_json)
+    if not isinstance(plain, dict) or not all(isinstance(plain.get(key), list) for key in KEYS):
+        raise DataError(f"{path} has no lists {', '.join(KEYS)}", "give a file in the format of COCO's instances")
+    if not all(isinstance(entry, dict) for key in KEYS for entry in plain[key]):
+        raise DataError(f"the lists of {path} contain entries that are no objects", "export the annotations again")
+    return plain
+
+
+def sort_categories(categories: Mapping[str, str]) -> list[str]:
+    """The names of categories in the order of their ids."""
     return [name for _, name in sorted(categories.items(), key=lambda pair: pair[0].zfill(12))]
 
 
-def _read_id(value: Any) -> str:
+def read_id(value: Any) -> str:
     """An id as text, alike for 3, 3.0 and "3"; empty for anything else."""
     return "" if isinstance(value, bool | dict | list) else format_label(value)
 
 
-def _read_categories(entries: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
+def read_categories(entries: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
+    """The name of each category, by its id. Raises `DataError` for one without either, and for two of one id."""
     categories: dict[str, str] = {}
     for entry in entries:
-        number, name = (_read_id(entry.get(field)) for field in ("id", "name"))
+        number, name = (read_id(entry.get(field)) for field in ("id", "name"))
         if not number or not name:
             what = f"a category of {path} has no {'name' if number else 'id'}: {json.dumps(entry):.120}"
             raise DataError(what, "give it one")
@@ -127,14 +154,14 @@ def _read_categories(entries: Sequence[Mapping[str, Any]], path: Path) -> dict[s
     return categories
 
 
-def _read_pictures(
+def read_pictures(
     entries: Sequence[Mapping[str, Any]], root: Path, path: Path, objects: ObjectList
 ) -> dict[str, tuple[str, Size]]:
     """The key of each image and its (height, width), by its id. Entries that cannot be read are rejected."""
     named = {}
     for place, entry in enumerate(entries):
-        with objects.rejecting(f"{path.name}, image {_read_id(entry.get('id')) or f'number {place}':.40}"):
-            number, name = _read_id(entry.get("id")), entry["file_name"]
+        with objects.rejecting(f"{path.name}, image {read_id(entry.get('id')) or f'number {place}':.40}"):
+            number, name = read_id(entry.get("id")), entry["file_name"]
             if not number or not isinstance(name, str) or not name:
                 raise ValueError(f"it has no id or no file_name: {json.dumps(entry):.120}")
             size = read_size(entry.get("height"), entry.get("width"))
@@ -154,7 +181,7 @@ def _read_pictures(
         raise DataError(f"{path}: {error}", remedy) from error
 
 
-def _read_box(entry: Mapping[str, Any], name: str, size: Size) -> Box:
+def read_box(entry: Mapping[str, Any], name: str, size: Size) -> Box:
     """The object of an annotation; without a box, that around its outline."""
     flags = ((field, entry.get(field) or 0) for field in ("iscrowd", "ignore"))
     crowd = any([flag if isinstance(flag, bool) else to_whole(flag, field, most=1) for field, flag in flags])

@@ -14,11 +14,12 @@ from vitrail.images.decode import BadImage
 from vitrail.untrusted.numbers import to_real, to_whole
 
 
-def has_keys(path: Path, keys: Iterable[str]) -> bool:
-    """Whether all these keys stand in a JSON file, which is not parsed; False for a file that cannot be read."""
+def has_keys(path: Path, keys: Iterable[str], *, without: Iterable[str] = ()) -> bool:
+    """Whether all these keys stand in a JSON file, and none of the others; it is not parsed. False if it cannot be read."""
     with suppress(BadImage):
         content = read_file(path)
-        return all(f'"{key}"'.encode() in content for key in keys)
+        found = {key: f'"{key}"'.encode() in content for key in (*keys, *without)}
+        return all(found[key] for key in keys) and not any(found[key] for key in without)
     return False
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources.annotations import Annotations, Objects
+from vitrail.data.sources.annotations import LABEL_BITS, Annotations, Objects, OutlinedObjects
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.labels import find_combined_labels
 from vitrail.data.sources.source import Splits, list_splits
 from vitrail.data.sources.splits import SPLITS
+from vitrail.text import plural
 
 SAMPLED = 2_000  # keys, spread evenly, that decide whether class folders are nested
 LONG_NAME = 64  # characters
+MEASURED, HIDDEN = 100, 0.05  # images whose outlines are painted; share of pixels under others that is worth a warning
 MISSING = ("nan", "none", "null", "n/a", "na", "?")  # what programs write where a label is missing
 
 
@@ -26,7 +29,7 @@ def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
         return list(splits.notes)
     named = f"class {splits.classes[0]!r}" if len(splits.classes) == 1 else f"{len(splits.classes):,} classes"
     annotated = [part for part in list_splits(splits).values() if isinstance(part.targets, Annotations)]
-    warnings = [*splits.notes, *(_find_unused(splits) if annotated else [])]
+    warnings = [*splits.notes, *(chain(_find_unused(splits), _find_hidden(splits)) if annotated else [])]
     by_folders = splits.layout.startswith("class folders") and not any("/" in name for name in splits.classes)
     if by_folders and (pattern := _find_nested_pattern(splits, data)):
         what = "the images are in subfolders of the class folders, but the first folder level gives the labels"
@@ -43,6 +46,28 @@ def _find_unused(splits: Splits) -> Iterator[str]:
     for split, source in list_splits(splits).items():
         if isinstance(source.targets, Objects) and (nothing := int((source.targets.lengths() == 0).sum())):
             yield f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background"
+
+
+def _find_hidden(splits: Splits) -> Iterator[str]:
+    """Describes how much of the outlined objects, in at most `MEASURED` images a split, lies under smaller ones."""
+    for split, source in list_splits(splits).items():
+        if not isinstance(source.targets, OutlinedObjects):
+            continue
+        total, shown, lost = 0, 0, 0
+        for row in choose_evenly(len(source), MEASURED).tolist():
+            one = source.targets.of(row)
+            if not one.sizes.all() or not len(one.labels):
+                continue
+            values = one.read_map(0, tuple(one.sizes[0].tolist()))
+            left = np.bincount(values[values > 0] >> LABEL_BITS, minlength=len(one.labels) + 1)[1:][~one.crowd]
+            areas = np.array([mask.area for mask in one.masks()])[~one.crowd]
+            total, shown, lost = total + areas.sum(), shown + left.sum(), lost + ((left == 0) & (areas > 0)).sum()
+        if lost or shown < (1 - HIDDEN) * total:
+            share, hidden = (
+                f"{1 - shown / total:.1%}",
+                f"; wholly hidden: {plural(int(lost), 'object')}" if lost else "",
+            )
+            yield f"{share} of the pixels of objects in {split} lie under smaller objects, and count as theirs{hidden}"
 
 
 def _list_without(what: str, rows: np.ndarray, classes: tuple[str, ...]) -> str:

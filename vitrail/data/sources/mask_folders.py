@@ -1,4 +1,4 @@
-"""Folders of images and masks, in which every pixel's value or colour is a class, and maps painted from the outlines of objects.
+"""Folders of images and masks, in which every pixel's value or colour is a class.
 
 n images, H and W of the upright picture.
 """
@@ -9,43 +9,39 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from os.path import basename
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from posixpath import join
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitrail.data.sources.annotations import DRAWN_BOX, LabelMaps, Objects
-from vitrail.data.sources.contents import Contents, Files, Strings
+from vitrail.data.sources.annotations import LabelMaps
+from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.labels import Labels, RawData, RawSplit, name_some
 from vitrail.data.sources.mask_names import Entry, find_class_table, list_unread
 from vitrail.data.sources.mask_values import Meaning, find_meaning, measure_masks, number_entries
 from vitrail.data.sources.scan import Scan, list_folders, list_images_below
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS, divide_images, pair_by_lists
 from vitrail.errors import DataError
-from vitrail.images.decode import EXTENSIONS, BadImage
-from vitrail.images.masks import IGNORED
-from vitrail.images.rle import Rle
-from vitrail.stamps import Stamped
-from vitrail.untrusted.limits import PIXELS
+from vitrail.images.decode import EXTENSIONS
 
 IMAGES = ("images", "imgs", "image", "img", "JPEGImages", "leftImg8bit", "img_dir")
 MASKS = (
     *("masks", "mask", "labels", "label", "annotations", "SegmentationClass", "SegmentationClassPNG", "gtFine"),
     *("ann_dir", "masks_machine", "groundtruth", "gt"),
 )
-AFTER = ("annot", "_labels", "_masks", "_mask", "_annotations", "_gt")  # the name of a folder of images: its masks
-LABEL_IDS, TRAIN_IDS = "_gtFine_labelIds", "_gtFine_labelTrainIds"
+BESIDE = "_mask"  # at the end of the name of a mask beside its image
+AFTER = ("annot", "_labels", "_masks", BESIDE, "_annotations", "_gt")  # the name of a folder of images: its masks
+# folders of id maps, see id_maps.py, and what follows the name of a folder of images
+ID_MAPS, AFTER_IDS = ("instances", "instance_maps", "ids"), ("_instances", "_instance_maps", "_ids")
+LABEL_IDS, TRAIN_IDS, INSTANCE_IDS = "_gtFine_labelIds", "_gtFine_labelTrainIds", "_gtFine_instanceIds"
 # at the ends of names, left out to pair them; of several masks of an image the first in this order counts
 SUFFIXES = (
     *(LABEL_IDS, TRAIN_IDS, "_leftImg8bit", "_mask", "_label", "_labels"),
     *("_segmentation", "_seg", "_gt", "_P", "_L"),
+    *(INSTANCE_IDS, "_instances", "_instance", "_ids"),
 )
-RENDERINGS = ("_gtFine_color", "_gtFine_instanceIds")  # what Cityscapes has beside its masks
+RENDERINGS = ("_gtFine_color", INSTANCE_IDS)  # what Cityscapes has beside its masks
 
 
 class MaskFolder(NamedTuple):
@@ -65,14 +61,15 @@ class Pairs(NamedTuple):
     others: int = 0  # further files for images that have a mask
 
 
-def find_masks(root: Path) -> list[MaskFolder]:
+def find_masks(root: Path, words: Sequence[str] = MASKS, after: Sequence[str] = AFTER) -> list[MaskFolder]:
     """Finds the folders of images and of masks below ``root``; empty if there are none.
 
     These are ``images/train`` and ``masks/train``, ``train/images`` and ``train/masks``, ``train`` and ``train_masks``, or
-    ``train`` with ``x.jpg`` and ``x_mask.png``. Without splits all images are the training split.
+    ``train`` with ``x.jpg`` and ``x_mask.png``. Without splits all images are the training split. ``words`` are the names of
+    folders of masks, and ``after`` what follows the name of a folder of images.
     """
     folders = _list_folders(root)
-    if pair := _find_pair(root, folders):
+    if pair := _find_pair(root, folders, words):
         images, masks = pair
         inside = []
         for name in _list_folders(root / images):
@@ -84,19 +81,19 @@ def find_masks(root: Path) -> list[MaskFolder]:
     for name in folders:
         if split := split_of_folder(name):
             inside = _list_folders(root / name)
-            after = [name + end for end in AFTER if name + end in folders]
-            if pair := _find_pair(root / name, inside):
+            following = [name + end for end in after if name + end in folders]
+            if pair := _find_pair(root / name, inside, words):
                 found.append(MaskFolder(split, f"{name}/{pair[0]}", f"{name}/{pair[1]}"))
-            elif after and list_images_below(root / after[0]):
-                found.append(MaskFolder(split, name, after[0]))
-            elif _has_masks_beside(root / name):
+            elif following and list_images_below(root / following[0]):
+                found.append(MaskFolder(split, name, following[0]))
+            elif BESIDE in after and _has_masks_beside(root / name):
                 found.append(MaskFolder(split, name, name))
             else:  # images without masks
                 images = next((f"{name}/{each}" for each in inside if each.lower() in map(str.lower, IMAGES)), name)
                 others.append(MaskFolder(split, images, images))
     if found:
         return [*found, *(folder for folder in others if list_images_below(root / folder.images))]
-    return [MaskFolder("train", "", "")] if _has_masks_beside(root) else []
+    return [MaskFolder("train", "", "")] if BESIDE in after and _has_masks_beside(root) else []
 
 
 def split_of_folder(name: str) -> str | None:
@@ -105,9 +102,9 @@ def split_of_folder(name: str) -> str | None:
     return "train" if word == "default" else SPLITS.get(word)
 
 
-def _find_pair(folder: Path, inside: Iterable[str]) -> tuple[str, str] | None:
+def _find_pair(folder: Path, inside: Iterable[str], words: Sequence[str]) -> tuple[str, str] | None:
     names = {name.lower(): name for name in inside}
-    images, masks = ([names[word.lower()] for word in words if word.lower() in names] for words in (IMAGES, MASKS))
+    images, masks = ([names[word.lower()] for word in each if word.lower() in names] for each in (IMAGES, words))
     return next(((images[0], name) for name in masks if images and list_images_below(folder / name)), None)
 
 
@@ -122,15 +119,21 @@ def _list_folders(folder: Path) -> list[str]:
     return [path.name for path in list_folders(folder)]
 
 
-def pair_files(root: Path, folder: MaskFolder) -> Pairs:
-    """Finds the mask of each image of a folder: the one of the same path, or of the same name where that is unique."""
+def pair_files(root: Path, folder: MaskFolder, ending: str = "") -> Pairs:
+    """Finds the mask of each image of a folder: the one of the same path, or of the same name where that is unique.
+
+    With an ``ending`` only the masks whose names have it are taken; without, those that Cityscapes has beside its masks are not.
+    """
     images = list_images_below(root / folder.images)
     if folder.images == folder.masks:
         listed = find_masks_beside(images)
         images = sorted(set(images).difference(listed))
     else:
         listed = list_images_below(root / folder.masks)
-    masks = [path for path in listed if not os.path.splitext(path)[0].endswith(RENDERINGS)]
+    stems = {path: os.path.splitext(path)[0] for path in listed}
+    masks = [
+        path for path, stem in stems.items() if stem.endswith(ending) and (ending or not stem.endswith(RENDERINGS))
+    ]
     mask_of = _match(images, masks)
     known = {_plain_name(mask) for mask in mask_of.values()}
     spare = {mask for mask in set(masks).difference(mask_of.values()) if _plain_name(mask) not in known}
@@ -149,7 +152,8 @@ def list_images(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
     if not (paths := [str(root / name) for name in scan.list_images(str(root), "")]):
         what = f"the folder {folder} contains no images{scan.describe_others()}"
         raise DataError(what, "give files, or a folder with images")
-    masks = {str(root / mask) for folder in find_masks(root) for mask in pair_files(root, folder).mask_of.values()}
+    folders = (*find_masks(root), *find_masks(root, ID_MAPS, AFTER_IDS))
+    masks = {str(root / mask) for each in folders for mask in pair_files(root, each).mask_of.values()}
     masks.update(find_masks_beside(paths))
     scan.masks += len(masks)
     return [path for path in paths if path not in masks]
@@ -202,30 +206,10 @@ def read_masks(root: Path, folders: Sequence[MaskFolder]) -> RawData:
 
     Names of classes are those of the file nearest to the masks, see `find_class_table`; without one, classes are named after
     their values. The value 255, or the colour with this index, is ignored, unless masks have no other values than 0 and 255.
-    Raises `DataError` if no image has a mask, for two folders of one split or a list that does not fit, or as `find_meaning`.
+    Raises `DataError` as `pair_splits` and `find_meaning`.
     """
-    for split, count in Counter(each.split for each in folders).items():
-        if count > 1:
-            names = ", ".join(each.images for each in folders if each.split == split)
-            raise DataError(f"{root} has more than one {split} folder: {names}", "keep one of them")
-    parts = {each.split: pair_files(root, each) for each in folders}
-    spare: set[str] = set().union(*(part.spare for part in parts.values()))
-    notes = list(_note_outside(root, folders))
-    layout = "images and masks"
-    if others := sum(part.others for part in parts.values()):
-        layout += f"; {others:,} further files of masks not used"
-    if not any(split_of_folder(name) for each in folders for name in Path(each.images).parts):
-        parts, by_lists, misfits = _divide(root, parts["train"])
-        layout, notes = layout + by_lists, notes + misfits
-    used = {split: parts[split] for split in SPLIT_ORDER if split in parts and parts[split].mask_of}
-    if not used:
-        raise DataError(f"no image below {root} has a mask of the same name", "give masks the names of their images")
-    all_masks = [mask for part in used.values() for mask in part.mask_of.values()]
-    notes += name_some("masks of no image, not used", spare.difference(all_masks))
-    for split, part in parts.items():
-        if not part.mask_of:
-            notes += name_some(f"images of {split}, which has no masks, left out", part.missing)
-    meaning = _find_classes(root, all_masks)
+    used, layout, notes = pair_splits(root, folders)
+    meaning = _find_classes(root, [mask for part in used.values() for mask in part.mask_of.values()])
     splits: dict[str, RawSplit] = {}
     for split, part in used.items():
         images, masks = (Files(str(root), Strings(paths)) for paths in (part.mask_of, part.mask_of.values()))
@@ -233,7 +217,35 @@ def read_masks(root: Path, folders: Sequence[MaskFolder]) -> RawData:
         splits[split] = RawSplit(images, labels, name_some("images without a mask, left out", part.missing))
     first = next(iter(splits))
     said = (*splits[first].notes, *notes, *meaning.notes)
-    return layout, splits | {first: replace(splits[first], notes=said, faulty=meaning.faulty)}
+    return f"images and masks{layout}", splits | {first: replace(splits[first], notes=said, faulty=meaning.faulty)}
+
+
+def pair_splits(root: Path, folders: Sequence[MaskFolder], ending: str = "") -> tuple[dict[str, Pairs], str, list[str]]:
+    """The images and masks of each split that has any, as `pair_files` finds them, what the layout says of them, and notes.
+
+    Raises `DataError` if no image has a mask, for two folders of one split, or a list that does not fit.
+    """
+    for split, count in Counter(each.split for each in folders).items():
+        if count > 1:
+            names = ", ".join(each.images for each in folders if each.split == split)
+            raise DataError(f"{root} has more than one {split} folder: {names}", "keep one of them")
+    parts = {each.split: pair_files(root, each, ending) for each in folders}
+    spare: set[str] = set().union(*(part.spare for part in parts.values()))
+    notes = list(_note_outside(root, folders))
+    others = sum(part.others for part in parts.values())
+    layout = f"; {others:,} further files of masks not used" if others else ""
+    if not any(split_of_folder(name) for each in folders for name in Path(each.images).parts):
+        parts, by_lists, misfits = _divide(root, parts["train"])
+        layout, notes = layout + by_lists, notes + misfits
+    used = {split: parts[split] for split in SPLIT_ORDER if split in parts and parts[split].mask_of}
+    if not used:
+        raise DataError(f"no image below {root} has a mask of the same name", "give masks the names of their images")
+    matched = {mask for part in used.values() for mask in part.mask_of.values()}
+    notes += name_some("masks of no image, not used", spare - matched)
+    for split, part in parts.items():
+        if not part.mask_of:
+            notes += name_some(f"images of {split}, which has no masks, left out", part.missing)
+    return used, layout, notes
 
 
 def _divide(root: Path, part: Pairs) -> tuple[dict[str, Pairs], str, list[str]]:
@@ -276,75 +288,3 @@ def _find_classes(root: Path, masks: Sequence[str]) -> Meaning:
         note = f"names of classes are not read from {', '.join(unread[:3])}; give a classes.txt or palette.csv"
         return replace(meaning, notes=(*meaning.notes, note))
     return meaning
-
-
-BACKGROUND = "background"
-UNTRACED = {
-    b"": "objects without an outline, whose boxes are ignored (255)",
-    DRAWN_BOX: "rectangles among other shapes, painted as they were drawn",
-}
-
-
-@dataclass(frozen=True, eq=False)
-class PaintedMaps(Contents):
-    """For each of n images (H, W, 1) uint8, 0 for the background, k + 1 for the k-th class; small objects lie over large ones.
-
-    The box of an object without an outline is `IGNORED`: which of its pixels belong to the object is not known.
-    """
-
-    objects: Objects
-    keys: Strings
-    kind = "arrays"
-
-    def __getitem__(self, row: int) -> NDArray[np.uint8]:
-        objects = self.objects.of(row)
-        height, width = size = (int(objects.sizes[0, 0]), int(objects.sizes[0, 1]))
-        if not height or not width:
-            raise BadImage("the annotation does not say how large the picture is, so its outlines cannot be painted")
-        if height * width > PIXELS:
-            raise BadImage(f"the annotation is for {width} x {height} pixels, over the limit of {PIXELS:,}")
-        levels = np.zeros(size, np.uint8)
-        for place in np.argsort(-objects.areas, kind="stable").tolist():
-            label, outline = objects.labels[place] + 1, (objects.outlines or ())[place]
-            if outline and outline != DRAWN_BOX:
-                levels[Rle.of_text(outline, size).to_mask()] = label
-            else:
-                left, top, right, bottom = objects.boxes[place].round().astype(int)
-                levels[top:bottom, left:right] = label if outline else IGNORED
-        return levels[..., None]
-
-    def take(self, rows: NDArray[np.int64]) -> PaintedMaps:
-        return PaintedMaps(self.objects[rows], self.keys.take(rows))
-
-    def stamp(self) -> Stamped:
-        return Stamped.of_hashes(self.keys, self.objects.hashes())
-
-
-def paint_splits(splits: Mapping[str, RawSplit]) -> dict[str, RawSplit]:
-    """The splits with maps of classes, of which the first is the background. Raises `DataError` if no object has an outline."""
-    if {outline for split in splits.values() for outline in _objects(split).outlines or ()} <= {b"", DRAWN_BOX}:
-        what = "the data have boxes without outlines, and segmentation needs a class for every pixel"
-        notes = "\n".join(note for split in splits.values() for note in split.notes)
-        raise DataError(what, "give polygons or masks, or train with --task detect", value=notes)
-    return {name: _paint_split(split) for name, split in splits.items()}
-
-
-def _paint_split(split: RawSplit) -> RawSplit:
-    assert split.labels is not None
-    objects, keys = _objects(split), split.contents.keys
-    names = (BACKGROUND, *split.labels.names)
-    if len(names) > IGNORED:
-        raise DataError(f"the data have {len(names)} classes with the background", f"give at most {IGNORED}")
-    values = np.array([*range(len(names)), IGNORED], np.uint8)
-    maps = LabelMaps(PaintedMaps(objects, keys), values, values)
-    images = np.repeat(np.arange(len(objects)), objects.lengths()).tolist()  # of each object
-    notes = list(split.notes)
-    for outline, what in UNTRACED.items():
-        chosen = (keys[image] for image, own in zip(images, objects.outlines or ()) if own == outline)
-        notes += name_some(what, map(basename, chosen))
-    return replace(split, labels=Labels(names, maps, declared=True), notes=tuple(notes))
-
-
-def _objects(split: RawSplit) -> Objects:
-    assert split.labels is not None and isinstance(split.labels.values, Objects), "a split with objects"
-    return split.labels.values

@@ -22,6 +22,7 @@ from vitrail.data.sources.coco import find_coco
 from vitrail.data.sources.contents import Files, Strings, read_head
 from vitrail.data.sources.cvat import find_cvat
 from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder, read_tables_beside
+from vitrail.data.sources.id_maps import find_id_maps, read_cityscapes
 from vitrail.data.sources.label_studio import find_label_studio
 from vitrail.data.sources.labelme import find_labelme
 from vitrail.data.sources.labels import (
@@ -34,8 +35,10 @@ from vitrail.data.sources.labels import (
     name_numbers,
 )
 from vitrail.data.sources.manifests import read_frame, read_manifest, read_pairs
-from vitrail.data.sources.mask_folders import MaskFolder, find_masks, paint_splits, read_masks
+from vitrail.data.sources.mask_folders import MaskFolder, find_masks, read_masks
 from vitrail.data.sources.objects import Read
+from vitrail.data.sources.painted import outline_splits, paint_splits
+from vitrail.data.sources.panoptic import find_panoptic
 from vitrail.data.sources.parquet import read_parquet
 from vitrail.data.sources.scan import is_system_name, list_files, list_files_below
 from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
@@ -48,10 +51,15 @@ from vitrail.images.decode import EXTENSIONS
 from vitrail.shards.cache import is_remote
 
 # each looks for its files at a path, and returns the function that reads them; the first that finds any is taken
-FORMATS_OF_FILES = (find_coco, find_label_studio, find_yolo)
-FORMATS_OF_FOLDERS = (find_yolo, find_coco, find_label_studio, find_voc, find_cvat, find_labelme, find_yolo_texts)
+FORMATS_OF_FILES = (find_coco, find_panoptic, find_label_studio, find_yolo)
+FORMATS_OF_FOLDERS = (
+    *(find_yolo, find_coco, find_panoptic, find_label_studio, find_voc, find_cvat, find_labelme, find_yolo_texts),
+    find_id_maps,
+)
 MANIFESTS, PARQUET = (".csv", ".tsv", ".jsonl", ".ndjson"), (".parquet", ".pq")
 TABLES = (*MANIFESTS, *PARQUET)
+# what tasks make of objects with outlines
+OUTLINED = {"segmentation": paint_splits, "instances": outline_splits}
 BESIDE = "; the boxes and outlines beside them are not used"
 
 
@@ -68,7 +76,7 @@ FORMS = {
 READ = (
     "a folder with one folder of images per class (optionally inside train, val and test folders), a manifest "
     "(.csv .tsv .jsonl .parquet), Parquet with images, tar shards, .npy or .npz arrays, boxes in the format of COCO, VOC, "
-    "YOLO, CVAT, labelme or Label Studio, a folder of images beside one of masks, or 'digits'"
+    "YOLO, CVAT, labelme or Label Studio, COCO panoptic, a folder of images beside one of masks or id maps, or 'digits'"
 )
 
 
@@ -89,19 +97,24 @@ class FoundData:
 
     @property
     def task(self) -> str | None:
-        """``detection`` (also of masks beside objects) or ``segmentation``; None for classes of images or without annotations."""
+        """``detection`` (also of masks beside objects, but for Cityscapes) or ``segmentation``; None without annotations."""
         data = self.data
         if isinstance(data, Splits):
             data = next(iter(list_splits(data).values()), None)
         if isinstance(data, Source):
             return data.targets.task if isinstance(data.targets, Annotations) else None
+        if getattr(self.objects, "func", None) is read_cityscapes and self.masks:
+            return "segmentation"
         return "detection" if self.objects else "segmentation" if self.root else None
 
-    def read(self, *, masks_first: bool = False) -> RawData:
-        """The layout and the splits: of objects, or masks if ``masks_first``; then outlines are read of objects without masks."""
+    def read(self, task: str | None = None) -> RawData:
+        """The layout and the splits: of objects, or of masks where there are no objects or ``task`` is "segmentation".
+
+        The outlines of objects are read for the tasks in `OUTLINED`.
+        """
         assert self.root is not None, "data without annotations"
-        if self.objects is not None and not (masks_first and self.masks):
-            return self.objects(outlines=masks_first)
+        if self.objects is not None and not ((task or self.task) == "segmentation" and self.masks):
+            return self.objects(outlines=task in OUTLINED)
         layout, splits = read_masks(self.root, self.masks)
         return layout + (BESIDE if self.objects else ""), splits
 
@@ -158,19 +171,19 @@ def open_data(
 
     Args:
         data: a path to a folder (of class folders, optionally inside train / val / test; of Parquet, .npz or manifest files
-            by split; of objects in the format of COCO, VOC, YOLO, CVAT, labelme or Label Studio; of images beside masks; of
-            images alone; of tar shards with an index, also at a URL), a pattern of class folders (``photos/*/*``) or of shards
-            (``photos/*.tar``), a .json of COCO or Label Studio, a YOLO .yaml, a manifest, Parquet, .npy, .npz or one image; or
-            "digits"; what `find_data` found; a `Source` or `Splits`; arrays (images, labels); a data frame with columns such
-            as path, label and split; a list of (path, label) or of image files; a Dataset of torch or of Hugging Face; or a
-            dict of these by split.
+            by split; of objects in the format of COCO, COCO panoptic, VOC, YOLO, CVAT, labelme or Label Studio; of images beside
+            masks or id maps; of images alone; of tar shards with an index, also at a URL), a pattern of class folders
+            (``photos/*/*``) or of shards (``photos/*.tar``), a .json of COCO or Label Studio, a YOLO .yaml, a manifest, Parquet,
+            .npy, .npz or one image; or "digits"; what `find_data` found; a `Source` or `Splits`; arrays (images, labels); a data
+            frame with columns such as path, label and split; a list of (path, label) or of image files; a Dataset of torch or of
+            Hugging Face; or a dict of these by split.
         seed: of the held-out validation split.
         validation: fraction of each class to hold out where there is no validation split; 0 holds out nothing.
         classes: class names in the order of their indices, e.g. a model's; None takes those of the training images.
         channels: channels of Pillow images in a user's Dataset, 3 by default; files are decoded elsewhere.
         labelled: labels are required: unlabelled data and class folders without images are refused.
         task: "segmentation" takes masks also where there are boxes or outlines beside them, and paints maps of classes from the
-            outlines of objects where there are no masks.
+            outlines of objects where there are no masks; "instances" takes objects with their outlines.
         max_bad: largest share of objects that cannot be read, where labels are required.
 
     Raises:
@@ -185,16 +198,16 @@ def open_data(
         return found.data
     if found.opened is not None:
         return found.opened
-    outlined = False
-    if found.root is not None and task == "segmentation":
-        outlined = not found.masks
-        layout, raw_splits = found.read(masks_first=True)
+    convert = None
+    if found.root is not None and task in OUTLINED:
+        layout, raw_splits = found.read(task)
+        convert = OUTLINED[task] if found.objects and (task == "instances" or not found.masks) else None
     else:
         layout, raw_splits = _find(found, channels or 3, labelled)
     if labelled:
         check_faulty_objects(raw_splits, max_bad)
-    if outlined:
-        raw_splits = paint_splits(raw_splits)
+    if convert is not None:
+        raw_splits = convert(raw_splits)
     layout, raw_splits = _drop_unlabelled(layout, raw_splits, labelled)
     labels = {split: part.labels for split, part in raw_splits.items() if part.labels is not None}
     if (

@@ -12,6 +12,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,11 @@ class Source:
     def keys(self) -> Strings:
         """One key per item: its path relative to the root of the data, or e.g. "train.parquet#17"."""
         return self.contents.keys
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """The row of each key."""
+        return {key: row for row, key in enumerate(self.keys)}
 
     @property
     def kind(self) -> Literal["files", "arrays"]:

@@ -28,7 +28,7 @@ def check_data(
     data: options.Data,
     *,
     task: Annotated[
-        Literal["classify", "segment", "detect"] | None,
+        Literal["classify", "segment", "detect", "instances"] | None,
         "What is to be trained; by default what the data are annotated with.",
     ] = None,
     out: Annotated[options.File | None, "A folder for pictures with their boxes or masks: SPLIT/NAME.jpg."] = None,
@@ -59,16 +59,17 @@ def check_data(
 
     if columns:
         data = find_data(data, columns_of_table(columns))
+    wanted = TASK_ALIASES[task] if task else None
     if out is not None:
         from vitrail.verbs.data.drawings import draw_data
 
-        draw_data(data, Path(out), samples, log)
+        draw_data(data, Path(out), samples, log, wanted)
     loaded = None
     if model is not None:
         from vitrail.inference.options import InferenceOptions
 
         loaded = InferenceOptions().load(model, log)
-    result = check(data, task=TASK_ALIASES[task] if task else None, model=loaded, max_pixels=max_pixels or PIXELS)
+    result = check(data, task=wanted, model=loaded, max_pixels=max_pixels or PIXELS)
     if fix_list is not None:
         rows = result.list_removals()
         with open_table(Path(fix_list), columns={"path": str, "reason": str}) as write:

@@ -27,14 +27,20 @@ from vitrail.text import plural
 SIDE, QUALITY = 1280, 90  # pixels of the longer side of a picture that is written, and of its JPEG
 
 
-def draw_data(data: Any, out: Path, samples: int, log: LogFunction) -> None:
+def draw_data(data: Any, out: Path, samples: int, log: LogFunction, task: str | None = None) -> None:
     """Writes ``out/SPLIT/NAME.jpg``: ``samples`` pictures of each split, spread evenly over it, with their annotation.
 
-    Raises `ConfigError` for ``samples`` below 1, and `DataError` for data without boxes and masks.
+    It is that for ``task``, as `open_data` takes it, or as far as the data have it. Raises `ConfigError` for ``samples`` below 1,
+    and `DataError` for data without boxes and masks.
     """
     if samples < 1:
         raise ConfigError(f"samples is {samples}", "ask for at least one picture of each split")
-    splits = list_splits(open_deep(open_data(data, validation=0, labelled=False)))
+    how = {"validation": 0, "labelled": False}
+    try:
+        opened = open_data(data, task=task, **how)
+    except DataError:  # which the check reports
+        opened = open_data(data, **how)
+    splits = list_splits(open_deep(opened))
     annotated = {name: part for name, part in splits.items() if isinstance(part.targets, Annotations) and len(part)}
     if not annotated:
         what = "the data have no boxes and no masks, so there is nothing to draw"
