@@ -6,14 +6,14 @@ import { Controls } from "./controls.js";
 import { alarm, announce, byId, make } from "./dom.js";
 import { chooseButton, chooseFolderButton, listen, photographButton } from "./intake.js";
 import { megabytes, whole } from "./numbers.js";
-import { LEAST } from "./objects.js";
+import { LEAST, TASKS } from "./objects.js";
 import { readScale, STRENGTHS } from "./painter.js";
 import { cellAt } from "./picture.js";
 import { Slot } from "./slot.js";
 
 const TOPS = [5, 10, 20];
 const TINT = 0.5;
-const FOUND = { detection: "the objects", segmentation: "the class of every pixel" };
+const FOUND = { detection: "the objects", instances: "the objects and their masks", segmentation: "the class of every pixel" };
 
 export class AttentionView {
   /** @type {Slot[]} */
@@ -34,7 +34,7 @@ export class AttentionView {
     /** @type {import("./slot.js").View} */
     this.view = {
       method, layer: Math.max(layers.length - 1, 0), head: null, spot: null, opacity: STRENGTHS.light, manner: "light",
-      top: TOPS[0], threshold: Math.max(model.threshold ?? 0, LEAST), tint: TINT, hidden: new Set(unseen(model)),
+      top: TOPS[0], threshold: Math.max(model.threshold ?? 0, LEAST), tint: TINT, hidden: new Set(unseen(model)), shape: "masks",
     };
     this.controls = new Controls(this.model, this.view, () => this.#refresh());
     this.stages = make("div", { class: "slots" });
@@ -127,6 +127,7 @@ export class AttentionView {
         if (!hidden.delete(label)) hidden.add(label);
         this.#refresh();
       },
+      onShape: (shape) => { this.view.shape = shape; this.#refresh(); },
       onTrouble: () => this.#arrange(),
     });
     this.#slots.push(slot);
@@ -186,9 +187,9 @@ export class AttentionView {
   #tell() {
     const file = this.#slots[0]?.picture?.file.name;
     if (file === undefined) return;
-    const { method, layer, head, top, threshold } = this.view, options = { file, token: this.api.usesToken };
+    const { method, layer, head, top, threshold } = this.view, { task } = this.model, options = { file, token: this.api.usesToken };
     const asked = `method=${method}${method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}` : ""}${this.#query()}`;
-    const query = { detection: `?threshold=${threshold}`, segmentation: "" }[this.model.task] ?? `?top=${top}`;
+    const query = TASKS.includes(task) ? `?threshold=${threshold}` : task === "segmentation" ? "" : `?top=${top}`;
     byId("commands").replaceChildren(
       this.model.classes.length ? commandBlock("Prediction", curl(`v1/predict${query}`, options)) : "",
       this.model.colours

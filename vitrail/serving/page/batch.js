@@ -119,7 +119,7 @@ function summaryOf({ task, threshold }, reply) {
   if (task === "segmentation") {
     return { label: reply.classes.slice(0, 3).map(({ label, share }) => `${label} ${percent(share)}`).join(", "), score: null };
   }
-  if (task !== "detection") return { label: reply.label, score: reply.score };
+  if (!reply.objects) return { label: reply.label, score: reply.score };
   const counts = new Map();
   for (const { label, score } of reply.objects) if (score >= (threshold ?? 0)) counts.set(label, (counts.get(label) ?? 0) + 1);
   return { label: [...counts].map(([label, count]) => `${whole(count)} ${label}`).join(", ") || "no objects", score: null };

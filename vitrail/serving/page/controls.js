@@ -1,7 +1,7 @@
 /** @file The controls: method, layer, head, strength and display mode. */
 
 import { make } from "./dom.js";
-import { LEAST } from "./objects.js";
+import { LEAST, TASKS } from "./objects.js";
 import { STRENGTHS } from "./painter.js";
 import { askerOf } from "./slot.js";
 
@@ -65,7 +65,7 @@ export class Controls {
       this.head.show(head, heads, head === 0 ? "mean" : `${head - 1}`);
     }
     this.threshold.show(Math.round(view.threshold * 100), 100, `${Math.round(view.threshold * 100)} %`);
-    this.threshold.element.hidden = model.task !== "detection";
+    this.threshold.element.hidden = !TASKS.includes(model.task);
     this.tint.show(Math.round(view.tint * 100), 100, `${Math.round(view.tint * 100)} %`);
     this.tint.element.hidden = model.task !== "segmentation" || Boolean(view.method);
     this.opacity.show(Math.round(view.opacity * 100), 100, `${Math.round(view.opacity * 100)} %`);

@@ -29,6 +29,7 @@ export function showModel(model) {
 
 function answers({ task, classes: names, multi_label: several }) {
   if (!names.length) return "features only (no head)";
+  if (task === "instances") return `objects of ${whole(names.length)} classes with their masks`;
   if (task === "detection") return `objects of ${whole(names.length)} classes`;
   if (task === "segmentation") return `the class of every pixel, of ${whole(names.length)}`;
   return `${whole(names.length)} classes, ${several ? "multi-label" : "one per image"}`;

@@ -62,6 +62,16 @@ export function readScale() {
 }
 
 /**
+ * Returns a colour as a pixel of an image, seen as 32 bits: ABGR, little-endian.
+ * @param {string} hex
+ * @param {number} opacity
+ */
+export function stainOf(hex, opacity) {
+  const [red, green, blue] = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
+  return ((Math.round(opacity * 255) << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
+/**
  * Computes linear interpolation along one axis, between cell centres: the lower cell and the weight of the next cell.
  * @param {number} start first pixel of the map
  * @param {number} stop the one after its last

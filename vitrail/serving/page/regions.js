@@ -2,6 +2,7 @@
 
 import { make } from "./dom.js";
 import { percent, whole } from "./numbers.js";
+import { stainOf } from "./painter.js";
 import { Switches } from "./switches.js";
 
 const SIDE = 1024; // maximum pixels of the longer side of a map
@@ -15,9 +16,9 @@ export class Regions {
   /**
    * @param {import("./stage.js").Stage} stage
    * @param {Record<string, string>} colours by class, in the order of the model's classes
-   * @param {(label: string) => void} onSwitch
+   * @param {{onSwitch: (label: string) => void}} on callbacks
    */
-  constructor(stage, colours, onSwitch) {
+  constructor(stage, colours, { onSwitch }) {
     Object.assign(this, { stage, colours, names: Object.keys(colours) });
     this.element = make("div", { class: "answer", role: "group", "aria-label": "Classes of the picture" });
     this.title = make("h2", { class: "best" });
@@ -84,11 +85,8 @@ export class Regions {
   #paint({ hidden, tint, method }) {
     if (!this.#map) return;
     const { width, height, data } = this.#map, image = new ImageData(width, height), pixels = new Uint32Array(image.data.buffer);
-    const stains = new Uint32Array(256); // ABGR, little-endian
-    this.names.forEach((name, at) => {
-      const [red, green, blue] = [1, 3, 5].map((place) => parseInt(this.colours[name].slice(place, place + 2), 16));
-      stains[at] = hidden.has(name) ? 0 : ((Math.round(tint * 255) << 24) | (blue << 16) | (green << 8) | red) >>> 0;
-    });
+    const stains = new Uint32Array(256);
+    this.names.forEach((name, at) => { stains[at] = hidden.has(name) ? 0 : stainOf(this.colours[name], tint); });
     for (let at = 0; at < data.length; at++) pixels[at] = stains[data[at]];
     Object.assign(this.canvas, { width, height });
     contextOf(this.canvas).putImageData(image, 0, 0);

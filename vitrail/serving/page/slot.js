@@ -22,11 +22,12 @@ import { Stage } from "./stage.js";
  * @property {number} threshold least score of an object
  * @property {number} tint strength of the colours of classes
  * @property {Set<string>} hidden classes that are switched off
+ * @property {"masks" | "boxes"} shape of objects that have masks
  */
 
 const SETTLE = 70; // milliseconds before a selected patch is requested, to skip patches in between
 const WORDS = { attention: percent, rollout: percent, gradient: short, occlusion: fallen };
-const ANSWERS = { detection: Objects, segmentation: Regions }; // by task; any other is answered by classes
+const ANSWERS = { detection: Objects, instances: Objects, segmentation: Regions }; // by task; any other is answered by classes
 const OF_THE_FILE = ["bad_image", "too_large", "unsupported_media_type"]; // errors of the file, not of the request
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
@@ -54,12 +55,13 @@ export class Slot {
    * @param {import("./api.js").Api} api
    * @param {any} model reply of /v1/model
    * @param {{onPick: (spot: import("./picture.js").Spot | null) => void, onChoose: (layer: number, head: number) => void,
-   *   onSwitch: (label: string) => void, onTrouble: () => void}} on callbacks; onTrouble is called when the errors change
+   *   onSwitch: (label: string) => void, onShape: (shape: "masks" | "boxes") => void, onTrouble: () => void}} on callbacks;
+   *   onTrouble is called when the errors change
    */
-  constructor(api, model, { onPick, onChoose, onSwitch, onTrouble }) {
+  constructor(api, model, { onPick, onChoose, onSwitch, onShape, onTrouble }) {
     Object.assign(this, { api, model, onTrouble });
     this.stage = new Stage(onPick);
-    this.answer = answerOf(model, this.stage, onSwitch);
+    this.answer = answerOf(model, this.stage, { onSwitch, onShape });
     this.sheet = new Sheet(onChoose);
     this.name = make("p", { class: "key" });
     this.sheetName = make("p", { class: "key" });
@@ -259,8 +261,8 @@ export class Slot {
 const centreOf = ({ rows, columns }) => ({ row: Math.floor(rows / 2), column: Math.floor(columns / 2) });
 
 /** Returns the view of a model's answers. */
-function answerOf({ task, classes, colours, multi_label: multiLabel }, stage, onSwitch) {
+function answerOf({ task, classes, colours, multi_label: multiLabel }, stage, on) {
   const View = ANSWERS[task];
   if (!View) return new Answer(multiLabel);
-  return new View(stage, Object.fromEntries(classes.map((name, at) => [name, colours[at]])), onSwitch);
+  return new View(stage, Object.fromEntries(classes.map((name, at) => [name, colours[at]])), on);
 }
