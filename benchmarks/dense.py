@@ -23,7 +23,7 @@ import harness
 
 from vitrail.runs.folder import RunFolder
 
-FIGURES = ("ap", "ap50", "ap75", "miou", "pixel_accuracy", "mean_accuracy")
+FIGURES = ("ap", "ap50", "ap75", "box_ap", "box_ap50", "miou", "pixel_accuracy", "mean_accuracy")
 
 
 def train(command: list[str], out: Path) -> dict[str, Any]:

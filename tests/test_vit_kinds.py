@@ -86,7 +86,7 @@ def test_a_kind_learns_from_masked_patches(kind):
     assert loss.isfinite() and all(parameter.grad.abs().sum() > 0 for parameter in blocks)
 
 
-@each_row("task, kind", [(task, kind) for task in ("detection", "segmentation") for kind in KINDS])
+@each_row("task, kind", [(task, kind) for task in ("detection", "segmentation", "instances") for kind in KINDS])
 def test_a_kind_carries_detection_and_segmentation(task, kind):
     config = create(kind, classes=0, projection=0, image_size=(64, 64), rope_grid=None).config
     model = dense_models.create(task, config)

@@ -151,7 +151,7 @@ def test_an_export_is_compared_and_of_two_files_and_their_hashes(tmp_path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["detection", "segmentation"])
+@pytest.mark.parametrize("task", ["detection", "segmentation", "instances"])
 def test_objects_and_maps_are_those_of_the_model(task, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.verbs.export.parity.SECONDS", 0.01)
     model = create(task)

@@ -112,7 +112,7 @@ def test_both_ways_of_attention(tokens: int) -> None:
         assert_close(attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), path=path), expected, 1e-4)
 
 
-@pytest.mark.parametrize("task", ["detection", "segmentation"])
+@pytest.mark.parametrize("task", ["detection", "segmentation", "instances"])
 def test_the_outputs_of_dense_tasks(task: str) -> None:
     model = create(task)
     images = draw_images(model)

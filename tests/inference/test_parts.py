@@ -117,11 +117,10 @@ def test_features_in_parts_are_those_of_embed(tmp_path, kind):
         np.testing.assert_allclose(features, expected.get(row["path"], np.nan), atol=2e-6)
 
 
-@pytest.mark.parametrize("task", ["detection", "segmentation"])
+@pytest.mark.parametrize("task", ["detection", "segmentation", "instances"])
 def test_tables_of_detectors_and_segmenters_come_in_parts(tmp_path, task):
-    model = create(
-        task, classes=("background", "cat", "dog"), **({"threshold": 0.0, "most": 4} if task == "detection" else {})
-    )
+    few = {"threshold": 0.0, "most": 4}
+    model = create(task, classes=("background", "cat", "dog"), **({} if task == "segmentation" else few))
     table = vitrail.predict(model, "images", out=tmp_path / "t.jsonl", quiet=True, log=lambda line: None)
     predict(tmp_path / "parts", model=model)
     # batches differ in size, so products are rounded differently

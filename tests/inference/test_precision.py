@@ -144,7 +144,7 @@ def test_the_comparison_counts_images_and_takes_the_largest_difference_of_all_ba
     assert math.isnan(compare_outputs(exact, fast, batches).difference)
 
 
-@pytest.mark.parametrize("task", ["detection", "segmentation"])
+@pytest.mark.parametrize("task", ["detection", "segmentation", "instances"])
 def test_objects_and_maps_are_compared_as_an_export_compares_them(task):
     model = create(task)
     images = draw_images(model)

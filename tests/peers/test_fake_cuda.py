@@ -157,7 +157,7 @@ def test_every_policy(policy, monkeypatch):
             assert {made.device.type, mixed.device.type, targets.device.type} == {"cuda"}
 
 
-@pytest.mark.parametrize("task", ["detection", "segmentation"])
+@pytest.mark.parametrize("task", ["detection", "segmentation", "instances"])
 def test_the_outputs_of_dense_tasks(task):
     model = create(task)
     with on_gpu():

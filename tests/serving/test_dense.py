@@ -21,14 +21,14 @@ from vitrail.tasks.user_images import to_pixels
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.onnx import PARITY
 
-TASKS = ("detection", "segmentation")
+TASKS = ("detection", "segmentation", "instances")
 CLASSES = ("background", "cat", "dog")
 
 
 @pytest.fixture(scope="module")
 def models():
     anything = {"most": 5, "threshold": 0.0}  # five objects, whatever their scores
-    return {task: create(task, classes=CLASSES, **(anything if task == "detection" else {})) for task in TASKS}
+    return {task: create(task, classes=CLASSES, **({} if task == "segmentation" else anything)) for task in TASKS}
 
 
 @pytest.fixture
@@ -57,6 +57,19 @@ def test_objects_are_those_of_the_model_in_pixels_of_the_picture(clients, models
     assert scores == pytest.approx(expected.scores.tolist(), abs=1e-5) and len(scores) == 5
     fewer = ask(clients["detection"], content, threshold=(scores[1] + scores[2]) / 2).json()["predictions"][0]
     assert len(fewer["objects"]) == 2
+
+
+def test_masks_are_those_of_the_model_in_both_protocols(clients, models, png):
+    content = png()  # 40 x 52 pixels
+    (told,) = ask(clients["instances"], content, threshold=0).json()["predictions"]
+    (expected,) = models["instances"].predict([content], threshold=0)
+    assert [each["label"] for each in told["objects"]] == list(expected.labels)
+    assert [each["mask"] for each in told["objects"]] == [mask.to_coco() for mask in expected.masks]
+    assert [each["area"] for each in told["objects"]] == [mask.area for mask in expected.masks]
+    image = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [b64encode(content).decode()]}
+    outputs = {each["name"]: each for each in infer(clients["instances"], image)}
+    assert (outputs["masks"]["datatype"], outputs["masks"]["shape"]) == ("UINT8", [1, 5, 8, 8])
+    assert list(outputs) == ["boxes", "scores", "labels", "masks"]
 
 
 def test_a_map_is_that_of_the_model_in_the_size_of_the_picture_or_smaller(clients, models, png):

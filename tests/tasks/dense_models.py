@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -10,7 +10,8 @@ import torch
 from tests.models.conftest import shaken
 from tests.models.tiny import SHALLOW, TINY, shares
 from vitrail.data.augment.placement import Frames, place
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import Objects, OutlinedObjects
+from vitrail.images.rle import Rle
 from vitrail.models import configure
 from vitrail.tasks import TASKS, create_task
 
@@ -57,6 +58,17 @@ def draw_objects(counts, size, classes=len(CLASSES), seed=0):
     return objects_of(np.concatenate([corners, ends], 1), labels, np.cumsum(counts))
 
 
+def outline_boxes(objects, size):
+    """Objects on pictures of one size (height, width), whose masks are their boxes."""
+    outlines = []
+    for left, top, right, bottom in objects.boxes.round().astype(int).tolist():
+        mask = Rle.of_patch(np.ones((bottom - top, right - left), bool), (left, top), size)
+        outlines.append(mask.to_text().encode())
+    flat = {field.name: getattr(objects, field.name) for field in fields(objects)}
+    sizes = np.tile(np.array(size, np.int32), (len(objects), 1))
+    return OutlinedObjects(**{**flat, "sizes": sizes, "outlines": tuple(outlines)})
+
+
 def whole(images, size):
     """The placement of images that show whole pictures of their own size."""
     return place(Frames.whole(images, size), size, np.tile(np.eye(3), (images, 1, 1)), size)
@@ -66,6 +78,9 @@ def draw_targets(model, counts, size, seed=0):
     """Targets of a batch as the loss takes them: so many objects on each image, or maps with some pixels ignored."""
     if model.name == "detection":
         rows = model.targets.collate(draw_objects(counts, size, len(model.classes), seed))
+    elif model.name == "instances":
+        objects = outline_boxes(draw_objects(counts, size, len(model.classes), seed), size)
+        rows = model.targets.collate([objects.read_map(row, size) for row in range(len(counts))])
     else:
         generator = np.random.default_rng(seed)
         rows = torch.from_numpy(generator.integers(0, len(model.classes), (len(counts), *size)).astype(np.uint8))

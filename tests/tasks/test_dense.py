@@ -24,13 +24,17 @@ from vitrail.weights.description import KEY, build_model_around, describe
 from vitrail.weights.native import save_model
 from vitrail.weights.onnx import read_onnx
 
-TASKS = ("segmentation", "detection")
+TASKS = ("segmentation", "detection", "instances")
 OBLONG = (32, 64)
 LOADS_A_COMPILER = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
 every_task = pytest.mark.parametrize("task", TASKS)
 every_network = pytest.mark.parametrize(
     ("name", "task"),
-    [("vit", "segmentation"), ("swin", "detection"), *zip(BACKBONES, itertools.cycle(["detection", "segmentation"]))],
+    [
+        ("vit", "segmentation"),
+        ("swin", "detection"),
+        *zip(BACKBONES, itertools.cycle(["detection", "segmentation", "instances"])),
+    ],
 )
 
 
@@ -61,11 +65,19 @@ def test_an_image_alone_is_answered_as_among_others(name, task):
     assert all(answer.to_json()["width"] == 30 for answer in answers)
 
 
+def take_logits(model, outputs):
+    """The outputs without boxes, flat."""
+    if model.name == "instances":
+        cells, *masks = model.split(outputs)
+        return torch.cat([each.detach().flatten() for each in (cells[..., 7:], *masks)])
+    return outputs.detach()[..., 7 if model.name == "detection" else 0 :].flatten()
+
+
 @every_network
 def test_fewer_digits_stay_near(name, task):
     model = create(task, BACKBONES[name])
-    images, columns = draw_images(model), slice(7, None) if task == "detection" else slice(None)
-    exact = model(images).detach()[..., columns]
+    images = draw_images(model)
+    exact = take_logits(model, model(images))
     with torch.autocast("cpu", torch.bfloat16):
         loss = model.loss(model(images), draw_targets(model, [3, 1], model.config.image_size))
         found = [model(images)]
@@ -73,8 +85,8 @@ def test_fewer_digits_stay_near(name, task):
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
     found.append(model.bfloat16()(images))
     assert {each.dtype for each in found} == {torch.float32}
-    assert distance(found[0].detach()[..., columns], exact) < 0.05
-    assert distance(found[1].detach()[..., columns], exact) < 0.25  # a ResNet's of bf16 weights; others 0.01
+    assert distance(take_logits(model, found[0]), exact) < 0.05
+    assert distance(take_logits(model, found[1]), exact) < 0.25  # a ResNet's of bf16 weights; others 0.01
 
 
 @every_network
@@ -159,7 +171,11 @@ def test_the_objective_of_a_run_takes_targets_and_their_weight(task):
 
 
 # heads on several maps; one of a single row or column would be compiled again
-GRAPHS = [("detection", "vit", {"levels": (8, 16)}), ("segmentation", "bit", {})]
+GRAPHS = [
+    ("detection", "vit", {"levels": (8, 16)}),
+    ("segmentation", "bit", {}),
+    ("instances", "swin", {}),
+]
 
 
 @pytest.mark.slow

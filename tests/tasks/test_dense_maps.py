@@ -22,7 +22,12 @@ from vitrail.weights.onnx import read_onnx
 
 DEEP = replace(TINY["vit"], depth=5)  # reads the blocks 0, 1, 2 and 4
 OBLONG = (24, 40)
-KINDS = {"fused": ("segmentation", {}), "linear": ("segmentation", {"head": "linear"}), "boxes": ("detection", {})}
+KINDS = {
+    "fused": ("segmentation", {}),
+    "linear": ("segmentation", {"head": "linear"}),
+    "boxes": ("detection", {}),
+    "masks": ("instances", {}),
+}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

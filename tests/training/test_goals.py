@@ -26,7 +26,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.models import MODELS
 from vitrail.runs.checkpoint import load_newest
 from vitrail.runs.folder import RunFolder
-from vitrail.tasks import Detector, Segmenter
+from vitrail.tasks import Detector, InstanceSegmenter, Segmenter
 from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.training.network import choose_size, size_and_channels
 from vitrail.training.prepare import prepare
@@ -284,7 +284,7 @@ QUICK = {"quiet": True, "workers": 0, "lr": 3e-3}
 
 
 def draw_scenes(root: Path, counts: dict[str, int], size: tuple[int, int] = (48, 64)) -> Path:
-    """Pictures of a red and a blue rectangle on grey noise, with VOC's boxes and with masks."""
+    """Pictures of a red and a blue rectangle on grey noise, with VOC's boxes, with masks, and with COCO's outlines."""
     generator = np.random.default_rng(0)
     height, width = size
     for split, count in counts.items():
@@ -296,6 +296,8 @@ def draw_scenes(root: Path, counts: dict[str, int], size: tuple[int, int] = (48,
             folder.mkdir(parents=True, exist_ok=True)
         for kind in ("images", "masks"):
             (root / "maps" / kind / split).mkdir(parents=True)
+        (root / "outlines" / split).mkdir(parents=True)
+        images, annotations = [], []
         names = [f"{split}{number}" for number in range(count)]
         (root / "boxes" / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(names))
         for name in names:
@@ -310,14 +312,27 @@ def draw_scenes(root: Path, counts: dict[str, int], size: tuple[int, int] = (48,
                 corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, left + wide, top + tall))
                 box = "".join(f"<{key}>{value}</{key}>" for key, value in corners)
                 objects += f"<object><name>{label}</name><bndbox>{box}</bndbox></object>"
+                right, bottom = left + wide, top + tall
+                owner = {"id": len(annotations) + 1, "image_id": len(images), "category_id": number, "iscrowd": 0}
+                place = {"bbox": [left, top, wide, tall], "area": wide * tall}
+                outline = [[left, top, right, top, right, bottom, left, bottom]]
+                annotations.append({**owner, **place, "segmentation": outline})
+            images.append({"id": len(images), "file_name": f"{name}.png", "width": width, "height": height})
+            Image.fromarray(picture).save(root / "outlines" / split / f"{name}.png")
             Image.fromarray(picture).save(root / "boxes" / "JPEGImages" / f"{name}.png")
             Image.fromarray(picture).save(root / "maps" / "images" / split / f"{name}.png")
             Image.fromarray(classes).save(root / "maps" / "masks" / split / f"{name}.png")
             head = f"<size><width>{width}</width><height>{height}</height></size>"
             path = root / "boxes" / "Annotations" / f"{name}.xml"
             path.write_text(f"<annotation>{head}{objects}</annotation>")
+        categories = [{"id": number, "name": label} for number, label in enumerate(COLOURS)]
+        document = {"images": images, "annotations": annotations, "categories": categories}
+        (root / "outlines" / f"instances_{split}.json").write_text(json.dumps(document))
     (root / "maps" / "classes.txt").write_text("ground\nred\nblue\n")
     return root
+
+
+TASKS = {"maps": None, "boxes": None, "outlines": "instances"}  # by kind of scenes; None follows the annotation
 
 
 @pytest.fixture(scope="module")
@@ -338,9 +353,12 @@ def detected(scenes, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "steps", "figure", "least"), [("maps", 25, "miou", 0.5), ("boxes", 60, "ap50", 0.2)])
+@pytest.mark.parametrize(
+    ("kind", "steps", "figure", "least"),
+    [("maps", 25, "miou", 0.5), ("boxes", 60, "ap50", 0.2), ("outlines", 60, "ap50", 0.2)],
+)
 def test_training_lowers_the_loss(kind, steps, figure, least, scenes, tmp_path):
-    run = vitrail.train(scenes / kind, out=tmp_path / "run", steps=steps, settings=SMALL, **QUICK)
+    run = vitrail.train(scenes / kind, out=tmp_path / "run", task=TASKS[kind], steps=steps, settings=SMALL, **QUICK)
     assert run.figures[figure] > least
 
 
@@ -377,6 +395,19 @@ def test_a_detector_is_evaluated_and_its_boxes_lie_in_the_pictures(scenes, detec
     assert evaluated.figures["ap"] == pytest.approx(detected.figures["ap"], abs=1e-6)
 
 
+def test_masks_of_an_instance_segmenter_lie_in_the_pictures_and_are_evaluated(scenes, tmp_path):
+    data = scenes / "outlines"
+    run = vitrail.train(data, out=tmp_path / "run", task="instances", steps=4, settings=SMALL, **QUICK)
+    model = run.load()
+    assert isinstance(model, InstanceSegmenter) and "recipe: instances" in (run.folder / "config.yaml").read_text()
+    answers = model.predict(sorted((data / "val").glob("*.png")), threshold=0)
+    assert all(mask.size == (48, 64) for answer in answers for mask in answer.masks) and any(map(len, answers))
+    evaluated = vitrail.evaluate(run.folder, data, quiet=True)
+    assert {"ap", "box_ap"} <= evaluated.figures.keys()
+    assert evaluated.figures["ap"] == pytest.approx(run.figures["ap"], abs=1e-6)
+    assert "A mask is right if" in (run.folder / "report.html").read_text()
+
+
 def test_the_threshold_of_a_detector_is_the_best_on_the_validation_split_unless_it_is_given(scenes, detected, tmp_path):
     assert detected.load().threshold == detected.figures["threshold"] != 0.3
     settings = (*SMALL, "model.head={threshold: 0.25}")
@@ -385,12 +416,12 @@ def test_the_threshold_of_a_detector_is_the_best_on_the_validation_split_unless_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["maps", "boxes"])
+@pytest.mark.parametrize("kind", TASKS)
 def test_a_stopped_training_resumes_to_the_same_steps_and_micro_batches_take_them(kind, scenes, tmp_path, monkeypatch):
     # dropout of the head draws for each micro-batch
     monkeypatch.setattr(torch.nn.Dropout2d, "forward", lambda self, x: x)
     settings = (*SMALL, "save.log_every=1")
-    train = partial(vitrail.train, scenes / kind, steps=3, settings=settings, **QUICK)
+    train = partial(vitrail.train, scenes / kind, task=TASKS[kind], steps=3, settings=settings, **QUICK)
     whole = train(out=tmp_path / "whole")
     micro = train(out=tmp_path / "micro", settings=(*settings, "data.micro_batch=2"))
     assert list_logged(micro) == pytest.approx(list_logged(whole), rel=1e-3)
@@ -405,6 +436,8 @@ def test_the_wrong_task_for_the_data_is_refused_with_the_right_one(scenes, tmp_p
     for kind, task, message in (
         ("boxes", "segment", "boxes without outlines, and segmentation needs a class for every pixel"),
         ("maps", "detect", "classes of pixels, and detection needs boxes"),
+        ("boxes", "instances", "boxes without outlines, and instances needs the outline of every object"),
+        ("maps", "instances", "classes of pixels, and instances needs objects with outlines"),
         ("boxes", "classify", "classes of images are required, and the data have classes of objects"),
     ):
         with pytest.raises(DataError, match=message):

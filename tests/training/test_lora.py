@@ -174,7 +174,7 @@ def test_the_head_learns_first_if_asked(prepared):
         assert "encoder.head.weight" in moved
 
 
-@pytest.mark.parametrize("task", ["detection", "segmentation"])
+@pytest.mark.parametrize("task", ["detection", "segmentation", "instances"])
 @pytest.mark.parametrize("blocks", [None, 1], ids=["all", "last"])
 def test_dense_tasks_train_adapters_neck_and_head(task, blocks):
     model = create_dense(task)

@@ -68,7 +68,7 @@ def test_labels_of_another_kind_have_a_page_too(photos, tmp_path):
     assert "ReaL accuracy" in page.said and "vitrail.evaluate" in page.said
 
 
-@pytest.mark.parametrize("task", ["detection", "segmentation"])
+@pytest.mark.parametrize("task", ["detection", "segmentation", "instances"])
 def test_the_page_of_a_dense_model_shows_pictures(task, tmp_path):
     model = create(task, classes=("background", "cat"))
     height, width = model.preprocessing.size
@@ -81,12 +81,11 @@ def test_the_page_of_a_dense_model_shows_pictures(task, tmp_path):
         Image.fromarray(mask).save(tmp_path / f"data/masks/{name}.png")
     (tmp_path / "data" / "classes.txt").write_text("background\ncat\n")
     data = tmp_path / "data"
-    if task == "detection":
+    if task != "segmentation":
         (data / "masks").rename(tmp_path / "masks")
         images = [{"id": n, "file_name": f"{n}.png", "height": height, "width": width} for n in "ab"]
-        objects = [
-            {"id": n, "image_id": n, "category_id": 1, "bbox": [4, 4, 8, 8], "area": 64, "iscrowd": 0} for n in "ab"
-        ]
+        square = {"bbox": [4, 4, 8, 8], "area": 64, "iscrowd": 0, "segmentation": [[4, 4, 12, 4, 12, 12, 4, 12]]}
+        objects = [{"id": n, "image_id": n, "category_id": 1, **square} for n in "ab"]
         names = [{"id": 0, "name": "background"}, {"id": 1, "name": "cat"}]
         text = json.dumps({"images": images, "annotations": objects, "categories": names})
         (data / "annotations.json").write_text(text)

@@ -70,7 +70,7 @@ class Recipe:
 
 
 # the default recipe of a task; that of another depends on whether there are weights to start from
-OF_TASK = {"segmentation": "segment", "detection": "detect"}
+OF_TASK = {"segmentation": "segment", "detection": "detect", "instances": "instances"}
 
 # data with boxes or masks are small, and few updates leave a new head unfinished, hence the average: see docs/decisions.md
 DENSE_OPTIM = OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, layer_decay=None, clip=1.0, ema=0.999)
@@ -270,6 +270,19 @@ _RECIPES = (
         run=Run(
             recipe="detect",
             task="detection",
+            model=ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
+            data=DataSettings(batch=4),
+            optim=DENSE_OPTIM,
+            schedule=ScheduleSettings(epochs=18, warmup=0.05, kind="cosine"),
+            augment=Augment(crop="jitter", crop_scale=(0.5, 1.5), jitter=(0.2, 0.2, 0.2)),
+        ),
+    ),
+    Recipe(
+        source="ours: the recipe detect with prototypes of masks (YOLACT, Bolya et al. 2019)",
+        expect="a mask, a box and a class for every object, from pre-trained weights of any backbone",
+        run=Run(
+            recipe="instances",
+            task="instances",
             model=ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
             data=DataSettings(batch=4),
             optim=DENSE_OPTIM,

@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.images.pixel_range import check_levels
 from vitrail.untrusted.limits import PIXELS
 
-TaskAlias = Literal["classify", "segment", "detect"]
+TaskAlias = Literal["classify", "segment", "detect", "instances"]
 # objectives that need no labels
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "dino", "ibot", "distil", "tokenizer"]
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
@@ -37,7 +37,12 @@ def _is_amount(value: Any) -> bool:
 
 
 # what a task is called on the command line
-TASK_ALIASES = {"classify": "classification", "segment": "segmentation", "detect": "detection"}
+TASK_ALIASES = {
+    "classify": "classification",
+    "segment": "segmentation",
+    "detect": "detection",
+    "instances": "instances",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

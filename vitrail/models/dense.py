@@ -270,9 +270,10 @@ class BoxHead(nn.Module):
         strides: those of the maps.
         width: of the maps, a multiple of 32.
         classes: number of classes.
+        coefficients: further numbers for each cell, with which a mask is made of the maps of `Prototypes`.
     """
 
-    def __init__(self, strides: Sequence[Stride], width: int, classes: int) -> None:
+    def __init__(self, strides: Sequence[Stride], width: int, classes: int, coefficients: int = 0) -> None:
         super().__init__()
         self.strides = [(float(height), float(across)) for height, across in strides]
         layers: list[nn.Module] = []
@@ -282,6 +283,7 @@ class BoxHead(nn.Module):
         self.tower = nn.Sequential(*layers)
         self.classifier = LastLayer(width, classes)
         self.distances = LastLayer(width, 4)
+        self.coefficients = LastLayer(width, coefficients) if coefficients else None
         self.scales = nn.Parameter(torch.empty(len(strides)))
         fill_truncated(self)
         for layer in (self.classifier, self.distances):
@@ -290,17 +292,18 @@ class BoxHead(nn.Module):
         nn.init.constant_(self.classifier.bias, -math.log((1 - PRIOR) / PRIOR))
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Maps (B, D, h, w) to (B, N, 7 + K).
+        """Maps (B, D, h, w) to (B, N, 7 + K + P).
 
         The columns are the box (left, top, right, bottom) in pixels of the input, the centre (x, y) of the cell, its stride
-        (the geometric mean of height and width), and the logits of the classes.
+        (the geometric mean of height and width), the logits of the classes, and the coefficients of a mask.
         """
         return torch.cat([self._answer(*level) for level in zip(maps, self.strides, self.scales)], 1)
 
     def _answer(self, x: Tensor, stride: tuple[float, float], scale: Tensor) -> Tensor:
         batch, _, rows, columns = x.shape  # not len(x), which would fix the batch of an exported graph
         x = self.tower(x)
-        logits, reach = (as_tokens(layer(x)) for layer in (self.classifier, self.distances))  # (B, h w, K or 4)
+        layers = filter(None, (self.distances, self.classifier, self.coefficients))
+        reach, logits, *mask = (as_tokens(layer(x)) for layer in layers)  # (B, h w, 4, K or P)
         dtype = torch.promote_types(logits.dtype, torch.float32)
         down = (torch.arange(rows, device=x.device, dtype=dtype) + 0.5) * stride[0]
         right = (torch.arange(columns, device=x.device, dtype=dtype) + 0.5) * stride[1]
@@ -309,4 +312,23 @@ class BoxHead(nn.Module):
         reach = (scale.to(dtype) * reach.to(dtype).clamp(-STEEPEST, STEEPEST)).exp() * (REACH * sides.repeat(2))
         boxes = [centres - reach[..., :2], centres + reach[..., 2:]]  # each (B, h w, 2)
         size = torch.full_like(reach[..., :1], math.sqrt(stride[0] * stride[1]))
-        return torch.cat([*boxes, centres.expand(batch, -1, -1), size, logits.to(dtype)], -1)
+        return torch.cat([*boxes, centres.expand(batch, -1, -1), size, *(x.to(dtype) for x in (logits, *mask))], -1)
+
+
+class Prototypes(nn.Module):
+    """Maps of which the mask of every object is a sum, at twice the resolution of the finest map (YOLACT, Bolya et al. 2019,
+    section 3.1): two convolutions, sub-pixel upsampling, and a linear layer on each cell, in fp32 at least.
+    """
+
+    def __init__(self, width: int, prototypes: int) -> None:
+        super().__init__()
+        self.smooth = Conv(width, width, 3, padding=1)
+        self.norm = ChannelNorm(width)
+        self.expand = Conv(width, 2 * width, 1)
+        self.last = LastLayer(width // 2, prototypes)
+        fill_truncated(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, h, w) to (B, P, 2 h, 2 w)."""
+        x = self.expand(F.gelu(self.norm(self.smooth(x))))
+        return self.last(F.gelu(F.pixel_shuffle(x, 2)))

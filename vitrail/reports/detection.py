@@ -30,6 +30,7 @@ from vitrail.reports.supervised import MATRIX_MOST, describe_confusion, warn_of_
 from vitrail.tasks import Detector
 from vitrail.tasks.detection.matching import AREAS
 from vitrail.tasks.detection.metric import BoxMetric, Curve
+from vitrail.tasks.instances.metric import InstanceMetric
 from vitrail.text import decimal, percent, shorten
 
 CURVES_MOST = 5  # classes with a curve of their own, those with the most objects
@@ -38,9 +39,9 @@ ERRORS = {
     "class": "well placed on an object of another class",
     "location": "badly placed on an object of its class, at an IoU of 0.1 to 0.5",
     "both": "badly placed on an object of another class",
-    "duplicate": "a further box on an object that was found",
+    "duplicate": "a further answer for an object that was found",
     "background": "on nothing, at an IoU below 0.1",
-    "missed": "objects that no box found, took for another class or was badly placed on",
+    "missed": "objects that no answer found, took for another class or was badly placed on",
 }
 
 
@@ -102,20 +103,24 @@ def describe(evaluated: EvaluatedRun, metric: BoxMetric) -> dict[str, Any]:
     """Returns the values of the sections that only detectors have."""
     assert isinstance(evaluated.model, Detector), evaluated.model.name
     found, names = not math.isnan(metric.threshold), (*metric.classes, NOTHING)
+    shape, shapes = ("mask", "masks") if isinstance(metric, InstanceMetric) else ("box", "boxes")
     curves, confusion = draw_detection_charts(metric), None
     drawn = dict(curves)
     if curves and len(metric.classes) < MATRIX_MOST:
         drawn["confusion"] = confusion_chart(metric.confusion, names, noun="object")
     if found:
         about = (
-            f"Boxes with a score of at least {decimal(metric.threshold)}, at an IoU of 0.5. The row “{NOTHING}” has the boxes "
-            f"that found no object, badly placed ones included; the column “{NOTHING}” has the objects that no box found."
+            f"{shapes.capitalize()} with a score of at least {decimal(metric.threshold)}, at an IoU of 0.5. The row "
+            f"“{NOTHING}” has the {shapes} that found no object, badly placed ones included; the column “{NOTHING}” has the "
+            f"objects that no {shape} found."
         )
         chart = drawn.get("confusion")
         confusion = describe_confusion(metric.confusion, names, chart, noun="object", about=about)
     shown = metric.threshold if found else evaluated.model.threshold  # the least score of a box that is shown
     return {
         "template": "detection.html",
+        "shape": shape,
+        "shapes": shapes,
         "task": {"Task": evaluated.model.name, "Classes": list_classes(evaluated.result.classes)},
         "warnings": warn_of_few(len(metric.keys)),
         "precision": list(curves.values()),

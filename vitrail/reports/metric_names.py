@@ -69,11 +69,11 @@ OF_DETECTORS = {
         line="AP",
     ),
     "ap50": share(
-        *("AP at IoU 0.5", "average precision where a box counts from an IoU of 0.5", "AP50"),
+        *("AP at IoU 0.5", "average precision where an answer counts from an IoU of 0.5", "AP50"),
         chart="Average precision",
         line="AP50",
     ),
-    "ap75": share("AP at IoU 0.75", "average precision where a box counts from an IoU of 0.75", "AP75"),
+    "ap75": share("AP at IoU 0.75", "average precision where an answer counts from an IoU of 0.75", "AP75"),
     **{
         f"ap_{size}": share(f"AP, {size} objects", f"average precision of objects {extent}", f"AP {size}")
         for size, extent in SIZES.items()
@@ -92,6 +92,8 @@ OF_DETECTORS = {
     "precision": share("precision", "share of the answers above the threshold that are right"),
     "recall": share("recall", "share of the objects that are found above the threshold"),
     "f1": share("F1", "harmonic mean of the precision and the recall at the threshold"),
+    "box_ap": share("average precision of boxes", "as the average precision, of boxes in place of masks", "AP, boxes"),
+    "box_ap50": share("AP of boxes at IoU 0.5", "where a box counts from an IoU of 0.5", "AP50, boxes"),
 }
 OF_SEGMENTERS = {
     "miou": share(

@@ -25,9 +25,10 @@ from vitrail.markup import image_uri
 from vitrail.models.backbone import eval_mode
 from vitrail.reports.facts import EvaluatedRun
 from vitrail.tasks import Detector, Segmenter, Task
-from vitrail.tasks.dense.drawing import BACKGROUND, class_colours, draw_annotation, draw_boxes, scale_to_show, to_hex
-from vitrail.tasks.detection.matching import ERRORS, MAX_DETECTIONS, NONE, Detected, match
-from vitrail.tasks.detection.metric import BoxMetric, read_truths
+from vitrail.tasks.dense.drawing import BACKGROUND, class_colours, draw_annotation, scale_to_show, to_hex
+from vitrail.tasks.detection.detector import is_shown
+from vitrail.tasks.detection.matching import ERRORS, MAX_DETECTIONS, NONE
+from vitrail.tasks.detection.metric import BoxMetric
 from vitrail.tasks.segmentation.metric import MapMetric
 from vitrail.tasks.user_images import to_pixels
 from vitrail.text import listing, percent
@@ -81,20 +82,16 @@ def draw_boxes_of(model: Detector, item: Item, threshold: float) -> Sample:
     image, outputs, frames = compute_outputs(model, item)
     height, width = map(int, frames.pictures[0])
     found = model.place_in_pictures(model.detect(outputs), frames)[0]
-    found = found[found[:, 4] >= threshold][
-        :MAX_DETECTIONS
-    ]  # (D, 6), those of a class are at most as many as are matched
-    boxes, scores, labels = found[:, :4], found[:, 4], found[:, 5].astype(np.int64)
-    matches = match(Detected(labels, scores, boxes), read_truths(model.targets.collate(item.target))[0])
+    # those of a class are at most as many as are matched
+    answer = model.answer(found[is_shown(found, threshold)][:MAX_DETECTIONS], (height, width))
+    matches = model.match(answer, item.target)
     is_missed = matches.counted[:, 0] & np.isneginf(matches.claims[:, 0])  # (M,)
-    true, answered = ([model.classes[label] for label in each] for each in (item.target.labels, labels))
+    true, answered = [model.classes[label] for label in item.target.labels], answer.labels
     notes = ["missed" if missed else "" for missed in is_missed]
     notes = ["ignored" if crowd else note for crowd, note in zip(item.target.crowd, notes)]
     kinds = ["" if kind == NONE else ERRORS[kind] for kind in matches.errors]
-    named = [f"{name} {score:.2f}" for name, score in zip(answered, scores)]
-    colours = class_colours(model.classes)
-    scaled = boxes * np.tile([image.width / width, image.height / height], 2)
-    drawn = draw_boxes(image, scaled, caption_boxes(named, kinds), [colours[name] for name in answered])
+    named = [f"{name} {score:.2f}" for name, score in zip(answered, answer.scores.tolist())]
+    drawn = answer.draw_over(image, caption_boxes(named, kinds))
     annotated = draw_annotation(image, item.target, model.classes, (height, width), caption_boxes(true, notes))
     wrong = Counter(filter(None, kinds)) + Counter({"missed": int(is_missed.sum())})
     errors = listing([f"{count} {kind}" for kind, count in wrong.most_common()]) or "no errors"

@@ -8,13 +8,14 @@ from vitrail.tasks.classification.classifier import Classifier as Classifier
 from vitrail.tasks.classification.classifier import Prediction as Prediction
 from vitrail.tasks.classification.classifier import create_classifier as create_classifier
 from vitrail.tasks.detection.detector import Detector as Detector
+from vitrail.tasks.instances.segmenter import InstanceSegmenter as InstanceSegmenter
 from vitrail.tasks.metric import Metric as Metric
 from vitrail.tasks.segmentation.segmenter import Segmenter as Segmenter
 from vitrail.tasks.targets import TargetKind as TargetKind
 from vitrail.tasks.task import Task as Task
 from vitrail.tasks.task import create_task as create_task
 
-TASKS: dict[str, type[Task]] = {"classification": Classifier, "segmentation": Segmenter, "detection": Detector}
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classifier, Segmenter, Detector, InstanceSegmenter)}
 
 
 def register_task(kind: type[Task]) -> None:

@@ -50,7 +50,7 @@ class PixelTargets(PlacedTargets):
             filled[: each.shape[0], : each.shape[1]] = each
         return torch.from_numpy(made)
 
-    def move(self, targets: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
+    def move(self, targets: Tensor, placement: Placement) -> tuple[Tensor, ...]:
         """Returns maps (B, h, w) of the images, and the weight (B,) of each image: images per weight of all pixels of the batch.
 
         ``targets`` (B, H, W) were read with the same crops as the images. Pixels of which an image shows nothing are ignored.

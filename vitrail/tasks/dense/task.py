@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames, Placement
-from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.annotations import Annotations, Objects
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Config
@@ -32,7 +32,12 @@ class PlacedTargets(TargetKind):
     needs: str  # what they are, for messages
 
     def check(self, source: Source, task: str) -> None:
-        if not isinstance(source.targets, self.annotations):
+        targets = source.targets
+        of_objects = isinstance(targets, Objects) and issubclass(self.annotations, Objects)
+        if of_objects and type(targets) is not self.annotations:
+            what = f"the data were opened for the task {targets.task}, and {task} needs {self.needs}"
+            raise DataError(what, f'give their path, or open them with open_data(..., task="{task}")')
+        if not isinstance(targets, self.annotations):
             has = f"classes of {source.counted}" if source.labelled else "no labels"
             verb = {"objects": "detect", "pixels": "segment"}.get(source.counted, "classify")
             what = f"the data have {has}, and {task} needs {self.needs}"

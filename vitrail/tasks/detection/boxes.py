@@ -72,13 +72,13 @@ def suppress_duplicates(boxes: Tensor, labels: Tensor, threshold: float) -> Tens
 def join_detections(
     found: Tensor, views: Frames, size: tuple[int, int], *, candidates: int, threshold: float
 ) -> Tensor:
-    """The best detections of the picture, (1, D, 6), with boxes in pixels of the first input, which shows it whole.
+    """The best detections of the picture, (1, D, C), with boxes in pixels of the first input, which shows it whole.
 
     A window answers only for the objects that certainly lie inside of it or of another one: those up to the size that windows
     have in common, unless its border cuts them. Larger objects are those that are found on the whole picture.
 
     Args:
-        found: (V, D, 6), boxes in pixels of each input; a score of 0 is filling.
+        found: (V, D, C), boxes in pixels of each input, score, label and columns that stay as they are; a score of 0 is filling.
         views: what the inputs, of ``size`` (height, width), show of the picture.
         candidates: the best detections among which duplicates are removed, as `suppress_duplicates` does.
     """
@@ -93,7 +93,7 @@ def join_detections(
     joined = numbers.copy()
     joined[1:, :, :4] = ((placed - corner) / (end - corner) * size[::-1]).reshape(boxes.shape)[1:]
     joined[..., 4] *= ~is_left_out
-    joined = joined.reshape(-1, 6)
+    joined = joined.reshape(-1, found.shape[2])
     best = torch.from_numpy(joined[np.argsort(-joined[:, 4], kind="stable")[:candidates]])
     is_kept = suppress_duplicates(best[None, :, :4], best[None, :, 5], threshold)[0] & (best[:, 4] > 0)
     kept = best[is_kept][: found.shape[1]]
@@ -130,7 +130,7 @@ def compare_detections(expected: Tensor, given: Tensor) -> float:
         last = max(float(each[-1, 4]) for each in pair)
         for one, other in (pair, pair[::-1]):
             chosen = one[one[:, 4] > LAST_PLACES * last]
-            overlap, partner = _detection_ious(chosen, other).max(1)
+            overlap, partner = detection_ious(chosen, other).max(1)
             apart = (chosen - other[partner]).abs()[overlap >= SAME_BOX]  # (n, 6)
             apart[:, :4] /= scale
             worst = max(worst, float(apart[:, :5].max())) if len(apart) else worst
@@ -143,10 +143,10 @@ def covers(one: Tensor, other: Tensor, threshold: float) -> bool:
     """Whether each detection (n, 6) that reaches the threshold is among the others."""
     one = one[one[:, 4] >= threshold]
     is_near = (one[:, None, 4] - other[None, :, 4]).abs() <= SAME_SCORE
-    return bool((is_near & (_detection_ious(one, other) >= SAME_BOX)).any(1).all())
+    return bool((is_near & (detection_ious(one, other) >= SAME_BOX)).any(1).all())
 
 
-def _detection_ious(one: Tensor, other: Tensor) -> Tensor:
+def detection_ious(one: Tensor, other: Tensor) -> Tensor:
     """Intersection over union of detections (n, 6) and (m, 6), 0 for those of different classes: (n, m)."""
     same = one[:, None, 5] == other[None, :, 5]
     return box_ious(one[:, None, :4], other[None, :, :4]) * same

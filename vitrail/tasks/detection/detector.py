@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone
@@ -36,7 +37,8 @@ from vitrail.tasks.detection.boxes import (
     suppress_duplicates,
 )
 from vitrail.tasks.detection.loss import BoxTargets, sum_losses
-from vitrail.tasks.detection.metric import BoxMetric, place_boxes
+from vitrail.tasks.detection.matching import Matches
+from vitrail.tasks.detection.metric import BoxMetric, match_answer, place_boxes
 from vitrail.text import plural
 
 LEVELS = {"last": (8, 16, 32), "four": (8, 16, 32, 64)}
@@ -76,6 +78,7 @@ class Detector(DenseTask):
     options = ("levels", "head_width", "most", "threshold", "maps")
     tuned = "threshold"
     pixels = {"cpu": 384 * 288, "cuda": 640 * 640}  # noqa: RUF012
+    coefficients = 0  # of a mask, for each cell
 
     def __init__(
         self,
@@ -99,7 +102,8 @@ class Detector(DenseTask):
             raise ConfigError(f"head_width is {head_width}", f"head_width = a multiple of {2 * TOWER_GROUPS}")
         self.levels, self.most, self.threshold = self.choose_levels(levels, LEVELS), most, threshold
         self.own["neck"] = neck = create_pyramid(backbone.config, self.levels, self.head_width)
-        self.own["head"] = BoxHead(neck.strides, self.head_width, len(self.classes))
+        self.own["head"] = head = BoxHead(neck.strides, self.head_width, len(self.classes), self.coefficients)
+        self.strides = head.strides
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
@@ -120,9 +124,9 @@ class Detector(DenseTask):
     def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
         return self.own["head"](self.own["neck"](maps))
 
-    def loss(self, outputs: Tensor, targets: tuple[Tensor, Tensor], **options: Any) -> Tensor:
+    def loss(self, outputs: Tensor, targets: tuple[Tensor, ...], **options: Any) -> Tensor:
         """Binary cross-entropy of the classes and 4 (1 - GIoU) of the boxes, per 5 cells for each object of the batch."""
-        classes, boxes = sum_losses(outputs, targets[0])
+        classes, boxes, _ = sum_losses(outputs, targets[0])
         return (targets[1] * (classes + BOX_WEIGHT * boxes)).mean() / CELLS_PER_OBJECT
 
     def detect(self, outputs: Tensor) -> Tensor:
@@ -131,12 +135,12 @@ class Detector(DenseTask):
         Duplicates are removed; where fewer are left, rows of zeros fill up. Boxes are in pixels of the model's input and may
         reach beyond it. Detections, which are all that an exported graph gives, are returned as they are.
         """
-        return outputs if outputs.shape[2] == 6 else self._select(outputs)[0]
+        return outputs if outputs.shape[2] == 6 else self.select(outputs)[0]
 
-    def _select(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """What `detect` gives, and the cell of each detection (B, most)."""
-        logits = outputs[..., 7:]
-        candidates, classes = CANDIDATES * self.most, logits.shape[2]
+    def select(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What `detect` gives of cells (B, N, 7 + K or more), and the cell of each detection (B, most)."""
+        candidates, classes = CANDIDATES * self.most, len(self.classes)
+        logits = outputs[..., 7 : 7 + classes]
         # more than there are, for maps that have fewer cells than candidates
         scores = F.pad(logits.sigmoid().flatten(1), (0, candidates))  # (B, N K + P)
         scores, places = scores.topk(candidates, dim=1)
@@ -166,12 +170,19 @@ class Detector(DenseTask):
         least = self.threshold if threshold is None else threshold
         placed = self.place_in_pictures(self.detect(outputs), frames)  # (B, most, 6)
         sizes = [self.preprocessing.size] * len(placed) if frames is None else frames.pictures.astype(int).tolist()
-        answers = []
-        for found, (height, width) in zip(placed, sizes):
-            found = found[is_shown(found, least)].astype(np.float32)
-            labels = tuple(self.classes[label] for label in found[:, 5].astype(int).tolist())
-            answers.append(Detections(found[:, :4], found[:, 4], labels, (height, width), self.classes))
-        return answers
+        return [
+            self.answer(found[is_shown(found, least)], (rows, across)) for found, (rows, across) in zip(placed, sizes)
+        ]
+
+    def answer(self, found: NDArray[np.float64], size: tuple[int, int]) -> Detections:
+        """The answer of detections (n, 6) in pixels of a picture of ``size``, (height, width)."""
+        boxes, scores = found[:, :4].astype(np.float32), found[:, 4].astype(np.float32)
+        labels = tuple(self.classes[label] for label in found[:, 5].astype(int).tolist())
+        return Detections(boxes, scores, labels, size, self.classes)
+
+    def match(self, answer: Detections, objects: Objects) -> Matches:
+        """The matches of the answer for a picture with the objects of its annotation."""
+        return match_answer(answer, objects, self.classes)
 
     def find_subject(
         self, outputs: Tensor, frames: Frames, *, target: str | None = None, box: int | None = None
@@ -179,7 +190,7 @@ class Detector(DenseTask):
         if outputs.shape[2] == 6:
             what = "an exported detector gives its best boxes only, and no scores of cells to explain"
             raise ConfigError(what, "explain the model that was exported")
-        found, cells = self._select(outputs)
+        found, cells = self.select(outputs)
         placed = self.place_in_pictures(found, frames)[0]
         if box is not None:
             rows = np.flatnonzero(is_shown(placed, self.threshold))
@@ -229,9 +240,12 @@ class Detector(DenseTask):
 
     def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
         """The share of images on which the same objects reach the threshold: of one class, and boxes that all but coincide."""
+        return float(np.mean(self.find_equal(expected, given)))
+
+    def find_equal(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[bool]:
+        """Whether the two graphs give the same answer, for each image; see `agreement`."""
         pairs = zip(join_outputs(expected), join_outputs(given))
-        same = [covers(one, other, self.threshold) and covers(other, one, self.threshold) for one, other in pairs]
-        return sum(same) / len(same)
+        return [covers(one, other, self.threshold) and covers(other, one, self.threshold) for one, other in pairs]
 
 
 def is_shown(placed: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:

@@ -124,12 +124,12 @@ def find_ignored(centres: Tensor, boxes: Tensor, crowd: Tensor) -> Tensor:
     return covered.any(1)
 
 
-def sum_losses(outputs: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses of classes and boxes, each the sum over the cells of an image, (B,), in fp32 at least.
+def sum_losses(outputs: Tensor, objects: Tensor, is_ignored: Tensor | None = None) -> tuple[Tensor, Tensor, Assignment]:
+    """The losses of classes and boxes, each the sum over the cells of an image, (B,), in fp32 at least, and what cells learn.
 
     ``outputs`` are (B, N, 7 + K) of a `Detector`, ``objects`` (B, M, 6) as `BoxTargets.move` returns them. Classes: binary
-    cross-entropy with the scores that `assign` gives; no class of a cell counts whose centre lies in a crowd, unless it has an
-    object. Boxes: 1 - GIoU with the object of the cell, times its score.
+    cross-entropy with the scores that `assign` gives; no class of a cell counts that is ignored (B, N), by default because
+    its centre lies in a crowd, unless it has an object. Boxes: 1 - GIoU with the object of the cell, times its score.
     """
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     found, centres, logits = outputs[..., :4], outputs[..., 4:6], outputs[..., 7:]
@@ -140,7 +140,9 @@ def sum_losses(outputs: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
 
     own = labels.long().clamp(min=0).gather(1, objects_of)  # (B, N)
     wanted = torch.zeros_like(logits).scatter_(2, own[..., None], assigned.scores[..., None])
-    is_counted = is_taken | ~find_ignored(centres, boxes, (labels >= 0) & crowd)
+    if is_ignored is None:
+        is_ignored = find_ignored(centres, boxes, (labels >= 0) & crowd)
+    is_counted = is_taken | ~is_ignored
     classes = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(2) * is_counted
     apart = 1 - box_gious(found, gather_rows(boxes, objects_of))
-    return classes.sum(1), (apart * assigned.scores).sum(1)
+    return classes.sum(1), (apart * assigned.scores).sum(1), assigned

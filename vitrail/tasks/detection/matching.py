@@ -18,6 +18,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.images.rle import Rle, mask_ious
+
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -35,21 +37,23 @@ FOREGROUND = 0.1  # IoU below which a detection has nothing to do with an object
 
 @dataclass(frozen=True, eq=False)
 class Detected:
-    """The detections of an image: labels (D,), scores (D,), and boxes (D, 4)."""
+    """The detections of an image: labels (D,), scores (D,), boxes (D, 4), and masks where these are matched."""
 
     labels: Indices
     scores: Numbers
     boxes: NDArray[np.floating]
+    masks: Sequence[Rle] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The objects of an image: labels (M,), crowd (M,), areas (M,) in pixels, and boxes (M, 4)."""
+    """The objects of an image: labels (M,), crowd (M,), areas (M,) in pixels, boxes (M, 4), and masks for those of detections."""
 
     labels: Indices
     crowd: Flags
     areas: Numbers
     boxes: NDArray[np.floating]
+    masks: Sequence[Rle] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,18 +103,23 @@ class Matches:
 
 
 def match(detected: Detected, truth: Truth) -> Matches:
-    """The matches of one image."""
+    """The matches of one image, by masks where both have them, else by boxes."""
     order = np.argsort(-detected.scores, kind="stable")
     ranks = _rank(detected.labels[order])
     order, ranks = order[ranks < MAX_DETECTIONS], ranks[ranks < MAX_DETECTIONS]
     labels, scores = detected.labels[order], detected.scores[order].astype(np.float64)
-    boxes = detected.boxes[order].astype(np.float64)
-    iou = box_iou(boxes, truth.boxes.astype(np.float64), truth.crowd)
+    if detected.masks is None or truth.masks is None:
+        boxes = detected.boxes[order].astype(np.float64)
+        iou, areas = box_iou(boxes, truth.boxes.astype(np.float64), truth.crowd), box_areas(boxes)
+    else:
+        masks = [detected.masks[place] for place in order.tolist()]
+        iou = mask_ious(masks, truth.masks, truth.crowd)
+        areas = np.array([mask.area for mask in masks], np.float64)
     ranges = np.array(list(AREAS.values()))  # (A, 2)
     uncounted = truth.crowd | _is_outside(truth.areas, ranges)  # (A, M)
     own = labels[:, None] == truth.labels  # (D, M)
     taken = assign(np.where(own, iou, -1), truth.crowd, uncounted, IOUS)  # (D, A, T)
-    passed = np.where(_is_outside(box_areas(boxes), ranges).T[:, :, None], UNCOUNTED, WRONG)  # (D, A, 1)
+    passed = np.where(_is_outside(areas, ranges).T[:, :, None], UNCOUNTED, WRONG)  # (D, A, 1)
     outcomes = np.broadcast_to(passed, taken.shape).astype(np.int8)
     row, area, threshold = np.nonzero(taken != NONE)
     outcomes[row, area, threshold] = np.where(uncounted[area, taken[row, area, threshold]], UNCOUNTED, RIGHT)

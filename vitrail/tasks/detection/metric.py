@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
+from vitrail.data.sources.annotations import Objects
+from vitrail.images.rle import Rle
+from vitrail.tasks.detection.answer import Detections
 from vitrail.tasks.detection.matching import (
     AREAS,
     BACKGROUND,
@@ -187,6 +190,10 @@ class BoxMetric(Metric):
         super().__init__()
         self.classes, self.size, self.detect = tuple(classes), size, detect
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What `merge` needs, for another rank: not the model."""
+        return {**self.__dict__, "detect": None}
+
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         """Adds a batch.
 
@@ -285,6 +292,21 @@ def place_boxes(boxes: NDArray[np.floating], frames: Frames, size: tuple[int, in
     corners = boxes.reshape(len(boxes), -1, 2).astype(np.float64)
     limits = frames.pictures[:, None, ::-1]  # (B, 1, 2) width and height
     return np.clip(frames.move(corners, size), 0, limits).reshape(boxes.shape)
+
+
+def match_answer(
+    answer: Detections,
+    objects: Objects,
+    classes: Sequence[str],
+    masks: tuple[Sequence[Rle], Sequence[Rle]] | None = None,
+) -> Matches:
+    """Returns the matches of the answer for one picture with its objects, by boxes or by the ``masks`` of both."""
+    index = {name: label for label, name in enumerate(classes)}
+    labels = np.array([index[label] for label in answer.labels], np.int64)
+    found, true = masks or (None, None)
+    detected = Detected(labels, answer.scores.astype(np.float64), answer.boxes, found)
+    areas = objects.areas.astype(np.float64)
+    return match(detected, Truth(objects.labels.astype(np.int64), objects.crowd, areas, objects.boxes, true))
 
 
 def read_truths(targets: Tensor | NDArray[np.floating]) -> list[Truth]:

@@ -252,6 +252,8 @@ def open_source(task: Task, data: Any, most: int, log: LogFunction) -> Source:
     """
     try:
         _, source = open_split(task, data, None, log, labelled=False)
+        if source.labelled:
+            task.targets.check(source, task.name)
     except DataError as error:
         if not (isinstance(data, str | Path) and Path(data).is_dir()):
             raise
