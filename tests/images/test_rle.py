@@ -181,3 +181,15 @@ def test_noise_is_no_map_of_ids(monkeypatch):
     monkeypatch.setattr("vitrail.images.rle.RUNS", 99)
     with pytest.raises(ValueError, match="100 runs of equal values, over the limit of 99"):
         split_ids(noise)
+
+
+@pytest.mark.parametrize(
+    "box", [(3, 4, 20, 30), (0, 0, 53, 37), (-5, -2, 7, 90), (10, 0, 12, 37), (8, 5, 8, 9), (60, 2, 70, 5)]
+)
+def test_a_box_is_the_mask_of_its_pixels(box):
+    left, top, right, bottom = box
+    mask = np.zeros(SIZE, bool)
+    mask[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = True
+    found = Rle.of_box(box, SIZE)
+    assert np.array_equal(found.to_mask(), mask)
+    assert found.counts.tolist() == Rle.of_patch(mask, (0, 0), SIZE).counts.tolist()

@@ -387,3 +387,12 @@ def test_more_classes_have_more_prototypes():
     names = [f"class {number}" for number in range(20)]
     assert create("instances").prototypes == 24 and create("instances", classes=names).prototypes == 32
     assert create("instances", prototypes=5).describe()["prototypes"] == 5
+
+
+def test_outlines_for_a_picture_over_the_limit_are_a_bad_image():
+    one = outlined(blocks((0, 0, 4, 4)), [0])
+    many = replace(one, sizes=np.array([[100_000, 100_000]], np.int32))
+    with pytest.raises(BadImage, match="over the limit"):
+        many.read_map(0, (100_000, 100_000))
+    with pytest.raises(BadImage, match="over the limit"):
+        many.masks()

@@ -56,6 +56,15 @@ class Rle:
         return cls.of_edges(_odd_ones(places, height * width), size)
 
     @classmethod
+    def of_box(cls, box: Sequence[int], size: tuple[int, int]) -> Rle:
+        """The pixels of a box (left, top, right, bottom) that lie in the picture."""
+        (height, width), (left, top, right, bottom) = size, box
+        starts = np.arange(max(left, 0), min(right, width), dtype=np.int64) * height
+        top, bottom = max(top, 0), min(bottom, height)
+        edges = np.concatenate([starts + top, starts + max(bottom, top)])
+        return cls.of_edges(_odd_ones(edges, height * width), size)
+
+    @classmethod
     def of_counts(cls, counts: Sequence[int] | Integers, size: tuple[int, int]) -> Rle:
         """Uncompressed run lengths; runs of no pixels are joined with their neighbours.
 

@@ -21,6 +21,7 @@ from vitrail.images.masks import IGNORED, encode_colours, open_mask, read_number
 from vitrail.images.pixel_format import PixelFormat
 from vitrail.images.rle import Rle
 from vitrail.stamps import Stamped, hash_each
+from vitrail.untrusted.limits import PIXELS
 
 DRAWN_BOX = b"#"  # as the outline of an object: it was drawn as an upright rectangle, and is all of its box
 FLAT = ("boxes", "labels", "crowd", "areas")  # what `Objects` has of each object
@@ -174,6 +175,18 @@ class Objects(Annotations):
             for first, last in pairwise((0, *self.ends.tolist()))
         )
 
+    def find_painted_size(self, row: int) -> tuple[int, int]:
+        """Returns the (height, width) in which outlines of an image are painted.
+
+        Raises `BadImage` where it is not known, or over the limit.
+        """
+        height, width = self.sizes[row].tolist()
+        if not height or not width:
+            raise BadImage("the annotation does not say how large the picture is, so its outlines cannot be painted")
+        if height * width > PIXELS:
+            raise BadImage(f"the annotation is for {width} x {height} pixels, over the limit of {PIXELS:,}")
+        return height, width
+
     def count_classes(self, classes: int) -> NDArray[np.int64]:
         return np.bincount(self.labels, minlength=classes)
 
@@ -211,14 +224,13 @@ class OutlinedObjects(Objects):
     pixel_format = PixelFormat(np.int32, NOT_SHOWN, "nearest")
 
     def masks(self) -> list[Rle]:
-        """Returns the outlines of all objects. Raises `BadImage` where the size of a picture is not known."""
-        if not self.sizes.all():
-            raise BadImage("the annotation does not say how large the picture is, so its outlines cannot be painted")
-        sizes = np.repeat(self.sizes, self.lengths(), axis=0).tolist()
-        return [Rle.of_text(outline, (height, width)) for outline, (height, width) in zip(self.outlines or (), sizes)]
+        """Returns the outlines of all objects. Raises `BadImage` as `find_painted_size`."""
+        sizes = [self.find_painted_size(row) for row in range(len(self))]
+        owners = np.repeat(np.arange(len(self)), self.lengths()).tolist()
+        return [Rle.of_text(outline, sizes[owner]) for outline, owner in zip(self.outlines or (), owners)]
 
     def read_map(self, row: int, size: tuple[int, int]) -> NDArray[np.int32]:
-        check_annotated_size(tuple(self.sizes[row].tolist()), size)
+        check_annotated_size(self.find_painted_size(row), size)
         one = self.of(row)
         if len(one.labels) > MOST_OBJECTS:
             raise BadImage(f"{len(one.labels):,} objects, at most {MOST_OBJECTS:,} can be told apart")

@@ -15,6 +15,7 @@ from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.labels import find_combined_labels
 from vitrail.data.sources.source import Splits, list_splits
 from vitrail.data.sources.splits import SPLITS
+from vitrail.images.decode import BadImage
 from vitrail.text import plural
 
 SAMPLED = 2_000  # keys, spread evenly, that decide whether class folders are nested
@@ -56,18 +57,17 @@ def _find_hidden(splits: Splits) -> Iterator[str]:
         total, shown, lost = 0, 0, 0
         for row in choose_evenly(len(source), MEASURED).tolist():
             one = source.targets.of(row)
-            if not one.sizes.all() or not len(one.labels):
+            try:
+                values = one.read_map(0, one.find_painted_size(0))
+            except BadImage:
                 continue
-            values = one.read_map(0, tuple(one.sizes[0].tolist()))
             left = np.bincount(values[values > 0] >> LABEL_BITS, minlength=len(one.labels) + 1)[1:][~one.crowd]
             areas = np.array([mask.area for mask in one.masks()])[~one.crowd]
             total, shown, lost = total + areas.sum(), shown + left.sum(), lost + ((left == 0) & (areas > 0)).sum()
         if lost or shown < (1 - HIDDEN) * total:
-            share, hidden = (
-                f"{1 - shown / total:.1%}",
-                f"; wholly hidden: {plural(int(lost), 'object')}" if lost else "",
-            )
-            yield f"{share} of the pixels of objects in {split} lie under smaller objects, and count as theirs{hidden}"
+            hidden = f"; wholly hidden: {plural(int(lost), 'object')}" if lost else ""
+            under = f"of the pixels of objects in {split} lie under smaller objects, and count as theirs"
+            yield f"{1 - shown / total:.1%} {under}{hidden}"
 
 
 def _list_without(what: str, rows: np.ndarray, classes: tuple[str, ...]) -> str:

@@ -6,6 +6,7 @@ n images, H and W of the upright picture.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from os.path import basename
 from typing import Any
@@ -21,7 +22,6 @@ from vitrail.images.decode import BadImage
 from vitrail.images.masks import IGNORED
 from vitrail.images.rle import Rle
 from vitrail.stamps import Stamped
-from vitrail.untrusted.limits import PIXELS
 
 BACKGROUND = "background"
 UNTRACED = {
@@ -43,11 +43,7 @@ class PaintedMaps(Contents):
 
     def __getitem__(self, row: int) -> NDArray[np.uint8]:
         objects = self.objects.of(row)
-        height, width = size = (int(objects.sizes[0, 0]), int(objects.sizes[0, 1]))
-        if not height or not width:
-            raise BadImage("the annotation does not say how large the picture is, so its outlines cannot be painted")
-        if height * width > PIXELS:
-            raise BadImage(f"the annotation is for {width} x {height} pixels, over the limit of {PIXELS:,}")
+        size = objects.find_painted_size(0)
         levels = np.zeros(size, np.uint8)
         for place in np.argsort(-objects.areas, kind="stable").tolist():
             label, outline = objects.labels[place] + 1, (objects.outlines or ())[place]
@@ -94,10 +90,9 @@ def _outline_split(split: RawSplit) -> RawSplit:
     images = np.repeat(np.arange(len(objects)), objects.lengths())
     for place in np.flatnonzero([outline in UNTRACED for outline in outlines]).tolist():
         crowd[place] |= outlines[place] == b""
-        if (size := objects.sizes[images[place]]).all():
-            left, top, right, bottom = objects.boxes[place].round().astype(int).tolist()
-            box = np.ones((bottom - top, right - left), bool)
-            outlines[place] = Rle.of_patch(box, (left, top), tuple(size.tolist())).to_text().encode()
+        with suppress(BadImage):  # it is one when the image is read
+            size, box = objects.find_painted_size(int(images[place])), objects.boxes[place].round().astype(int)
+            outlines[place] = Rle.of_box(box.tolist(), size).to_text().encode()
     flat: dict[str, Any] = {field.name: getattr(objects, field.name) for field in fields(objects)}
     targets = OutlinedObjects(**flat | {"crowd": crowd, "outlines": tuple(outlines)})
     return replace(split, labels=replace(split.labels, values=targets), notes=(*split.notes, *_note_untraced(split)))
