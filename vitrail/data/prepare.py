@@ -254,9 +254,12 @@ def crop_beyond(
 
 def _has_one_class(levels: np.ndarray, share: float, pixel_format: PixelFormat) -> bool:
     """Whether more than ``share`` of the pixels that have a class have the same, or none has any."""
-    if share >= 1 or levels.dtype != np.uint8:  # no map of classes
+    if share >= 1 or levels.dtype.kind == "f":
         return False
-    counts = np.bincount(levels[pixel_format.is_known(levels)], minlength=1)
+    known = levels[pixel_format.is_known(levels)]
+    # the values of wider types, such as numbers of objects, may be too large to be places
+    is_narrow = levels.dtype == np.uint8
+    counts = np.bincount(known, minlength=1) if is_narrow else np.append(0, np.unique(known, return_counts=True)[1])
     return bool(counts.max() > share * counts.sum() or not counts.any())
 
 
