@@ -74,6 +74,15 @@ OF_TASK = {"segmentation": "segment", "detection": "detect", "instances": "insta
 
 # data with boxes or masks are small, and few updates leave a new head unfinished, hence the average: see docs/decisions.md
 DENSE_OPTIM = OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, layer_decay=None, clip=1.0, ema=0.999)
+DETECT = Run(
+    recipe="detect",
+    task="detection",
+    model=ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
+    data=DataSettings(batch=4),
+    optim=DENSE_OPTIM,
+    schedule=ScheduleSettings(epochs=18, warmup=0.05, kind="cosine"),
+    augment=Augment(crop="jitter", crop_scale=(0.5, 1.5), jitter=(0.2, 0.2, 0.2)),
+)
 
 # of the ViT paper
 BATCH, WARMUP = 4096, 10_000  # of all pre-training
@@ -267,28 +276,12 @@ _RECIPES = (
     Recipe(
         source="ours: layer-wise decay, task-aligned assignment (Feng et al. 2021), large-scale jitter (Ghiasi et al. 2021)",
         expect="boxes, from pre-trained weights of any backbone",
-        run=Run(
-            recipe="detect",
-            task="detection",
-            model=ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
-            data=DataSettings(batch=4),
-            optim=DENSE_OPTIM,
-            schedule=ScheduleSettings(epochs=18, warmup=0.05, kind="cosine"),
-            augment=Augment(crop="jitter", crop_scale=(0.5, 1.5), jitter=(0.2, 0.2, 0.2)),
-        ),
+        run=DETECT,
     ),
     Recipe(
         source="ours: the recipe detect with prototypes of masks (YOLACT, Bolya et al. 2019)",
         expect="a mask, a box and a class for every object, from pre-trained weights of any backbone",
-        run=Run(
-            recipe="instances",
-            task="instances",
-            model=ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
-            data=DataSettings(batch=4),
-            optim=DENSE_OPTIM,
-            schedule=ScheduleSettings(epochs=18, warmup=0.05, kind="cosine"),
-            augment=Augment(crop="jitter", crop_scale=(0.5, 1.5), jitter=(0.2, 0.2, 0.2)),
-        ),
+        run=replace(DETECT, recipe="instances", task="instances"),
     ),
     Recipe(
         source="Dosovitskiy et al. 2021, table 3, JFT rows",

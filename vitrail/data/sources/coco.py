@@ -102,9 +102,7 @@ def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
         where = f"{key}, annotation {read_id(entry.get('id')) or f'number {place}':.40}"
         objects.note_unknown(entry, KNOWN, key)
         with objects.rejecting(where):
-            if number not in pictures:
-                what = f"an annotation of the image {number or 'without an id'!r:.60}"
-                raise ValueError(f"{what}, which {path.name} does not list")
+            check_listed(number, pictures, path)
             if (category := read_id(entry.get("category_id"))) not in categories:
                 raise ValueError(f"the category {category or 'without an id'!r:.60}, which {path.name} does not name")
             box = read_box(entry, categories[category], size)
@@ -128,6 +126,13 @@ def read_tree(path: Path) -> dict[str, Any]:
     if not all(isinstance(entry, dict) for key in KEYS for entry in plain[key]):
         raise DataError(f"the lists of {path} contain entries that are no objects", "export the annotations again")
     return plain
+
+
+def check_listed(number: str, pictures: Mapping[str, Any], path: Path) -> None:
+    """Raises `ValueError` for an annotation of an image that its file does not list."""
+    if number not in pictures:
+        what = f"an annotation of the image {number or 'without an id'!r:.60}"
+        raise ValueError(f"{what}, which {path.name} does not list")
 
 
 def sort_categories(categories: Mapping[str, str]) -> list[str]:

@@ -16,6 +16,7 @@ from vitrail.data.sources.coco import (
     KEYS,
     KNOWN_OF_FILE,
     SEGMENTS,
+    check_listed,
     find_files,
     read_box,
     read_categories,
@@ -104,9 +105,7 @@ def _read_annotations(
         where = f"{key}, annotation number {place}"
         objects.note_unknown(entry, KNOWN_OF_ANNOTATION, key)
         with objects.rejecting(where):
-            if number not in pictures:
-                what = f"an annotation of the image {number or 'without an id'!r:.60}"
-                raise ValueError(f"{what}, which {path.name} does not list")
+            check_listed(number, pictures, path)
             if key in seen:  # whose map would be decoded once more
                 raise ValueError("another annotation has the same image")
             segments = entry[SEGMENTS]

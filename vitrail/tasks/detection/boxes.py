@@ -88,16 +88,23 @@ def join_detections(
     is_large = np.any(boxes[..., 2:] - boxes[..., :2] > OVERLAP * np.array(size[::-1]), axis=2)  # (V, D)
     is_left_out = is_cut(boxes, views, size) | is_large
     is_left_out[0] = False
-    placed = views.move(boxes.reshape(len(boxes), -1, 2), size)  # in pixels of the picture
-    corner, end = views.crops[0].reshape(2, 2)
     joined = numbers.copy()
-    joined[1:, :, :4] = ((placed - corner) / (end - corner) * size[::-1]).reshape(boxes.shape)[1:]
+    joined[..., :4] = move_to_first(boxes, views, size)
     joined[..., 4] *= ~is_left_out
     joined = joined.reshape(-1, found.shape[2])
     best = torch.from_numpy(joined[np.argsort(-joined[:, 4], kind="stable")[:candidates]])
     is_kept = suppress_duplicates(best[None, :, :4], best[None, :, 5], threshold)[0] & (best[:, 4] > 0)
     kept = best[is_kept][: found.shape[1]]
     return F.pad(kept.float(), (0, 0, 0, found.shape[1] - len(kept)))[None]
+
+
+def move_to_first(boxes: NDArray[np.float64], views: Frames, size: tuple[int, int]) -> NDArray[np.float64]:
+    """Boxes (V, D, 4) in pixels of the inputs as boxes in pixels of the first input."""
+    placed = views.move(boxes.reshape(len(boxes), -1, 2), size)  # in pixels of the picture
+    corner, end = views.crops[0].reshape(2, 2)
+    moved = ((placed - corner) / (end - corner) * size[::-1]).reshape(boxes.shape)
+    moved[0] = boxes[0]  # to the bit
+    return moved
 
 
 def is_cut(boxes: NDArray[np.float64], views: Frames, size: tuple[int, int]) -> NDArray[np.bool_]:

@@ -26,7 +26,7 @@ from vitrail.models.layers import gather_rows
 from vitrail.tasks.answer import AnswerFiles
 from vitrail.tasks.dense.answer import Subject
 from vitrail.tasks.dense.task import read_number
-from vitrail.tasks.detection.boxes import detection_ious, join_detections, join_outputs, split_outputs
+from vitrail.tasks.detection.boxes import detection_ious, join_detections, join_outputs, move_to_first, split_outputs
 from vitrail.tasks.detection.detector import BOX_WEIGHT, CANDIDATES, CELLS_PER_OBJECT, SAME_OBJECT, Detector
 from vitrail.tasks.detection.loss import sum_losses
 from vitrail.tasks.detection.matching import Matches
@@ -186,11 +186,7 @@ class InstanceSegmenter(Detector):
             parts.append(each[..., : MASK.start])
             masks.append(_to_bytes(each[..., MASK]).flatten(0, 1))
         found = torch.cat(parts)
-        corner, end = views.crops[0].reshape(2, 2)
-        regions = views.move(found[..., REGION].double().cpu().numpy().reshape(len(found), -1, 2), size)
-        found[..., REGION] = torch.from_numpy((regions - corner) / (end - corner) * size[::-1]).reshape(
-            *found.shape[:2], 4
-        )
+        found[..., REGION] = torch.from_numpy(move_to_first(found[..., REGION].double().cpu().numpy(), views, size))
         places = torch.arange(len(found) * self.most, device=found.device).view(len(found), -1, 1)
         found = torch.cat([found, places.to(found.dtype)], 2)
         joined = join_detections(found, views, size, candidates=CANDIDATES * self.most, threshold=SAME_OBJECT)
