@@ -20,7 +20,7 @@ from vitrail.images.decode import BadImage
 from vitrail.images.rle import Rle, mask_ious
 from vitrail.tasks.detection.loss import Assignment
 from vitrail.tasks.instances.loss import LEARNED, MARGIN, choose_cells, find_uncounted, measure_shares, sum_mask_losses
-from vitrail.tasks.instances.segmenter import paste_mask
+from vitrail.tasks.instances.task import paste_mask
 
 SIZE = (32, 48)
 

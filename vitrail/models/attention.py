@@ -297,6 +297,14 @@ def attend_in_windows(q: Tensor, k: Tensor, v: Tensor, windows: GridWindows, *, 
     return y.transpose(1, 2)
 
 
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, closed: Tensor, *, dropout: float = 0.0) -> Tensor:
+    """Attention of T tokens where the first S do not attend to those that are ``closed`` (B, S, T) to them."""
+    count = closed.shape[1]
+    bias = torch.zeros_like(closed, dtype=q.dtype).masked_fill(closed, -math.inf)[:, None]  # (B, 1, S, T)
+    masked = attend(q[:, :, :count], k, v, bias=bias, dropout=dropout)
+    return torch.cat([masked, attend(q[:, :, count:], k, v, dropout=dropout)], 2)
+
+
 class Relative(NamedTuple):
     """Relative positions of one layer: a ``table`` (R, E) of offsets, and an ``index`` (T, K) or (B, T, K) into it."""
 
@@ -312,17 +320,20 @@ class Relative(NamedTuple):
 
 class Context(NamedTuple):
     """How the tokens of a layer attend: with ``relative`` positions, in ``windows`` of the patches, or with a ``rotation`` of q
-    and k; and of how many leading ``queries`` the output is needed.
+    and k; of how many leading ``queries`` the output is needed; and which tokens are ``closed`` to the first ones, (B, S, T).
     """
 
     relative: Relative | None = None
     windows: GridWindows | None = None
     queries: int | None = None
     rotation: Rotation | None = None
+    closed: Tensor | None = None
 
     @property
     def is_per_image(self) -> bool:
         """Whether it differs between the images of a batch, so that none of them may be left out."""
+        if self.closed is not None:
+            return True
         if self.rotation is not None and self.rotation.cos.ndim == 4:
             return True
         return self.relative is not None and self.relative.index.ndim == 3
@@ -382,12 +393,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Context = EVERYWHERE, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens as queries."""
-        relative, windows, queries, rotation = context
+        relative, windows, queries, rotation, closed = context
         q, k, v = self.split(x, queries, rotation)
         dropout = self.dropout if self.training else 0.0
         if windows is not None:
             assert relative is None and queries is None
             output = attend_in_windows(q, k, v, windows, dropout=dropout)
+        elif closed is not None:
+            assert relative is None and queries is None and on_attention is None
+            output = attend_masked(q, k, v, closed, dropout=dropout)
         else:
             bias = relative.bias(q, slice(queries)) if relative else None
             output = attend(q, k, v, bias=bias, dropout=dropout)

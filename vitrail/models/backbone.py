@@ -172,8 +172,11 @@ class Backbone(nn.Module):
 
     def _norm_map(self, x: Tensor) -> Tensor:
         """Applies the last norm to a map (B, D, h, w) if it has the width of the last."""
-        norm = self.fc_norm if isinstance(self.norm, nn.Identity) else self.norm
-        return norm(x.movedim(1, -1)).movedim(-1, 1) if x.shape[1] == self.width else x
+        return self.norm_tokens(x.movedim(1, -1)).movedim(-1, 1) if x.shape[1] == self.width else x
+
+    def norm_tokens(self, x: Tensor) -> Tensor:
+        """Applies the last norm to tokens (..., D); if it normalises pooled features, it is applied to each of them."""
+        return (self.fc_norm if isinstance(self.norm, nn.Identity) else self.norm)(x)
 
     def forward_recording(self, images: Tensor, on_attention: OnAttention) -> Tensor:
         """Returns logits (B, K) identical to those of `forward`, and calls ``on_attention`` with the `AttentionRecord` of each

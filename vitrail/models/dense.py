@@ -35,13 +35,13 @@ class Upscale(nn.Module):
     """Doubles the rows and columns of a map: a transposed convolution of 2 x 2 cells, GELU, a depthwise convolution and a norm.
 
     The transposed convolution, whose windows do not overlap, is a dense layer to four cells. The depthwise convolution removes
-    the pattern of 2 x 2 cells that it leaves.
+    the pattern of 2 x 2 cells that it leaves; it has a ``bias`` unless that is False.
     """
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
         self.expand = Conv(inputs, 4 * outputs, 1)
-        self.depthwise = Conv(outputs, outputs, 3, padding=1, groups=outputs)
+        self.depthwise = Conv(outputs, outputs, 3, padding=1, groups=outputs, bias=bias)
         self.norm = ChannelNorm(outputs)
         fill_truncated(self)
 

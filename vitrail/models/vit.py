@@ -5,7 +5,7 @@ B images, C channels, H x W pixels, h x w = N patches, P prefix tokens, R regist
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -437,6 +437,28 @@ class ViT(Backbone):
         self._check_subset(patches)
         x, grid = last(self._outputs(patches, on_attention, reads))
         return Tokens(self.norm(x), grid, patches.ids)
+
+    def encode_queries(
+        self, images: Tensor, queries: Tensor, blocks: int, close: Callable[[Tokens], Tensor] | None = None
+    ) -> Tokens:
+        """Encodes images (B, C, H, W) with further tokens ``queries`` (S, D), which come before all others and enter before the
+        last ``blocks`` (EoMT, Kerssies et al. 2025): (B, S + P + R + N, D).
+
+        ``close`` is called with the tokens before each of these blocks, after the last norm, and returns which tokens the queries
+        do not attend to in it, (B, S, S + P + R + N).
+        """
+        patches = self._add_positions(self.patchify(images))
+        x, entry = self._begin(patches), self.config.depth - blocks
+        for index, (block, added, context) in enumerate(self._layers(patches, None)):
+            if index == entry:
+                x = torch.cat([queries.to(x.dtype).expand(x.shape[0], -1, -1), x], 1)
+            if index >= entry:
+                assert added is None and context.relative is None and context.windows is None, "checked by the caller"
+                rotation = context.rotation and context.rotation.follow(len(queries))
+                closed = None if close is None else close(Tokens(self.norm_tokens(x), patches.grid))
+                context = context._replace(rotation=rotation, closed=closed)
+            x = self._run(block, x if added is None else x + added, context)
+        return Tokens(self.norm_tokens(x), patches.grid)
 
     def _outputs(
         self, patches: Patches, on_attention: OnAttention | None = None, reads: int | None = None

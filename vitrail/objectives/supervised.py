@@ -67,6 +67,11 @@ class Supervised(Objective):
             raise ConfigError(f"the loss {self.name!r} has no gradient", remedy)
         return loss, measured
 
+    def after_step(self, share: float) -> None:
+        for module in self.own.values():
+            if callable(after_step := getattr(module, "after_step", None)):
+                after_step(share)
+
 
 # of the teacher's loss (DeiT, section 4; the soft loss is from Hinton et al. 2015)
 WEIGHTS = {"hard": 0.5, "soft": 0.1}

@@ -27,7 +27,7 @@ from vitrail.reports.metric_names import SIZES
 from vitrail.reports.page import Cell, Table
 from vitrail.reports.samples import draw_chosen
 from vitrail.reports.supervised import MATRIX_MOST, describe_confusion, warn_of_few
-from vitrail.tasks import Detector
+from vitrail.tasks.detection.detector import ObjectTask
 from vitrail.tasks.detection.matching import AREAS
 from vitrail.tasks.detection.metric import BoxMetric, Curve
 from vitrail.tasks.instances.metric import InstanceMetric
@@ -101,7 +101,7 @@ def share_axes() -> tuple[Axis, Axis]:
 
 def describe(evaluated: EvaluatedRun, metric: BoxMetric) -> dict[str, Any]:
     """Returns the values of the sections that only detectors have."""
-    assert isinstance(evaluated.model, Detector), evaluated.model.name
+    assert isinstance(evaluated.model, ObjectTask), evaluated.model.name
     found, names = not math.isnan(metric.threshold), (*metric.classes, NOTHING)
     shape, shapes = ("mask", "masks") if isinstance(metric, InstanceMetric) else ("box", "boxes")
     curves, confusion = draw_detection_charts(metric), None

@@ -24,9 +24,9 @@ from vitrail.images.masks import IGNORED
 from vitrail.markup import image_uri
 from vitrail.models.backbone import eval_mode
 from vitrail.reports.facts import EvaluatedRun
-from vitrail.tasks import Detector, Segmenter, Task
+from vitrail.tasks import Segmenter, Task
 from vitrail.tasks.dense.drawing import BACKGROUND, class_colours, draw_annotation, scale_to_show, to_hex
-from vitrail.tasks.detection.detector import is_shown
+from vitrail.tasks.detection.detector import ObjectTask, is_shown
 from vitrail.tasks.detection.matching import ERRORS, MAX_DETECTIONS, NONE
 from vitrail.tasks.detection.metric import BoxMetric
 from vitrail.tasks.segmentation.metric import MapMetric
@@ -65,19 +65,19 @@ class Sample:
 
 
 def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: float) -> tuple[Sample, ...]:
-    """Returns the pictures of ``source`` with these keys, for a `Detector` or a `Segmenter`.
+    """Returns the pictures of ``source`` with these keys, for an `ObjectTask` or a `Segmenter`.
 
     ``threshold`` is the least score of a box that is shown.
     """
     rows = {key: row for row, key in enumerate(map(str, source.keys))}
     items = (source.read(rows[key]) for key in keys)
-    if isinstance(model, Detector):
+    if isinstance(model, ObjectTask):
         return tuple(draw_boxes_of(model, item, threshold) for item in items)
     assert isinstance(model, Segmenter), model.name
     return tuple(draw_maps_of(model, item) for item in items)
 
 
-def draw_boxes_of(model: Detector, item: Item, threshold: float) -> Sample:
+def draw_boxes_of(model: ObjectTask, item: Item, threshold: float) -> Sample:
     """Returns the boxes of one picture, matched at an IoU of 0.5 as they are evaluated, with words on those that are wrong."""
     image, outputs, frames = compute_outputs(model, item)
     height, width = map(int, frames.pictures[0])
@@ -154,7 +154,7 @@ def mark_wrong(image: Image.Image, is_wrong: NDArray[np.bool_]) -> Image.Image:
     return Image.fromarray((grey + strength * (WRONG - grey)).astype(np.uint8))
 
 
-def compute_outputs(model: Detector | Segmenter, item: Item) -> tuple[Image.Image, Tensor, Frames]:
+def compute_outputs(model: ObjectTask | Segmenter, item: Item) -> tuple[Image.Image, Tensor, Frames]:
     """Returns the picture in the size in which it is shown, the model's outputs for it, and what they show of it."""
     pixels, size = model.transform.read(item.content, item.key)
     with eval_mode(model) as device:

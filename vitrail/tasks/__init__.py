@@ -1,5 +1,8 @@
 """Tasks: what an answer is; its head, loss, decoding and figures."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from vitrail.errors import ConfigError, nearest
 from vitrail.plugins import is_registered
 from vitrail.tasks.answer import Answer as Answer
@@ -8,6 +11,7 @@ from vitrail.tasks.classification.classifier import Classifier as Classifier
 from vitrail.tasks.classification.classifier import Prediction as Prediction
 from vitrail.tasks.classification.classifier import create_classifier as create_classifier
 from vitrail.tasks.detection.detector import Detector as Detector
+from vitrail.tasks.instances.queries import QueryInstances as QueryInstances
 from vitrail.tasks.instances.segmenter import InstanceSegmenter as InstanceSegmenter
 from vitrail.tasks.metric import Metric as Metric
 from vitrail.tasks.segmentation.segmenter import Segmenter as Segmenter
@@ -16,6 +20,7 @@ from vitrail.tasks.task import Task as Task
 from vitrail.tasks.task import create_task as create_task
 
 TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classifier, Segmenter, Detector, InstanceSegmenter)}
+HEADS: dict[tuple[str, str], type[Task]] = {(QueryInstances.name, "queries"): QueryInstances}  # by task and ``head``
 
 
 def register_task(kind: type[Task]) -> None:
@@ -23,8 +28,8 @@ def register_task(kind: type[Task]) -> None:
     TASKS[kind.name] = kind
 
 
-def find_task(name: str) -> type[Task]:
-    """Returns the task of that name. Raises `ConfigError` with the nearest ones."""
+def find_task(name: str, options: Mapping[str, Any] = {}) -> type[Task]:
+    """Returns the task of that name, for the ``head`` of the options. Raises `ConfigError` with the nearest ones."""
     if name not in TASKS and not is_registered(name, TASKS):
         raise ConfigError(f"there is no task {name!r}", nearest(name, TASKS))
-    return TASKS[name]
+    return HEADS.get((name, str(options.get("head"))), TASKS[name])

@@ -115,7 +115,7 @@ def choose_arguments(splits: Splits, task: str, options: Mapping[str, Any]) -> d
     """
     if splits.train is None or not len(splits.train):
         raise DataError("the data hold no training images", "see `vitrail data check`", value=splits.layout)
-    return read_arguments(find_task(task), splits.train, options)
+    return read_arguments(find_task(task, options), splits.train, options)
 
 
 def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:

@@ -118,7 +118,7 @@ class Goal:
 
 
 def check_supervised(run: Run) -> None:
-    task = find_task(run.task)
+    task = find_task(run.task, run.model.head)
     task.targets.check_policy(run.augment, run.task)
     find_loss(run.objective.loss, task.losses)
     for metric in run.save.metrics:

@@ -73,7 +73,7 @@ def plan_network(run: Run, data: RunData, start: Task | None, log: LogFunction) 
     """Chooses the network that the run names or starts from, or one that follows the size and number of the images."""
     train = data.train
     own_size, own_channels = size_and_channels(train)
-    kind, name, defaults, init = find_task(run.task), run.model.name, {}, None
+    kind, name, defaults, init = find_task(run.task, run.model.head), run.model.name, {}, None
     if kind.pixels and run.model.size is None and own_size is None:
         cell = (start.config if start is not None else MODELS[name or "vit-s16"]).cells[-1]
         device = "cuda" if find_device(run.compute.device).type == "cuda" else "cpu"
@@ -107,7 +107,7 @@ def plan_network(run: Run, data: RunData, start: Task | None, log: LogFunction) 
 
 def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None, log: LogFunction) -> BuiltModel:
     """Builds the network of a resolved run, fresh or from ``start`` with a zero head."""
-    size, channels, kind, drawn = run.model.size, run.data.channels, find_task(run.task), plan.network
+    size, channels, kind, drawn = run.model.size, run.data.channels, find_task(run.task, run.model.head), plan.network
     assert size is not None and channels is not None and drawn is not None, "the run is not resolved"
     prepared: dict[str, Any] = {**({} if kind.resize is None else {"resize": kind.resize}), **run.model.preprocessing}
     if run.data.pixel_range is not None:

@@ -81,7 +81,7 @@ def resolve(
     )
     steps = length_in_steps(run, len(train))
     save = replace(run.save, log_every=run.save.log_every or (max(1, min(50, steps // 100)) if steps else 10))
-    losses = find_task(run.task).losses
+    losses = find_task(run.task, run.model.head).losses
     objective = replace(run.objective, loss=run.objective.loss or (losses[int(train.multi_label)] if losses else None))
     run = replace(run, model=plan.model, compute=compute, data=data, save=save, objective=objective)
     computed = f"{device}, {precision}, compile {'on' if compute.compile else 'off'}, {plural(threads, 'thread')}"

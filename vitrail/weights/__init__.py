@@ -96,7 +96,7 @@ def create_model(
         ConfigError: an unknown model, field or tag, with the nearest names; a value that cannot be meant.
         CheckpointError: the weights cannot be downloaded, or are damaged.
     """
-    kind, arguments = find_task(task), dict(arguments or {})
+    kind, arguments = find_task(task, arguments or {}), dict(arguments or {})
     if kind is Classifier:
         arguments |= {"multi_label": True} if multi_label else {}
     elif classes is None or multi_label:

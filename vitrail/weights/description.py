@@ -17,7 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Backbone, Config
 from vitrail.plugins import VARIABLE, is_registered
-from vitrail.tasks import TASKS, Task
+from vitrail.tasks import TASKS, Task, find_task
 from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json, refusing_values, unreadable
 
 FORMAT_VERSION = 2  # version 1 had no task; it was always classification
@@ -108,7 +108,7 @@ def build_model(description: Mapping[str, Any], tensors: Mapping[str, Tensor], w
 
 def build_model_around(make: Callable[[Config], Backbone], description: Mapping[str, Any], where: Path | str) -> Task:
     """Builds the model around the backbone that ``make`` returns for the config. Raises `CheckpointError`."""
-    config, task = parse_config(description, where), TASKS[task_of(description)]
+    config, task = parse_config(description, where), find_task(task_of(description), description)
     with reading_description(where):
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         classes = list(description["classes"])

@@ -6,6 +6,7 @@ pixels from the upper left corner.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -48,111 +49,49 @@ BOX_WEIGHT = 4.0  # of the loss of boxes, in that of classes
 CELLS_PER_OBJECT = 5.0  # about which a sum of scores is divided, and for which it stands
 
 
-class Detector(DenseTask):
-    """A model that finds objects. Calling it gives, for every cell, a box, its centre and stride, and logits: (B, N, 7 + K).
+class ObjectTask(DenseTask):
+    """A task that answers with objects: their boxes, scores and classes.
 
-    An anchor-free detector: the cells of a pyramid of maps each answer with one box, and the cells that find an object best
-    learn it (`vitrail.tasks.detection.loss`). Targets of a batch are (B, M, 6): label, whether it is a crowd, and the
-    box; a label of -1 fills up the rows.
-
-    Args:
-        backbone, classes, preprocessing, provenance: as `Task` has them.
-        levels: strides of the maps in pixels, from fine to coarse; by default 8, 16 and 32, and for four maps also 64.
-        head_width: width of neck and head, a multiple of 32; by default it follows that of the backbone.
-        most: detections of a picture, at most.
-        threshold: the least score of an answer; a training sets it to the one with the largest F1 on the validation split.
-            Figures are computed from all detections.
-        maps: as `DenseTask` has it.
-
-    Raises:
-        ConfigError: as `DenseTask` has it; an argument that cannot be meant.
+    It has the arguments ``most``, detections of a picture at most, and ``threshold``, the least score of an answer; a training
+    sets it to the one with the largest F1 on the validation split. Figures are computed from all detections.
     """
 
-    name = "detection"
-    reply = {"width": int, "height": int, "objects": list[dict[str, str | float | list[float]]]}  # noqa: RUF012
+    reply: ClassVar[Mapping[str, Any]] = {
+        "width": int,
+        "height": int,
+        "objects": list[dict[str, str | float | list[float]]],
+    }
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"coco": CocoResults, "yolo": YoloFiles}
     targets = BoxTargets()
     decode_options = ("threshold",)
     graph_outputs = ("boxes", "scores", "labels")
     free_options = ("most", "threshold")
-    options = ("levels", "head_width", "most", "threshold", "maps")
     tuned = "threshold"
     pixels = {"cpu": 384 * 288, "cuda": 640 * 640}  # noqa: RUF012
-    coefficients = 0  # of a mask, for each cell
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        classes: Sequence[str],
-        preprocessing: Preprocessing,
-        *,
-        levels: Sequence[int] | None = None,
-        head_width: int | None = None,
-        most: int = 100,
-        threshold: float = 0.3,
-        maps: str = "last",
-        provenance: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(backbone, classes, preprocessing, maps=maps, provenance=provenance)
-        if not self.classes:
-            raise ConfigError("a detector without classes", "give one name at least")
-        self.head_width = choose_width(backbone.config, most=256) if head_width is None else head_width
-        # two channels a group: one alone would be normalised to nothing on a map of one cell
-        if self.head_width % (2 * TOWER_GROUPS):
-            raise ConfigError(f"head_width is {head_width}", f"head_width = a multiple of {2 * TOWER_GROUPS}")
-        self.levels, self.most, self.threshold = self.choose_levels(levels, LEVELS), most, threshold
-        self.own["neck"] = neck = create_pyramid(backbone.config, self.levels, self.head_width)
-        self.own["head"] = head = BoxHead(neck.strides, self.head_width, len(self.classes), self.coefficients)
-        self.strides = head.strides
+    most: int
+    threshold: float
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
         if not train.classes:
             raise DataError("the data have no class of objects", "see `vitrail data check`")
-        return {"classes": train.classes}
+        return super().read_source(train)
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "levels": read_levels(description["levels"]),
-            "head_width": read_number("head_width", description["head_width"], 1, 4096, whole=True),
+            **super().read_description(description),
             "most": read_number("most", description["most"], 1, 10_000, whole=True),
             "threshold": read_number("threshold", description["threshold"], 0, 1),
-            "maps": description.get("maps", "last"),
         }
 
-    def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
-        return self.own["head"](self.own["neck"](maps))
-
-    def loss(self, outputs: Tensor, targets: tuple[Tensor, ...], **options: Any) -> Tensor:
-        """Binary cross-entropy of the classes and 4 (1 - GIoU) of the boxes, per 5 cells for each object of the batch."""
-        classes, boxes, _ = sum_losses(outputs, targets[0])
-        return (targets[1] * (classes + BOX_WEIGHT * boxes)).mean() / CELLS_PER_OBJECT
-
+    @abstractmethod
     def detect(self, outputs: Tensor) -> Tensor:
         """The best detections of each image, (B, most, 6): box, score and label, the most certain first.
 
-        Duplicates are removed; where fewer are left, rows of zeros fill up. Boxes are in pixels of the model's input and may
-        reach beyond it. Detections, which are all that an exported graph gives, are returned as they are.
+        Where there are fewer, rows of zeros fill up. Boxes are in pixels of the model's input and may reach beyond it.
+        Detections, which are all that an exported graph gives, are returned as they are.
         """
-        return outputs if outputs.shape[2] == 6 else self.select(outputs)[0]
-
-    def select(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """What `detect` gives of cells (B, N, 7 + K or more), and the cell of each detection (B, most)."""
-        candidates, classes = CANDIDATES * self.most, len(self.classes)
-        logits = outputs[..., 7 : 7 + classes]
-        # more than there are, for maps that have fewer cells than candidates
-        scores = F.pad(logits.sigmoid().flatten(1), (0, candidates))  # (B, N K + P)
-        scores, places = scores.topk(candidates, dim=1)
-        cells = (places // classes).clamp(max=logits.shape[1] - 1)
-        rows = gather_rows(outputs, cells)  # (B, P, 7 + K), as OpenVINO 2026.4 gathers wrongly from a slice
-        boxes = rows[..., :4]
-        labels = places % classes
-        scores = scores * suppress_duplicates(boxes, labels, SAME_OBJECT)
-        scores, order = scores.topk(self.most, dim=1)
-        boxes = gather_rows(rows, order)[..., :4]  # (B, most, 4)
-        found = torch.cat([boxes, scores[..., None], labels.gather(1, order)[..., None].to(boxes.dtype)], -1)
-        return found * (scores > 0)[..., None], cells.gather(1, order)
 
     def place_in_pictures(self, found: Tensor, frames: Frames | None) -> NDArray[np.float64]:
         """What `detect` gave, (B, most, 6), with boxes in pixels of the pictures and clipped to them."""
@@ -184,14 +123,8 @@ class Detector(DenseTask):
         """The matches of the answer for a picture with the objects of its annotation."""
         return match_answer(answer, objects, self.classes)
 
-    def find_subject(
-        self, outputs: Tensor, frames: Frames, *, target: str | None = None, box: int | None = None
-    ) -> Subject:
-        if outputs.shape[2] == 6:
-            what = "an exported detector gives its best boxes only, and no scores of cells to explain"
-            raise ConfigError(what, "explain the model that was exported")
-        found, cells = self.select(outputs)
-        placed = self.place_in_pictures(found, frames)[0]
+    def choose_object(self, placed: NDArray[np.float64], target: str | None, box: int | None) -> int:
+        """Returns the row of detections (D, 6) in pixels of a picture that `find_subject` explains. Raises `ConfigError`."""
         if box is not None:
             rows = np.flatnonzero(is_shown(placed, self.threshold))
             if not 0 <= box < len(rows):
@@ -203,17 +136,7 @@ class Detector(DenseTask):
             rows = np.flatnonzero([target in (None, self.classes[int(label)]) for label in placed[:, 5]])
             if not len(rows) or not placed[rows[0], 4]:
                 raise ConfigError(f"the model finds no {target!r} on this image", "explain another class or image")
-        row = rows[box or 0]
-        cell, label = int(cells[0, row]), int(placed[row, 5])
-        name = self.classes[label]
-        return Subject(
-            label=name,
-            score=float(placed[row, 4]),
-            colour=class_colours(self.classes)[name],
-            logit=lambda outputs: outputs[:, cell, 7 + label],
-            probability=lambda outputs: outputs[:, cell, 7 + label].sigmoid(),
-            region=placed[row, :4],
-        )
+        return int(rows[box or 0])
 
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         """``boxes`` (B, most, 4), ``scores`` and ``labels`` (B, most); boxes are in pixels of the pictures of ``frames``."""
@@ -246,6 +169,112 @@ class Detector(DenseTask):
         """Whether the two graphs give the same answer, for each image; see `agreement`."""
         pairs = zip(join_outputs(expected), join_outputs(given))
         return [covers(one, other, self.threshold) and covers(other, one, self.threshold) for one, other in pairs]
+
+
+class Detector(ObjectTask):
+    """A model that finds objects. Calling it gives, for every cell, a box, its centre and stride, and logits: (B, N, 7 + K).
+
+    An anchor-free detector: the cells of a pyramid of maps each answer with one box, and the cells that find an object best
+    learn it (`vitrail.tasks.detection.loss`). Targets of a batch are (B, M, 6): label, whether it is a crowd, and the
+    box; a label of -1 fills up the rows.
+
+    Args:
+        backbone, classes, preprocessing, provenance: as `Task` has them.
+        levels: strides of the maps in pixels, from fine to coarse; by default 8, 16 and 32, and for four maps also 64.
+        head_width: width of neck and head, a multiple of 32; by default it follows that of the backbone.
+        most, threshold: as `ObjectTask` has them.
+        maps: as `DenseTask` has it.
+
+    Raises:
+        ConfigError: as `DenseTask` has it; an argument that cannot be meant.
+    """
+
+    name = "detection"
+    options = ("levels", "head_width", "most", "threshold", "maps")
+    coefficients = 0  # of a mask, for each cell
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        *,
+        levels: Sequence[int] | None = None,
+        head_width: int | None = None,
+        most: int = 100,
+        threshold: float = 0.3,
+        maps: str = "last",
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(backbone, classes, preprocessing, maps=maps, provenance=provenance)
+        if not self.classes:
+            raise ConfigError("a detector without classes", "give one name at least")
+        self.head_width = choose_width(backbone.config, most=256) if head_width is None else head_width
+        # two channels a group: one alone would be normalised to nothing on a map of one cell
+        if self.head_width % (2 * TOWER_GROUPS):
+            raise ConfigError(f"head_width is {head_width}", f"head_width = a multiple of {2 * TOWER_GROUPS}")
+        self.levels, self.most, self.threshold = self.choose_levels(levels, LEVELS), most, threshold
+        self.own["neck"] = neck = create_pyramid(backbone.config, self.levels, self.head_width)
+        self.own["head"] = head = BoxHead(neck.strides, self.head_width, len(self.classes), self.coefficients)
+        self.strides = head.strides
+
+    @classmethod
+    def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **super().read_description(description),
+            "levels": read_levels(description["levels"]),
+            "head_width": read_number("head_width", description["head_width"], 1, 4096, whole=True),
+            "maps": description.get("maps", "last"),
+        }
+
+    def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
+        return self.own["head"](self.own["neck"](maps))
+
+    def loss(self, outputs: Tensor, targets: tuple[Tensor, ...], **options: Any) -> Tensor:
+        """Binary cross-entropy of the classes and 4 (1 - GIoU) of the boxes, per 5 cells for each object of the batch."""
+        classes, boxes, _ = sum_losses(outputs, targets[0])
+        return (targets[1] * (classes + BOX_WEIGHT * boxes)).mean() / CELLS_PER_OBJECT
+
+    def detect(self, outputs: Tensor) -> Tensor:
+        """As of `ObjectTask`, without duplicates."""
+        return outputs if outputs.shape[2] == 6 else self.select(outputs)[0]
+
+    def select(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What `detect` gives of cells (B, N, 7 + K or more), and the cell of each detection (B, most)."""
+        candidates, classes = CANDIDATES * self.most, len(self.classes)
+        logits = outputs[..., 7 : 7 + classes]
+        # more than there are, for maps that have fewer cells than candidates
+        scores = F.pad(logits.sigmoid().flatten(1), (0, candidates))  # (B, N K + P)
+        scores, places = scores.topk(candidates, dim=1)
+        cells = (places // classes).clamp(max=logits.shape[1] - 1)
+        rows = gather_rows(outputs, cells)  # (B, P, 7 + K), as OpenVINO 2026.4 gathers wrongly from a slice
+        boxes = rows[..., :4]
+        labels = places % classes
+        scores = scores * suppress_duplicates(boxes, labels, SAME_OBJECT)
+        scores, order = scores.topk(self.most, dim=1)
+        boxes = gather_rows(rows, order)[..., :4]  # (B, most, 4)
+        found = torch.cat([boxes, scores[..., None], labels.gather(1, order)[..., None].to(boxes.dtype)], -1)
+        return found * (scores > 0)[..., None], cells.gather(1, order)
+
+    def find_subject(
+        self, outputs: Tensor, frames: Frames, *, target: str | None = None, box: int | None = None
+    ) -> Subject:
+        if outputs.shape[2] == 6:
+            what = "an exported detector gives its best boxes only, and no scores of cells to explain"
+            raise ConfigError(what, "explain the model that was exported")
+        found, cells = self.select(outputs)
+        placed = self.place_in_pictures(found, frames)[0]
+        row = self.choose_object(placed, target, box)
+        cell, label = int(cells[0, row]), int(placed[row, 5])
+        name = self.classes[label]
+        return Subject(
+            label=name,
+            score=float(placed[row, 4]),
+            colour=class_colours(self.classes)[name],
+            logit=lambda outputs: outputs[:, cell, 7 + label],
+            probability=lambda outputs: outputs[:, cell, 7 + label].sigmoid(),
+            region=placed[row, :4],
+        )
 
 
 def is_shown(placed: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
