@@ -13,7 +13,7 @@ from vitrail.data.augment.placement import Frames, place
 from vitrail.data.sources.annotations import Objects, OutlinedObjects
 from vitrail.images.rle import Rle
 from vitrail.models import configure
-from vitrail.tasks import TASKS, create_task
+from vitrail.tasks import create_task, find_task
 
 VIT = SHALLOW["vit"]
 BACKBONES = {
@@ -24,13 +24,19 @@ BACKBONES = {
     **{name: SHALLOW[name] for name in ("pvt v2", "bit", "cait", "beit")},
 }
 CLASSES = ("cell", "dot", "line")
+QUERIES = {
+    "segmentation": {},
+    "instances": {"threshold": 0.01},
+    "panoptic": {"threshold": 0.01},
+}  # by task, with arguments
 
 
 def create(task="detection", config=VIT, *, shake=True, classes=CLASSES, size=None, **arguments):
     """A small model without chance, in evaluation mode; with random weights unless they are to be those of training."""
     config = configure(config, **dict.fromkeys(shares(config), 0.0), **({"image_size": size} if size else {}))
     torch.manual_seed(0)
-    model = create_task(TASKS[task], config, {"classes": classes, "head_width": 32, **arguments})
+    own = {"queries": 12} if arguments.get("head") == "queries" else {"head_width": 32}
+    model = create_task(find_task(task, arguments), config, {"classes": classes, **own, **arguments})
     if shake:
         shaken(model.own)
     return model.eval()

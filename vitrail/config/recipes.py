@@ -70,7 +70,7 @@ class Recipe:
 
 
 # the default recipe of a task; that of another depends on whether there are weights to start from
-OF_TASK = {"segmentation": "segment", "detection": "detect", "instances": "instances"}
+OF_TASK = {"segmentation": "segment", "detection": "detect", "instances": "instances", "panoptic": "panoptic"}
 
 # data with boxes or masks are small, and few updates leave a new head unfinished, hence the average: see docs/decisions.md
 DENSE_OPTIM = OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, layer_decay=None, clip=1.0, ema=0.999)
@@ -282,6 +282,11 @@ _RECIPES = (
         source="ours: the recipe detect with prototypes of masks (YOLACT, Bolya et al. 2019)",
         expect="a mask, a box and a class for every object, from pre-trained weights of any backbone",
         run=replace(DETECT, recipe="instances", task="instances"),
+    ),
+    Recipe(
+        source="ours: the recipe detect with queries (EoMT, Kerssies et al. 2025)",
+        expect="a segment of a thing or of stuff for every pixel, from pre-trained weights of a ViT",
+        run=replace(DETECT, recipe="panoptic", task="panoptic"),
     ),
     Recipe(
         source="Dosovitskiy et al. 2021, table 3, JFT rows",

@@ -88,7 +88,9 @@ class ModelSettings:
         "mean, std (of values in [0, 1]) and resize (pixels, squash, fit or none) in place of the weights'",
     ] = field(default_factory=dict)
     head: Annotated[
-        dict[str, Any], "arguments of a segmenter (head) or a detector (most), and of both (levels, head_width, maps)"
+        dict[str, Any],
+        "arguments of a segmenter (head) or a detector (most), of both (levels, head_width, maps), and of queries (queries, "
+        "query_blocks, upscales)",
     ] = field(default_factory=dict)
     head_only: Annotated[bool, "train the classification head only"] = False
     head_first: Annotated[float, "share of the steps in which only the head learns, at the beginning"] = 0.0

@@ -73,13 +73,14 @@ class QueryHead(nn.Module):
     def answer(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Returns the logits of classes (B, Q, K + 1) and masks (B, Q, r, c) from normalised tokens (B, Q + T, D), in fp32."""
         x, y = tokens.x, tokens.x[:, : len(self.query)]
+        dtype = torch.promote_types(self.classifier.weight.dtype, torch.float32)
         with by_hand(x):
-            classes = self.classifier(y.to(self.classifier.weight.dtype))
+            classes = self.classifier(y.to(self.classifier.weight.dtype)).to(dtype)
         first, second, last = self.embed
         embeddings = last(second(first(y, "exact"), "exact"))  # (B, Q, D)
         cells = self.upscale(as_map(x[:, x.shape[1] - math.prod(tokens.grid) :], tokens.grid))  # (B, D, r, c)
         masks = (embeddings @ cells.flatten(2)).unflatten(2, cells.shape[2:])
-        return classes, masks.to(torch.promote_types(masks.dtype, torch.float32))
+        return classes, masks.to(dtype)
 
     @torch.no_grad()
     def close(self, masks: Tensor, tokens: Tokens, masking: Tensor) -> Tensor:

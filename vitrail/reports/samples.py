@@ -24,12 +24,13 @@ from vitrail.images.masks import IGNORED
 from vitrail.markup import image_uri
 from vitrail.models.backbone import eval_mode
 from vitrail.reports.facts import EvaluatedRun
-from vitrail.tasks import Segmenter, Task
+from vitrail.tasks import Task
 from vitrail.tasks.dense.drawing import BACKGROUND, class_colours, draw_annotation, scale_to_show, to_hex
 from vitrail.tasks.detection.detector import ObjectTask, is_shown
 from vitrail.tasks.detection.matching import ERRORS, MAX_DETECTIONS, NONE
 from vitrail.tasks.detection.metric import BoxMetric
 from vitrail.tasks.segmentation.metric import MapMetric
+from vitrail.tasks.segmentation.segmenter import MapTask
 from vitrail.tasks.user_images import to_pixels
 from vitrail.text import listing, percent
 
@@ -65,7 +66,7 @@ class Sample:
 
 
 def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: float) -> tuple[Sample, ...]:
-    """Returns the pictures of ``source`` with these keys, for an `ObjectTask` or a `Segmenter`.
+    """Returns the pictures of ``source`` with these keys, for an `ObjectTask` or a `MapTask`.
 
     ``threshold`` is the least score of a box that is shown.
     """
@@ -73,7 +74,7 @@ def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: fl
     items = (source.read(rows[key]) for key in keys)
     if isinstance(model, ObjectTask):
         return tuple(draw_boxes_of(model, item, threshold) for item in items)
-    assert isinstance(model, Segmenter), model.name
+    assert isinstance(model, MapTask), model.name
     return tuple(draw_maps_of(model, item) for item in items)
 
 
@@ -116,7 +117,7 @@ def count_names(names: Iterable[str]) -> str:
     return listing([f"{count} {name}" for name, count in Counter(names).most_common()]) or "nothing"
 
 
-def draw_maps_of(model: Segmenter, item: Item) -> Sample:
+def draw_maps_of(model: MapTask, item: Item) -> Sample:
     """Returns the classes of the pixels of one picture, and where they are wrong."""
     image, outputs, frames = compute_outputs(model, item)
     answer, true = model.decode(outputs, frames)[0], item.target  # (H, W)
@@ -154,7 +155,7 @@ def mark_wrong(image: Image.Image, is_wrong: NDArray[np.bool_]) -> Image.Image:
     return Image.fromarray((grey + strength * (WRONG - grey)).astype(np.uint8))
 
 
-def compute_outputs(model: ObjectTask | Segmenter, item: Item) -> tuple[Image.Image, Tensor, Frames]:
+def compute_outputs(model: ObjectTask | MapTask, item: Item) -> tuple[Image.Image, Tensor, Frames]:
     """Returns the picture in the size in which it is shown, the model's outputs for it, and what they show of it."""
     pixels, size = model.transform.read(item.content, item.key)
     with eval_mode(model) as device:

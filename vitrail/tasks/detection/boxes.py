@@ -137,13 +137,23 @@ def compare_detections(expected: Tensor, given: Tensor) -> float:
         last = max(float(each[-1, 4]) for each in pair)
         for one, other in (pair, pair[::-1]):
             chosen = one[one[:, 4] > LAST_PLACES * last]
-            overlap, partner = detection_ious(chosen, other).max(1)
+            overlap, partner = find_partners(chosen, other)
             apart = (chosen - other[partner]).abs()[overlap >= SAME_BOX]  # (n, 6)
             apart[:, :4] /= scale
             worst = max(worst, float(apart[:, :5].max())) if len(apart) else worst
             alone, total = alone + len(chosen) - len(apart), total + len(chosen)
     share = alone / max(total, 1)
     return max(worst, share) if share > ALONE else worst
+
+
+def find_partners(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the IoU with and the place of the detection among others that is the same as each of (n, 6), if there is one: of
+    those whose boxes coincide that of the nearest score, else the one that overlaps most.
+    """
+    overlaps = detection_ious(one, other)
+    apart = (one[:, None, 4] - other[None, :, 4]).abs()
+    partners = (overlaps + (2 - apart) * (overlaps >= SAME_BOX)).argmax(1)
+    return overlaps.gather(1, partners[:, None])[:, 0], partners
 
 
 def covers(one: Tensor, other: Tensor, threshold: float) -> bool:

@@ -43,15 +43,19 @@ class OutlineTargets(PixelTargets):
         The weight is as in `BoxTargets`.
         """
         check_placed(placement)
-        maps = resample_maps(targets, placement.sampling, size=placement.size, pixel_format=self.format)
-        images = [number_objects(each) for each in maps.cpu().numpy()]
-        most = ROWS * max(math.ceil(max(len(rows) for rows, _ in images) / ROWS), 1)
-        objects = np.zeros((len(images), most, 6), np.float32)
-        objects[..., 0] = -1
-        for filled, (rows, _) in zip(objects, images):
-            filled[: len(rows)] = rows
-        weight = torch.full((len(images),), len(images) / max(int((objects[..., 0] >= 0).sum()), 1))
-        return torch.from_numpy(objects), weight, torch.from_numpy(np.stack([numbers for _, numbers in images]))
+        return list_objects(resample_maps(targets, placement.sampling, size=placement.size, pixel_format=self.format))
+
+
+def list_objects(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns objects, weights and the row of each pixel's object, as `OutlineTargets.move` does, from maps (B, h, w)."""
+    images = [number_objects(each) for each in maps.cpu().numpy()]
+    most = ROWS * max(math.ceil(max(len(rows) for rows, _ in images) / ROWS), 1)
+    objects = np.zeros((len(images), most, 6), np.float32)
+    objects[..., 0] = -1
+    for filled, (rows, _) in zip(objects, images):
+        filled[: len(rows)] = rows
+    weight = torch.full((len(images),), len(images) / max(int((objects[..., 0] >= 0).sum()), 1))
+    return torch.from_numpy(objects), weight, torch.from_numpy(np.stack([numbers for _, numbers in images]))
 
 
 def number_objects(values: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.int16]]:

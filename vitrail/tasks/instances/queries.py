@@ -79,8 +79,8 @@ class QueryInstances(InstanceTask, QueryTask):
         return Instances(boxes, answer.scores, answer.labels, size, self.classes, masks=answer.masks)
 
     def graph(self, images: Tensor) -> dict[str, Tensor]:
-        logits = super().graph(images)
-        found, masks, _ = self.select(logits["classes"], logits["masks"])
+        classes, masks = self.own["head"](self.backbone, images)
+        found, masks, _ = self.select(classes[:, 0], masks[:, 0])
         return {**split_outputs(found), "masks": to_bytes(masks)}
 
     def find_subject(

@@ -21,7 +21,7 @@ from vitrail.data.sources.annotations import OutlinedObjects
 from vitrail.data.sources.source import Source
 from vitrail.images.rle import Rle
 from vitrail.tasks.answer import AnswerFiles
-from vitrail.tasks.detection.boxes import detection_ious, join_detections, join_outputs, move_to_first, split_outputs
+from vitrail.tasks.detection.boxes import find_partners, join_detections, join_outputs, move_to_first, split_outputs
 from vitrail.tasks.detection.detector import CANDIDATES, SAME_OBJECT, ObjectTask
 from vitrail.tasks.detection.matching import Matches
 from vitrail.tasks.detection.metric import match_answer
@@ -124,7 +124,7 @@ class InstanceTask(ObjectTask):
         found, others = join_outputs(expected), join_outputs(given)
         for image, (one, other) in enumerate(zip(found, others)):
             shown = one[:, 4] >= self.threshold
-            partners = detection_ious(one[shown], other).argmax(1)
+            _, partners = find_partners(one[shown], other)
             masks, theirs = expected["masks"][image, shown] > MIDDLE, given["masks"][image, partners] > MIDDLE
             shared, union = ((masks & theirs).sum((1, 2)), (masks | theirs).sum((1, 2)))
             equal[image] = equal[image] and bool((shared >= SAME_MASK * union).all())

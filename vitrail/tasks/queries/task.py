@@ -109,7 +109,7 @@ class QueryTask(DenseTask):
     def unpack(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Returns logits of classes (B, A, Q, K + 1) and masks (B, A, Q, r, c) of outputs."""
         count = len(self.classes) + 1
-        rows = -(-count // outputs.shape[3])
+        rows = (count + outputs.shape[3] - 1) // outputs.shape[3]
         answers = outputs.unflatten(1, (-1, self.queries))
         return answers[..., :rows, :].flatten(3)[..., :count], answers[..., rows:, :]
 
@@ -118,6 +118,7 @@ class QueryTask(DenseTask):
         objects, weight, numbers = targets
         classes, masks = self.unpack(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
         shares, known = measure_shares(numbers, objects.shape[1], self.grid(numbers.shape[1:]), self.cell)
+        shares, known, weight = (each.to(masks.dtype) for each in (shares, known, weight))
         labels, strict = objects[..., 0].long(), self.training
         return query_loss(classes, masks.flatten(3), labels, shares, known, weight, strict=strict)
 
@@ -125,18 +126,6 @@ class QueryTask(DenseTask):
         """Returns what masks of so many rows and columns show of each picture, (left, top, right, bottom) in pixels: (B, 4)."""
         corners = np.array([[0, 0], [grid[1] * self.cell[1], grid[0] * self.cell[0]]], np.float64)
         return frames.move(np.tile(corners, (len(frames), 1, 1)), self.preprocessing.size).reshape(-1, 4)
-
-    def graph(self, images: Tensor) -> dict[str, Tensor]:
-        classes, masks = self.own["head"](self.backbone, images)
-        return {"classes": classes[:, 0], "masks": masks[:, 0]}
-
-    def name_outputs(self, outputs: Tensor) -> dict[str, Tensor]:
-        """``classes`` (B, Q, K + 1) and ``masks`` (B, Q, r, c), logits; the last class is none."""
-        classes, masks = self.unpack(outputs)
-        return {"classes": classes[:, -1], "masks": masks[:, -1]}
-
-    def read_graph(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        return pack_logits(outputs["classes"][:, None], outputs["masks"][:, None])
 
 
 def pack_logits(classes: Tensor, masks: Tensor) -> Tensor:

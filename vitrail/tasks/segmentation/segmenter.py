@@ -37,7 +37,75 @@ LEVELS = {"last": (4,), "four": (4, 8, 16, 32)}  # of the fused head on a networ
 MAX_WEIGHT = 10.0  # of a class, relative to that of the average pixel
 
 
-class Segmenter(PixelTask):
+class MapTask(PixelTask):
+    """A task that names the class of every pixel. In evaluation mode calling it gives logits or probabilities (B, K, h, w) at the
+    size of the images.
+    """
+
+    name = "segmentation"
+    reply = {"width": int, "height": int, "classes": list[dict[str, str | float]], "map": dict[str, str | list[int]]}  # noqa: RUF012
+    formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"masks": MaskFiles}
+    targets = PixelTargets(LabelMaps, "a class for every pixel")
+    decode_options = ("side",)
+    graph_outputs = ("logits",)
+    pixels = {"cpu": 704 * 256, "cuda": 640 * 640}  # noqa: RUF012
+
+    @staticmethod
+    def find_values(maps: Tensor) -> Tensor:
+        return find_classes(maps)
+
+    def decode(
+        self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5, side: int | None = None
+    ) -> list[Segmentation]:
+        """Returns maps in the size of each picture, or with ``side`` pixels on the longer side if the picture is larger."""
+        frames = Frames.whole(len(outputs), self.preprocessing.size) if frames is None else frames
+        sizes = [(height, width) for height, width in frames.pictures.astype(int).tolist()]
+        drawn = sample_pixels(outputs, frames if side is None else frames.shrink(side), self.find_values)
+        return [Segmentation(map.cpu().numpy(), self.classes, top, size) for map, size in zip(drawn, sizes)]
+
+    def find_subject(
+        self, outputs: Tensor, frames: Frames, *, target: str | None = None, box: int | None = None
+    ) -> Subject:
+        if box is not None:
+            raise ConfigError(f"box is {box}, and a segmenter has no boxes", "name a class with --target")
+        answered = outputs[0].argmax(0)  # (h, w)
+        is_shown = find_shown(frames, (outputs.shape[2], outputs.shape[3])).to(outputs.device)
+        counts = torch.bincount(answered[is_shown], minlength=len(self.classes)).tolist()
+        present = {name: count for name, count in zip(self.classes, counts) if count}
+        if target is None:  # the background only if there is nothing else
+            target = max(present, key=lambda name: (name not in BACKGROUND, present[name]))
+        if target not in present:
+            what = f"the model predicts no pixel of class {target!r} in this image"
+            raise ConfigError(what, f"choose a predicted class: {', '.join(present)}")
+        index = self.classes.index(target)
+        share = ((answered == index) & is_shown).to(outputs) / present[target]  # (h, w)
+
+        def probability(outputs: Tensor) -> Tensor:
+            return (outputs.softmax(1)[:, index] * share).sum((1, 2))
+
+        return Subject(
+            label=target,
+            score=float(probability(outputs)[0]),
+            colour=class_colours(self.classes)[target],
+            logit=lambda outputs: (outputs[:, index] * share).sum((1, 2)),
+            probability=probability,
+            region=(next(sample_pixels(outputs, frames, self.find_values)) == index).cpu().numpy(),
+        )
+
+    def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
+        """``map`` (B, h, w) uint8, the class of every pixel of the model's input."""
+        return {"map": outputs.argmax(1).to(torch.uint8).numpy()}
+
+    def metric(self, source: Source | None = None) -> MapMetric:
+        return MapMetric(self.classes)
+
+    def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+        """Returns the share of pixels of the same class."""
+        same = expected["logits"].argmax(1) == given["logits"].argmax(1)
+        return float(same.double().mean())
+
+
+class Segmenter(MapTask):
     """A model that names the class of every pixel. Calling it gives logits (B, K, h, w) at the size of the images.
 
     Targets of a batch are maps (B, h, w) uint8 of classes, 255 for pixels without one.
@@ -55,15 +123,8 @@ class Segmenter(PixelTask):
         ConfigError: as `DenseTask` has it; an argument that cannot be meant.
     """
 
-    name = "segmentation"
-    reply = {"width": int, "height": int, "classes": list[dict[str, str | float]], "map": dict[str, str | list[int]]}  # noqa: RUF012
-    formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"masks": MaskFiles}
-    targets = PixelTargets(LabelMaps, "a class for every pixel")
-    decode_options = ("side",)
-    graph_outputs = ("logits",)
     free_options = ("class_weights",)
     options = ("head", "levels", "head_width", "class_weights", "maps")
-    pixels = {"cpu": 704 * 256, "cuda": 640 * 640}  # noqa: RUF012
 
     def __init__(
         self,
@@ -83,7 +144,7 @@ class Segmenter(PixelTask):
             what = f"a segmenter with {len(self.classes)} classes"
             raise ConfigError(what, f"give the names of 2 to {IGNORED} classes, one of which may be the background")
         if head not in HEADS:
-            raise ConfigError(f"there is no head {head!r} for segmentation", nearest(head, HEADS))
+            raise ConfigError(f"there is no head {head!r} for segmentation", nearest(head, (*HEADS, "queries")))
         if class_weights is not None and len(class_weights) != len(self.classes):
             what = f"{len(class_weights)} class weights for {len(self.classes)} classes"
             raise ConfigError(what, "give one weight for each class")
@@ -145,60 +206,6 @@ class Segmenter(PixelTask):
         is_known = targets[0] != IGNORED
         right = (outputs.argmax(1) == targets[0]) & is_known
         return {"pixel_accuracy": right.sum() / is_known.sum().clamp(min=1)}
-
-    @staticmethod
-    def find_values(maps: Tensor) -> Tensor:
-        return find_classes(maps)
-
-    def decode(
-        self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5, side: int | None = None
-    ) -> list[Segmentation]:
-        """Returns maps in the size of each picture, or with ``side`` pixels on the longer side if the picture is larger."""
-        frames = Frames.whole(len(outputs), self.preprocessing.size) if frames is None else frames
-        sizes = [(height, width) for height, width in frames.pictures.astype(int).tolist()]
-        drawn = sample_pixels(outputs, frames if side is None else frames.shrink(side), self.find_values)
-        return [Segmentation(map.cpu().numpy(), self.classes, top, size) for map, size in zip(drawn, sizes)]
-
-    def find_subject(
-        self, outputs: Tensor, frames: Frames, *, target: str | None = None, box: int | None = None
-    ) -> Subject:
-        if box is not None:
-            raise ConfigError(f"box is {box}, and a segmenter has no boxes", "name a class with --target")
-        answered = outputs[0].argmax(0)  # (h, w)
-        is_shown = find_shown(frames, (outputs.shape[2], outputs.shape[3])).to(outputs.device)
-        counts = torch.bincount(answered[is_shown], minlength=len(self.classes)).tolist()
-        present = {name: count for name, count in zip(self.classes, counts) if count}
-        if target is None:  # the background only if there is nothing else
-            target = max(present, key=lambda name: (name not in BACKGROUND, present[name]))
-        if target not in present:
-            what = f"the model predicts no pixel of class {target!r} in this image"
-            raise ConfigError(what, f"choose a predicted class: {', '.join(present)}")
-        index = self.classes.index(target)
-        share = ((answered == index) & is_shown).to(outputs) / present[target]  # (h, w)
-
-        def probability(outputs: Tensor) -> Tensor:
-            return (outputs.softmax(1)[:, index] * share).sum((1, 2))
-
-        return Subject(
-            label=target,
-            score=float(probability(outputs)[0]),
-            colour=class_colours(self.classes)[target],
-            logit=lambda outputs: (outputs[:, index] * share).sum((1, 2)),
-            probability=probability,
-            region=(next(sample_pixels(outputs, frames, self.find_values)) == index).cpu().numpy(),
-        )
-
-    def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
-        """``map`` (B, h, w) uint8, the class of every pixel of the model's input."""
-        return {"map": outputs.argmax(1).to(torch.uint8).numpy()}
-
-    def metric(self, source: Source | None = None) -> MapMetric:
-        return MapMetric(self.classes)
-
-    def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
-        """Returns the share of pixels of the same class."""
-        same = expected["logits"].argmax(1) == given["logits"].argmax(1)
-        return float(same.double().mean())
 
 
 def weigh_classes(pixels: ArrayLike) -> list[float]:

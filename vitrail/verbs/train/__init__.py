@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, Unpack
 
 from vitrail.config.schema import Precision, Run, TaskAlias
 from vitrail.errors import ConfigError
@@ -102,6 +102,10 @@ def train(
         "Choose the learning rate first: trainings of half the length, compared on the validation split, at rates a factor 2 "
         "apart.",
     ] = False,
+    head: Annotated[
+        Literal["fused", "linear", "queries"] | None,
+        "What gives the masks: of `segment`, fused, linear or queries (EoMT); of `instances`, prototypes by default, or queries.",
+    ] = None,
     head_only: Annotated[bool, Sets("model.head_only")] = False,
     lora: Annotated[int | None, Sets("model.adapters.rank")] = None,
     freeze_until: Annotated[int | None, Sets("model.freeze_until")] = None,
@@ -143,6 +147,8 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
     if given.get("metrics") is not None:
         names = options.names_of_metrics(given["metrics"])
         given = {**given, "metrics": None, "set": [*(given["set"] or ()), f"save.metrics={names}"]}
+    if given.get("head") is not None:
+        given = {**given, "head": None, "set": [*(given["set"] or ()), f"model.head.head={given['head']}"]}
     if given["callbacks"]:
         check_callbacks(given["callbacks"])
     if given["model"] is not None and not isinstance(given["model"], str):
