@@ -1,9 +1,11 @@
-"""Training step and inference of a detector and two segmenters beside transformers' of similar size, in turns.
+"""Training step and inference of detectors and segmenters beside transformers' of similar size, in turns.
 
-YOLOS-Ti against a detector on ViT-Ti/16, SegFormer-B0 against segmenters on PVT v2 B0, whose encoder is of the same kind and
-size, and on ViT-Ti/16. All have random weights and images of 512 x 512. The networks differ, so outputs cannot be compared;
+YOLOS-Ti against a detector on ViT-Ti/16; SegFormer-B0 against segmenters on PVT v2 B0, whose encoder is of the same kind and
+size, and on ViT-Ti/16; EoMT against queries in the same ViT-Ti/16, and Mask2Former against prototypes on the same Swin-T, for
+instances. All have random weights and images of 512 x 512. The networks differ, so outputs cannot be compared;
 their sizes stand in the record. A training step is forward, each library's own loss, backward and AdamW. An answer of a
-detector is the boxes without duplicates (YOLOS: its 100 queries), that of a segmenter the class of every pixel.
+detector is the boxes without duplicates (YOLOS: its 100 queries), that of a segmenter the class of every pixel, that of instances
+the 100 best objects with their masks (transformers: the logits of 100 queries). Objects are boxes, which are learned as masks.
 
     make bench BENCH=dense_step        or, by hand:        python benchmarks/dense_step.py --batch 2
 """
@@ -20,11 +22,20 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import SegformerConfig, SegformerForSemanticSegmentation, YolosConfig, YolosForObjectDetection
+from transformers import (
+    EomtConfig,
+    EomtForUniversalSegmentation,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+    YolosConfig,
+    YolosForObjectDetection,
+)
 
 import vitrail
 from vitrail.data.augment.placement import Frames, place
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import LABEL_BITS, Objects
 from vitrail.tasks import Task
 
 SIZE, OBJECTS = 512, 10
@@ -50,9 +61,24 @@ def segformer() -> nn.Module:
     return SegformerForSemanticSegmentation(SegformerConfig(num_labels=len(NAMES)))
 
 
-def of_vitrail(name: str, task: str) -> Task:
+def eomt() -> nn.Module:
+    """EoMT on ViT-Ti/16, with queries in the last quarter of the blocks."""
+    tiny = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3}
+    own = {"num_queries": 100, "num_blocks": 3, "num_register_tokens": 0}
+    config = EomtConfig(**tiny, **own, image_size=SIZE, patch_size=16, num_labels=len(NAMES))
+    model = EomtForUniversalSegmentation(config)
+    model.attn_mask_probs.zero_()  # as after a training
+    return model
+
+
+def mask2former() -> nn.Module:
+    """Mask2Former on Swin-T, the defaults of transformers."""
+    return Mask2FormerForUniversalSegmentation(Mask2FormerConfig(num_labels=len(NAMES)))
+
+
+def of_vitrail(name: str, task: str, **arguments: Any) -> Task:
     """A model whose head answers by chance and not by zeros."""
-    model = vitrail.create_model(name, task=task, classes=list(NAMES), image_size=SIZE)
+    model = vitrail.create_model(name, task=task, classes=list(NAMES), image_size=SIZE, arguments=arguments)
     for parameter in model.own.parameters():
         nn.init.normal_(parameter, std=0.02)
     return model
@@ -63,12 +89,26 @@ def draw_boxes(batch: int, generator: np.random.Generator) -> np.ndarray:
     return np.concatenate([corners, corners + generator.uniform(16, SIZE / 2, corners.shape)], -1)
 
 
+def draw_masks(boxes: np.ndarray) -> np.ndarray:
+    """The pixels of each box (n, 4): (n, H, W)."""
+    masks = np.zeros((len(boxes), SIZE, SIZE), bool)
+    for mask, (left, top, right, bottom) in zip(masks, boxes.astype(int)):
+        mask[top:bottom, left:right] = True
+    return masks
+
+
 def targets_of(task: Task, batch: int) -> Any:
     """Ten objects or a whole map for each image, as a batch of the training has them."""
     generator = np.random.default_rng(0)
     if task.name == "detection":
         labels = generator.integers(len(NAMES), size=OBJECTS)
         rows: Any = Objects.join([Objects.of_image(boxes, labels) for boxes in draw_boxes(batch, generator)])
+    elif task.name == "instances":
+        labels = generator.integers(len(NAMES), size=OBJECTS)
+        rows = [np.zeros((SIZE, SIZE), np.int32) for _ in range(batch)]
+        for values, boxes in zip(rows, draw_boxes(batch, generator)):
+            for number, (label, mask) in enumerate(zip(labels, draw_masks(boxes)), start=1):
+                values[mask] = number << LABEL_BITS | label
     else:
         rows = list(generator.integers(0, len(NAMES), (batch, SIZE, SIZE)).astype(np.uint8))
     placement = place(Frames.whole(batch, (SIZE, SIZE)), (SIZE, SIZE), np.tile(np.eye(3), (batch, 1, 1)), (SIZE, SIZE))
@@ -80,6 +120,10 @@ def labels_of(model: nn.Module, batch: int, device: str) -> Any:
     generator = np.random.default_rng(0)
     if isinstance(model, SegformerForSemanticSegmentation):
         return torch.from_numpy(generator.integers(0, len(NAMES), (batch, SIZE, SIZE))).to(device)
+    if isinstance(model, EomtForUniversalSegmentation | Mask2FormerForUniversalSegmentation):
+        labels = torch.from_numpy(generator.integers(len(NAMES), size=OBJECTS)).to(device)
+        masks = [torch.from_numpy(draw_masks(boxes)).float().to(device) for boxes in draw_boxes(batch, generator)]
+        return {"mask_labels": masks, "class_labels": [labels] * batch}
     left, top, right, bottom = np.moveaxis(draw_boxes(batch, generator) / SIZE, -1, 0)
     boxes = np.stack([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], -1).astype(np.float32)
     labels = torch.from_numpy(generator.integers(len(NAMES), size=OBJECTS)).to(device)
@@ -95,7 +139,8 @@ def training(model: nn.Module, images: Tensor) -> Step:
         loss: Callable[[], Tensor] = lambda: model.loss(model(images), targets)  # noqa: E731
     else:
         labels = labels_of(model, len(images), device)
-        loss = lambda: model(images, labels=labels).loss  # noqa: E731
+        labels = labels if isinstance(labels, dict) else {"labels": labels}
+        loss = lambda: model(images, **labels).loss  # noqa: E731
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
@@ -111,8 +156,10 @@ def inference(model: nn.Module, images: Tensor) -> Step:
     @torch.inference_mode()
     def step() -> object:
         if isinstance(model, Task):
-            return model.detect(model(images)) if model.name == "detection" else model(images).argmax(1)
+            return model(images).argmax(1) if model.name == "segmentation" else model.detect(model(images))
         answer = model(images)
+        if isinstance(model, EomtForUniversalSegmentation | Mask2FormerForUniversalSegmentation):
+            return answer.class_queries_logits.softmax(-1), answer.masks_queries_logits.sigmoid()
         if isinstance(model, SegformerForSemanticSegmentation):
             logits = nn.functional.interpolate(answer.logits, (SIZE, SIZE), mode="bilinear", align_corners=False)
             return logits.argmax(1)
@@ -131,6 +178,15 @@ CONTENDERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
         "vitrail, PVT v2 B0": partial(of_vitrail, "pvt-v2-b0", "segmentation"),
         "vitrail, ViT-Ti/16": partial(of_vitrail, "vit-ti16", "segmentation"),
         "transformers, SegFormer-B0": segformer,
+    },
+    "queries": {
+        "vitrail, ViT-Ti/16, queries": partial(of_vitrail, "vit-ti16", "instances", head="queries"),
+        "transformers, EoMT-Ti": eomt,
+    },
+    "instances": {
+        "vitrail, Swin-T, prototypes": partial(of_vitrail, "swin-t", "instances"),
+        "vitrail, ViT-Ti/16, prototypes": partial(of_vitrail, "vit-ti16", "instances"),
+        "transformers, Mask2Former, Swin-T": mask2former,
     },
 }
 

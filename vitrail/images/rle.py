@@ -6,7 +6,7 @@ Everything equals pycocotools, polygons byte for byte. H and W are the size of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,7 @@ class Rle:
     """
 
     size: tuple[int, int]
-    counts: Integers
+    counts: Integers = field(repr=False)  # thousands of numbers
 
     @classmethod
     def of_edges(cls, edges: Integers, size: tuple[int, int]) -> Rle:

@@ -13,7 +13,7 @@ import { Slot } from "./slot.js";
 
 const TOPS = [5, 10, 20];
 const TINT = 0.5;
-const FOUND = { detection: "the objects", instances: "the objects and their masks", segmentation: "the class of every pixel" };
+const FOUND = { detection: "the objects", instances: "the objects and their masks", panoptic: "the segments", segmentation: "the class of every pixel" };
 
 export class AttentionView {
   /** @type {Slot[]} */
@@ -189,7 +189,7 @@ export class AttentionView {
     if (file === undefined) return;
     const { method, layer, head, top, threshold } = this.view, { task } = this.model, options = { file, token: this.api.usesToken };
     const asked = `method=${method}${method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}` : ""}${this.#query()}`;
-    const query = TASKS.includes(task) ? `?threshold=${threshold}` : task === "segmentation" ? "" : `?top=${top}`;
+    const query = TASKS.includes(task) ? `?threshold=${threshold}` : ["panoptic", "segmentation"].includes(task) ? "" : `?top=${top}`;
     byId("commands").replaceChildren(
       this.model.classes.length ? commandBlock("Prediction", curl(`v1/predict${query}`, options)) : "",
       this.model.colours

@@ -114,14 +114,15 @@ export class Batch {
   }
 }
 
-/** Returns one line on a reply: the best class, the objects by class, or the largest classes of pixels. */
+/** Returns one line on a reply: the best class, the objects or segments by class, or the largest classes of pixels. */
 function summaryOf({ task, threshold }, reply) {
   if (task === "segmentation") {
     return { label: reply.classes.slice(0, 3).map(({ label, share }) => `${label} ${percent(share)}`).join(", "), score: null };
   }
-  if (!reply.objects) return { label: reply.label, score: reply.score };
+  const found = reply.objects ?? reply.segments;
+  if (!found) return { label: reply.label, score: reply.score };
   const counts = new Map();
-  for (const { label, score } of reply.objects) if (score >= (threshold ?? 0)) counts.set(label, (counts.get(label) ?? 0) + 1);
+  for (const { label, score } of found) if (score >= (threshold ?? 0)) counts.set(label, (counts.get(label) ?? 0) + 1);
   return { label: [...counts].map(([label, count]) => `${whole(count)} ${label}`).join(", ") || "no objects", score: null };
 }
 

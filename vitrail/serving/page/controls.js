@@ -67,7 +67,7 @@ export class Controls {
     this.threshold.show(Math.round(view.threshold * 100), 100, `${Math.round(view.threshold * 100)} %`);
     this.threshold.element.hidden = !TASKS.includes(model.task);
     this.tint.show(Math.round(view.tint * 100), 100, `${Math.round(view.tint * 100)} %`);
-    this.tint.element.hidden = model.task !== "segmentation" || Boolean(view.method);
+    this.tint.element.hidden = !["panoptic", "segmentation"].includes(model.task) || Boolean(view.method);
     this.opacity.show(Math.round(view.opacity * 100), 100, `${Math.round(view.opacity * 100)} %`);
     this.methods.hidden = !model.methods.length;
     this.opacity.element.hidden = this.manners.hidden = !view.method;

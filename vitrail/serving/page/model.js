@@ -31,6 +31,7 @@ function answers({ task, classes: names, multi_label: several }) {
   if (!names.length) return "features only (no head)";
   if (task === "instances") return `objects of ${whole(names.length)} classes with their masks`;
   if (task === "detection") return `objects of ${whole(names.length)} classes`;
+  if (task === "panoptic") return `segments of ${whole(names.length)} classes of things and stuff`;
   if (task === "segmentation") return `the class of every pixel, of ${whole(names.length)}`;
   return `${whole(names.length)} classes, ${several ? "multi-label" : "one per image"}`;
 }

@@ -1,4 +1,4 @@
-/** @file The classes of a segmenter: a tint over the picture, and a legend whose entries are switches. */
+/** @file The classes of a segmenter, or the segments of a panoptic one: a tint over the picture, and a legend of switches. */
 
 import { make } from "./dom.js";
 import { percent, whole } from "./numbers.js";
@@ -7,9 +7,19 @@ import { Switches } from "./switches.js";
 
 const SIDE = 1024; // maximum pixels of the longer side of a map
 
+/**
+ * @typedef {object} RegionMap the number of the region of every pixel, and the class and the name of each number; none without
+ * @property {number} width
+ * @property {number} height
+ * @property {Uint16Array} data
+ * @property {(string | undefined)[]} labels
+ * @property {(string | undefined)[]} names
+ */
+
 export class Regions {
-  /** @type {{width: number, height: number, data: Uint8Array} | null} the index of the class of every pixel */
+  /** @type {RegionMap | null} */
   #map = null;
+  hasEdges = false;
   /** @type {any} prediction whose map is decoded */
   #decoded = null;
 
@@ -47,18 +57,18 @@ export class Regions {
   }
 
   /**
-   * @param {{classes: {label: string, share: number}[], map: {png: string}}} prediction
+   * @param {any} prediction
    * @param {import("./slot.js").View} view
    */
   async show(prediction, view) {
     if (this.#decoded !== prediction) {
       this.#decoded = prediction;
-      const map = await this.#decode(prediction.map.png);
+      const map = await this.decode(prediction);
       if (this.#decoded !== prediction) return; // another picture came meanwhile
       this.#map = map;
     }
-    const { classes } = prediction;
-    this.title.textContent = classes.length === 1 ? "1 class" : `${whole(classes.length)} classes`;
+    const { title, classes } = this.list(prediction);
+    this.title.textContent = title;
     this.lead.textContent = "by their share of the pixels";
     this.switches.show(classes.map(({ label, share }) => ({ label, colour: this.colours[label], number: percent(share) })), view.hidden);
     if (!this.title.isConnected) this.element.replaceChildren(this.title, this.lead, this.switches.element);
@@ -67,27 +77,30 @@ export class Regions {
     this.stage.describe(this.words, view);
   }
 
-  /** Decodes a PNG with a palette to the indices of classes, which are found by their colours. */
-  async #decode(png) {
-    const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
-    const bitmap = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });
-    const { width, height } = bitmap, context = contextOf(make("canvas", { width, height }));
-    context.drawImage(bitmap, 0, 0);
-    bitmap.close();
-    const pixels = context.getImageData(0, 0, width, height).data, data = new Uint8Array(width * height);
+  /** Returns the title, and the classes with their share of the pixels. */
+  list({ classes }) {
+    return { title: classes.length === 1 ? "1 class" : `${whole(classes.length)} classes`, classes };
+  }
+
+  /**
+   * Decodes a PNG with a palette to the indices of classes, which are found by their colours.
+   * @returns {Promise<RegionMap>}
+   */
+  async decode({ map }) {
     const numbers = new Map(this.names.map((name, at) => [parseInt(this.colours[name].slice(1), 16), at]));
-    for (let at = 0; at < data.length; at++) {
-      data[at] = numbers.get((pixels[at * 4] << 16) | (pixels[at * 4 + 1] << 8) | pixels[at * 4 + 2]) ?? 255;
-    }
-    return { width, height, data };
+    return { ...(await readPixels(map.png, (colour) => numbers.get(colour) ?? 255)), labels: this.names, names: this.names };
   }
 
   #paint({ hidden, tint, method }) {
     if (!this.#map) return;
-    const { width, height, data } = this.#map, image = new ImageData(width, height), pixels = new Uint32Array(image.data.buffer);
-    const stains = new Uint32Array(256);
-    this.names.forEach((name, at) => { stains[at] = hidden.has(name) ? 0 : stainOf(this.colours[name], tint); });
-    for (let at = 0; at < data.length; at++) pixels[at] = stains[data[at]];
+    const { width, height, data, labels } = this.#map, image = new ImageData(width, height), pixels = new Uint32Array(image.data.buffer);
+    const paint = (strength) => labels.map((label) => (!label || hidden.has(label) ? 0 : stainOf(this.colours[label], strength)));
+    const stains = paint(tint), edges = this.hasEdges ? paint(1) : stains;
+    for (let at = 0; at < data.length; at++) {
+      const number = data[at], right = (at + 1) % width ? data[at + 1] : number;
+      const isEdge = number !== right || number !== (data[at + width] ?? number);
+      pixels[at] = (isEdge ? edges : stains)[number] ?? 0;
+    }
     Object.assign(this.canvas, { width, height });
     contextOf(this.canvas).putImageData(image, 0, 0);
     this.canvas.hidden = Boolean(method); // a map of attention has the picture to itself
@@ -99,7 +112,7 @@ export class Regions {
     if (!this.#map || !this.canvas.isConnected || this.canvas.hidden) return;
     const { left, top, width, height } = this.canvas.getBoundingClientRect(), map = this.#map;
     const column = Math.floor(((event.clientX - left) / width) * map.width), row = Math.floor(((event.clientY - top) / height) * map.height);
-    this.#read(this.names[map.data[row * map.width + column]] ?? null);
+    this.#read(map.names[map.data[row * map.width + column]] ?? null);
   }
 
   #read(name) {
@@ -113,6 +126,48 @@ export class Regions {
   drawOn(context) {
     if (!this.canvas.hidden && this.#map) context.drawImage(this.canvas, 0, 0, context.canvas.width, context.canvas.height);
   }
+}
+
+/** The segments of a picture, each with an edge; those of a class are switched together. */
+export class Segments extends Regions {
+  hasEdges = true;
+
+  query() {
+    return "";
+  }
+
+  list({ segments, width, height }) {
+    const shares = new Map();
+    for (const { label, area } of segments) shares.set(label, (shares.get(label) ?? 0) + area / (width * height));
+    const classes = [...shares].map(([label, share]) => ({ label, share })).sort((one, other) => other.share - one.share);
+    return { title: segments.length === 1 ? "1 segment" : `${whole(segments.length)} segments`, classes };
+  }
+
+  /**
+   * Decodes a PNG whose colours are the ids of segments.
+   * @returns {Promise<RegionMap>}
+   */
+  async decode({ map, segments }) {
+    const labels = [undefined], names = [undefined];
+    for (const { id, label, score } of segments) [labels[id], names[id]] = [label, `${label} ${score.toFixed(2)}`];
+    const id = (colour) => (colour >> 16) | (colour & 0xff00) | ((colour & 0xff) << 16);
+    return { ...(await readPixels(map.png, id)), labels, names };
+  }
+}
+
+/**
+ * @param {string} png in base64
+ * @param {(colour: number) => number} numberOf from red, green and blue, 0xrrggbb
+ */
+async function readPixels(png, numberOf) {
+  const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
+  const bitmap = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });
+  const { width, height } = bitmap, context = contextOf(make("canvas", { width, height }));
+  context.drawImage(bitmap, 0, 0);
+  bitmap.close();
+  const pixels = context.getImageData(0, 0, width, height).data, data = new Uint16Array(width * height);
+  for (let at = 0; at < data.length; at++) data[at] = numberOf((pixels[at * 4] << 16) | (pixels[at * 4 + 1] << 8) | pixels[at * 4 + 2]);
+  return { width, height, data };
 }
 
 /** @param {HTMLCanvasElement} canvas */

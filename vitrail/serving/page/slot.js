@@ -6,7 +6,7 @@ import { fallen, percent, short } from "./numbers.js";
 import { Objects } from "./objects.js";
 import { rangeOf } from "./painter.js";
 import { cellAt, entryOf, mapOf, Picture, previewOf, sceneOf } from "./picture.js";
-import { Regions } from "./regions.js";
+import { Regions, Segments } from "./regions.js";
 import { Sheet } from "./sheet.js";
 import { Stage } from "./stage.js";
 
@@ -27,7 +27,7 @@ import { Stage } from "./stage.js";
 
 const SETTLE = 70; // milliseconds before a selected patch is requested, to skip patches in between
 const WORDS = { attention: percent, rollout: percent, gradient: short, occlusion: fallen };
-const ANSWERS = { detection: Objects, instances: Objects, segmentation: Regions }; // by task; any other is answered by classes
+const ANSWERS = { detection: Objects, instances: Objects, panoptic: Segments, segmentation: Regions }; // by task; any other is answered by classes
 const OF_THE_FILE = ["bad_image", "too_large", "unsupported_media_type"]; // errors of the file, not of the request
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
