@@ -241,6 +241,39 @@ class OutlinedObjects(Objects):
         return np.ascontiguousarray(columns.reshape(size[::-1]).T)
 
 
+@dataclass(frozen=True, eq=False)
+class PanopticObjects(OutlinedObjects):
+    """Segments of things and of stuff, which do not overlap.
+
+    The map of an image is that of `OutlinedObjects`, with `UNCOUNTED` also in pixels of no segment.
+
+    Args:
+        stuff: the classes whose segments are no single objects.
+    """
+
+    task = "panoptic"
+    stuff: frozenset[int] = frozenset()
+
+    @classmethod
+    def join(cls, images: Sequence[Objects]) -> Self:
+        stuff = (part.stuff for part in images if isinstance(part, PanopticObjects))
+        return replace(super().join(images), stuff=frozenset[int]().union(*stuff))
+
+    def __getitem__(self, rows: NDArray[np.integer]) -> Self:
+        return replace(super().__getitem__(rows), stuff=self.stuff)
+
+    def renumber(self, indices: NDArray[np.int64]) -> Self:
+        return replace(super().renumber(indices), stuff=frozenset(indices[sorted(self.stuff)].tolist()))
+
+    def list_things(self, classes: int) -> tuple[bool, ...]:
+        """Returns whether each of so many classes is one of things."""
+        return tuple(label not in self.stuff for label in range(classes))
+
+    def read_map(self, row: int, size: tuple[int, int]) -> NDArray[np.int32]:
+        values = super().read_map(row, size)
+        return np.where(values == 0, np.int32(UNCOUNTED), values)
+
+
 def check_annotated_size(annotated: tuple[int, ...], size: tuple[int, int], what: str = "annotation") -> None:
     """Raises `BadImage` where an upright picture has another (height, width) than its annotation, of which 0 says nothing."""
     if not all(annotated) or annotated == size:

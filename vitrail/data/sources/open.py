@@ -113,6 +113,11 @@ class FoundData:
         The outlines of objects are read for the tasks in `OUTLINED`.
         """
         assert self.root is not None, "data without annotations"
+        if task == "panoptic":
+            if (read_panoptic := find_panoptic(self.root)) is None:
+                remedy = "give COCO's panoptic files, or train with --task instances or segment, and --head queries"
+                raise DataError("the data have no segments of things and stuff, and panoptic needs them", remedy)
+            return read_panoptic(outlines=True, panoptic=True)
         if self.objects is not None and not ((task or self.task) == "segmentation" and self.masks):
             return self.objects(outlines=task in OUTLINED)
         layout, splits = read_masks(self.root, self.masks)
@@ -183,7 +188,7 @@ def open_data(
         channels: channels of Pillow images in a user's Dataset, 3 by default; files are decoded elsewhere.
         labelled: labels are required: unlabelled data and class folders without images are refused.
         task: "segmentation" takes masks also where there are boxes or outlines beside them, and paints maps of classes from the
-            outlines of objects where there are no masks; "instances" takes objects with their outlines.
+            outlines of objects where there are no masks; "instances" takes objects with their outlines, "panoptic" also stuff.
         max_bad: largest share of objects that cannot be read, where labels are required.
 
     Raises:
@@ -199,9 +204,9 @@ def open_data(
     if found.opened is not None:
         return found.opened
     convert = None
-    if found.root is not None and task in OUTLINED:
+    if found.root is not None and task in (*OUTLINED, "panoptic"):
         layout, raw_splits = found.read(task)
-        convert = OUTLINED[task] if found.objects and (task == "instances" or not found.masks) else None
+        convert = OUTLINED.get(task) if found.objects and (task == "instances" or not found.masks) else None
     else:
         layout, raw_splits = _find(found, channels or 3, labelled)
     if labelled:

@@ -52,9 +52,9 @@ class Annotation(NamedTuple):
 def find_panoptic(place: Path) -> Read | None:
     """Finds a panoptic file, or those of a folder by split. Raises `DataError` for several files of one split.
 
-    The segments of things, by ``isthing`` of their category, are objects, stuff is left out. The PNG files are only read for
-    outlines and for segments without a box; ids are then compared with those of the JSON. They lie in a folder with the name of
-    the file, in ``panoptic``, or beside the file.
+    The segments of things, by ``isthing`` of their category, are objects; stuff is left out, unless ``panoptic`` asks for it. The
+    PNG files are only read for outlines and for segments without a box; ids are then compared with those of the JSON. They lie in
+    a folder with the name of the file, in ``panoptic``, or beside the file.
     """
     return find_files(place, lambda path: has_keys(path, (*KEYS, SEGMENTS)), "COCO panoptic objects", _read_one)
 
@@ -69,6 +69,9 @@ def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
         what = f"{path}: isthing of the category {wrong} is {flags[wrong]!s:.60}"
         raise DataError(what, "give 1 for things, 0 for stuff")
     things = {number: name for number, name in categories.items() if flags[number]}
+    if objects.stuff is not None:
+        objects.stuff.update(set(categories.values()) - set(things.values()))
+        things = categories
     pictures = read_pictures(plain["images"], root, path, objects)
     annotations = _read_annotations(plain["annotations"], path, root, pictures, objects)
     files = [each.file for each in annotations if each.file]
