@@ -54,6 +54,7 @@ KNOWN = {
         tables.py:save_array tables.py:write_features runs/folder.py:_append
         tasks/detection/answer.py:write tasks/detection/answer.py:close tasks/detection/answer.py:write_results
         tasks/instances/answer.py:write tasks/instances/answer.py:close
+        tasks/panoptic/answer.py:write tasks/panoptic/answer.py:close
         tasks/segmentation/answer.py:write tasks/segmentation/answer.py:close
         training/step.py:_raise_diverged verbs/data/__init__.py:check_data verbs/data/drawings.py:draw_split
         studies/report.py:report_study inference/comparison.py:write_agreement evaluation/evaluate.py:write_predictions

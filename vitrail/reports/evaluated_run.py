@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.reports import cards, classification, detection, segmentation
+from vitrail.reports import cards, classification, detection, panoptic, segmentation
 from vitrail.reports.facts import EvaluatedRun, RunFacts
 from vitrail.reports.supervised import draw_metrics, list_class_metrics, summarise, write_supervised
 from vitrail.tasks.classification.metric import ClassMetric, LabelMetric
 from vitrail.tasks.detection.metric import BoxMetric
+from vitrail.tasks.panoptic.metric import PanopticMetric
 from vitrail.tasks.segmentation.metric import MapMetric
 
 
@@ -29,6 +30,8 @@ def write_report(folder: Path, evaluated: EvaluatedRun) -> Path:
             values = detection.describe(evaluated, metric)
         case MapMetric() as metric:
             values = segmentation.describe(evaluated, metric)
+        case PanopticMetric() as metric:
+            values = panoptic.describe(evaluated, metric)
         case _:
             values = {"template": "supervised.html", "task": {"Task": model.name}}
     return write_supervised(

@@ -107,6 +107,17 @@ OF_SEGMENTERS = {
     "dice": share("Dice coefficient", "F1 of pixels, the mean over classes", "Dice"),
     "boundary_f": share("boundary F", "F1 of pixels on boundaries, the mean over classes"),
 }
+OF_PANOPTIC = {
+    "pq": share(
+        *("panoptic quality", "IoU of matched segments times F1 of segments, the mean over classes", "PQ"),
+        chart="Panoptic quality",
+        line="validation",
+    ),
+    "sq": share("segmentation quality", "the IoU of matched segments, the mean over classes", "SQ"),
+    "rq": share("recognition quality", "F1 of segments, the mean over classes", "RQ"),
+    "pq_things": share("PQ of things", "panoptic quality, the mean over classes of things"),
+    "pq_stuff": share("PQ of stuff", "panoptic quality, the mean over classes of stuff"),
+}
 OF_FEATURES = {
     "knn": share(
         *("kNN accuracy", "accuracy of k-nearest-neighbour classification on the features", "kNN accuracy"),
@@ -150,11 +161,11 @@ OF_OBJECTIVES = {
     "perplexity": Metric("codebook perplexity", "effective number of codes in a batch"),
     "codes_in_use": Metric("codes in use", "effective number of codes on held-out images"),
 }
-METRICS: dict[str, Metric] = OF_CLASSIFIERS | OF_DETECTORS | OF_SEGMENTERS | OF_FEATURES | OF_OBJECTIVES
+METRICS: dict[str, Metric] = OF_CLASSIFIERS | OF_DETECTORS | OF_SEGMENTERS | OF_PANOPTIC | OF_FEATURES | OF_OBJECTIVES
 # the images of an evaluation, by the beginning of a column
 PARTS = {"val_": "validation", "train_": "unaugmented training"}
 # the metrics by which runs are compared: for each run, the first that it has
-SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_miou", "knn", "psnr_held_out")
+SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_pq", "val_miou", "knn", "psnr_held_out")
 
 
 def metric_of(column: str) -> Metric:

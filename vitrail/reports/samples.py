@@ -6,7 +6,7 @@ H and W of a picture, D detections, M objects.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ from vitrail.tasks.dense.drawing import BACKGROUND, class_colours, draw_annotati
 from vitrail.tasks.detection.detector import ObjectTask, is_shown
 from vitrail.tasks.detection.matching import ERRORS, MAX_DETECTIONS, NONE
 from vitrail.tasks.detection.metric import BoxMetric
+from vitrail.tasks.panoptic.answer import Panoptic
+from vitrail.tasks.panoptic.metric import PanopticMetric, match_answer
 from vitrail.tasks.segmentation.metric import MapMetric
 from vitrail.tasks.segmentation.segmenter import MapTask
 from vitrail.tasks.user_images import to_pixels
@@ -66,7 +68,7 @@ class Sample:
 
 
 def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: float) -> tuple[Sample, ...]:
-    """Returns the pictures of ``source`` with these keys, for an `ObjectTask` or a `MapTask`.
+    """Returns the pictures of ``source`` with these keys, for an `ObjectTask`, a `MapTask`, or a task of `Panoptic`.
 
     ``threshold`` is the least score of a box that is shown.
     """
@@ -74,8 +76,8 @@ def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: fl
     items = (source.read(rows[key]) for key in keys)
     if isinstance(model, ObjectTask):
         return tuple(draw_boxes_of(model, item, threshold) for item in items)
-    assert isinstance(model, MapTask), model.name
-    return tuple(draw_maps_of(model, item) for item in items)
+    draw: Callable[[Any, Item], Sample] = draw_maps_of if isinstance(model, MapTask) else draw_segments_of
+    return tuple(draw(model, item) for item in items)
 
 
 def draw_boxes_of(model: ObjectTask, item: Item, threshold: float) -> Sample:
@@ -140,6 +142,27 @@ def draw_maps_of(model: MapTask, item: Item) -> Sample:
     )
 
 
+def draw_segments_of(model: Task, item: Item) -> Sample:
+    """Returns the segments of one picture, and the pixels of those that do not match."""
+    image, outputs, frames = compute_outputs(model, item)
+    answer = model.decode(outputs, frames)[0]
+    assert isinstance(answer, Panoptic), model.name
+    true, crowd = Panoptic.of_objects(item.target, answer.classes, answer.things), item.target.crowd
+    matched = match_answer(answer, item.target)
+    is_right = np.pad(matched.ious > 0, ((1, 0), (1, 0)))  # (M + 1, D + 1), the first of each void
+    is_wrong = np.append(False, ~crowd)[true.ids] & ~is_right[true.ids, answer.ids]
+    _, right, false, missed = matched.counts.sum(1).astype(int).tolist()
+    captions = [each.label + " (ignored)" * group for each, group in zip(true.segments, crowd.tolist()) if each.thing]
+    names, answered = (count_names(segment.label for segment in each.segments) for each in (true, answer))
+    panes = (
+        Pane(true.draw_over(image, captions), f"annotation: {names}", f"{item.key} with its annotation: {names}"),
+        Pane(answer.draw_over(image), f"answer: {answered}", f"{item.key} with the answer: {answered}"),
+        Pane(mark_wrong(image, is_wrong), "wrong pixels", f"{item.key} with the wrong pixels in red"),
+    )
+    present = frozenset(segment.label for segment in (*true.segments, *answer.segments))
+    return Sample(item.key, panes, f"{right} right, {false} false, {missed} missed", present)
+
+
 def describe_shares(map: NDArray[np.uint8], classes: Sequence[str], most: int = 4) -> str:
     """Returns the largest classes of a map (H, W) with their shares: "Sky 40 %, Road 30 %"."""
     counts = np.bincount(map.reshape(-1), minlength=256)[: len(classes)]
@@ -155,7 +178,7 @@ def mark_wrong(image: Image.Image, is_wrong: NDArray[np.bool_]) -> Image.Image:
     return Image.fromarray((grey + strength * (WRONG - grey)).astype(np.uint8))
 
 
-def compute_outputs(model: ObjectTask | MapTask, item: Item) -> tuple[Image.Image, Tensor, Frames]:
+def compute_outputs(model: Task, item: Item) -> tuple[Image.Image, Tensor, Frames]:
     """Returns the picture in the size in which it is shown, the model's outputs for it, and what they show of it."""
     pixels, size = model.transform.read(item.content, item.key)
     with eval_mode(model) as device:
@@ -165,7 +188,9 @@ def compute_outputs(model: ObjectTask | MapTask, item: Item) -> tuple[Image.Imag
     return scale_to_show(image, SIDE), outputs, Frames.seen(model.preprocessing, [size])
 
 
-def draw_chosen(evaluated: EvaluatedRun, metric: BoxMetric | MapMetric, threshold: float = 0.0) -> dict[str, Any]:
+def draw_chosen(
+    evaluated: EvaluatedRun, metric: BoxMetric | MapMetric | PanopticMetric, threshold: float = 0.0
+) -> dict[str, Any]:
     """Returns the pictures with the most errors and others spread evenly over the split, each with the colours on them.
 
     ``threshold`` is the least score of a box that is shown.
