@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_without_a_file_it_is_assumed_at_the_size_of_the_model(kind):
     other, _ = from_processor({}, kind, five, WHERE)
     mean, std = (0.0, 1.0) if kind == "Tipsv2" else (0.5, 0.5)
     assert (other.size, other.mean, other.std) == ((32, 48), (mean,) * 5, (std,) * 5)
-    to_processor(other)
+    to_processor(replace(other, size=(32, 32)), kind)
 
 
 @each_row("changes", [{"size": 40, "do_center_crop": False}, {"do_resize": False, "do_center_crop": False}])

@@ -31,18 +31,32 @@ class ChannelNorm(LayerNorm):
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
+class SharedBias(Conv):
+    """A dense layer to four cells with one bias (D',) for them, which is a transposed convolution of 2 x 2 cells."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, 4 * outputs, 1)
+        self.bias = nn.Parameter(torch.empty(outputs))
+
+    def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
+        """(B, D, h, w) to (B, 4 D', h, w)."""
+        assert self.bias is not None
+        return self.apply_kernel(input, self.weight, gelu, self.bias[:, None].expand(-1, 4).flatten())
+
+
 class Upscale(nn.Module):
     """Doubles the rows and columns of a map: a transposed convolution of 2 x 2 cells, GELU, a depthwise convolution and a norm.
 
     The transposed convolution, whose windows do not overlap, is a dense layer to four cells. The depthwise convolution removes
-    the pattern of 2 x 2 cells that it leaves; it has a ``bias`` unless that is False.
+    the pattern of 2 x 2 cells that it leaves. Each cell has a bias of its own, and the depthwise convolution another; without
+    ``bias`` the four cells share theirs and the depthwise convolution has none, and the norm's eps is 1e-6, as in EoMT.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.expand = Conv(inputs, 4 * outputs, 1)
+        self.expand = Conv(inputs, 4 * outputs, 1) if bias else SharedBias(inputs, outputs)
         self.depthwise = Conv(outputs, outputs, 3, padding=1, groups=outputs, bias=bias)
-        self.norm = ChannelNorm(outputs)
+        self.norm = ChannelNorm(outputs, eps=1e-5 if bias else 1e-6)
         fill_truncated(self)
 
     def forward(self, x: Tensor) -> Tensor:

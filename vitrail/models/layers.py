@@ -164,13 +164,14 @@ class Conv(nn.Conv2d):
         """(B, C, H, W) to (B, D, h, w)."""
         return self.apply_kernel(input, self.weight, gelu)
 
-    def apply_kernel(self, x: Tensor, weight: Tensor, gelu: str | None = None) -> Tensor:
-        """Convolves with another kernel of the same shape."""
+    def apply_kernel(self, x: Tensor, weight: Tensor, gelu: str | None = None, bias: Tensor | None = None) -> Tensor:
+        """Convolves with another kernel of the same shape, or another bias."""
         dtype = working_dtype(x, self.weight)
         window: dict[str, Any] = {name: getattr(self, name) for name in ("stride", "padding", "dilation", "groups")}
+        bias = self.bias if bias is None else bias
         with by_hand(x):
             x = x.to(dtype)
-            bias = None if self.bias is None else self.bias.to(x.dtype)
+            bias = None if bias is None else bias.to(x.dtype)
             weight = weight.to(x.dtype)
             if gelu and gelu != "quick" and can_fuse_dense(x, weight):
                 return torch_private.convolution(x, weight, bias, gelu, **window)

@@ -11,6 +11,7 @@ from vitrail.checksums import add_checksum, sha256_of
 from vitrail.errors import ConfigError
 from vitrail.files import dump_json
 from vitrail.tasks import Classifier, Task
+from vitrail.tasks.queries.task import QueryTask
 from vitrail.weights.description import KEY, describe, sidecar_path
 from vitrail.weights.folders import CONFIG, WHOLE
 from vitrail.weights.google import to_google, to_npz
@@ -61,7 +62,7 @@ def encode_timm(model: Task, path: Path) -> EncodedModel:
 
 def encode_huggingface(model: Task, path: Path) -> EncodedModel:
     """Encodes a folder as transformers' ``save_pretrained`` writes it."""
-    folder = to_huggingface(check_classifier(model))
+    folder = to_huggingface(model if isinstance(model, QueryTask) else check_classifier(model))
     content = encode_tensors(folder.tensors, {"format": "pt"})
     return EncodedModel({WHOLE: content, CONFIG: _seal(folder.config), PROCESSOR: _seal(folder.preprocessor)})
 

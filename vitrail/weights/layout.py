@@ -69,6 +69,8 @@ class Weights:
         assumed: numerics and preprocessing that the file does not state, each its name and the assumed value.
         unused: foreign names of tensors that the model does not use, such as the decoder of an autoencoder.
         description: vitrail's description beside the tensors; it replaces all assumed values.
+        task, own_classes: of another task than classification, the fields of a description that are its own, and the number of
+            its classes.
     """
 
     layout: str
@@ -81,6 +83,12 @@ class Weights:
     assumed: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     description: Mapping[str, Any] | None = None
+    task: Mapping[str, Any] | None = None
+    own_classes: int = 0
+
+    @property
+    def outputs(self) -> int:
+        return self.config.classes or self.own_classes
 
     def build_model(
         self, path: Path, log: LogFunction, *, has_names: bool, stated: Collection[str], name: str = ""
@@ -98,7 +106,7 @@ class Weights:
         """
         if self.description is not None:
             return build_model(self.description, self.tensors, path)
-        backbone, outputs = build_backbone(self.config, self.tensors, path), self.config.classes
+        backbone, outputs = None if self.task else build_backbone(self.config, self.tensors, path), self.outputs
         names, note, name = self.classes, {}, name or path.name
         if names is None:
             imagenet = find_imagenet(outputs)
@@ -116,13 +124,18 @@ class Weights:
             more = f" and {len(self.unused) - MAX_NAMED} more" if len(self.unused) > MAX_NAMED else ""
             shown = ", ".join(printable(name, 200) for name in sorted(self.unused)[:MAX_NAMED])
             log(f"unused   {len(self.unused)} tensors: {shown}{more}")
+        provenance = {"weights": name, "layout": self.layout, **note}
+        if backbone is None:
+            network = {"architecture": self.config.architecture, "config": self.config.to_dict()}
+            shown = {"preprocessing": self.preprocessing.to_dict(), "classes": list(names), "provenance": provenance}
+            return build_model({**(self.task or {}), **network, **shown}, self.tensors, path)
         return Classifier(
             backbone,
             names,
             self.preprocessing,
             multi_label=self.multi_label,
             temperature=self.temperature,
-            provenance={"weights": name, "layout": self.layout, **note},
+            provenance=provenance,
         )
 
 

@@ -19,12 +19,14 @@ from vitrail.runtime.progress import LogFunction, log_nothing
 from vitrail.tasks import Task
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.tasks.dense.task import DenseTask
+from vitrail.tasks.queries.task import QueryTask
 from vitrail.verbs.convert.compare import SMALLEST, equal_bits, flatten_description
 from vitrail.weights.adapt import apply_changes, fit_to_crop
 from vitrail.weights.description import KEY, describe, read_sidecar, sidecar_path
 from vitrail.weights.encode import ENCODERS
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, check_replaceable
 from vitrail.weights.huggingface import PROCESSOR
+from vitrail.weights.huggingface.eomt import express_model
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import GRAPH_FILES, ResolvedModel, hash_model, resolve_model
 from vitrail.weights.tensors import read_tensors
@@ -72,7 +74,7 @@ def write_layout(
 ) -> Converted:
     """Writes the model ``source`` in the layout ``to``; the copy is verified before it is put in place.
 
-    Of a detector or segmenter other layouts than vitrail's get the backbone.
+    Of a detector or segmenter other layouts than vitrail's get the backbone, but transformers has EoMT, the models with queries.
     """
     if to not in ENCODERS:
         raise ConfigError(f"there is no layout {to!r}", nearest(to, ENCODERS))
@@ -84,7 +86,11 @@ def write_layout(
     known = {"grid": grid, "image_size": changes.get("image_size")}
     loaded = read_model(resolved, log, has_names=classes_file is not None, stated=preprocessing or (), **known)
     model = fit_to_crop(apply_changes(loaded.model, classes_file, preprocessing, **changes).eval(), log)
-    if to != "native" and isinstance(model, DenseTask):
+    if to == "huggingface" and isinstance(model, QueryTask):
+        model, changed = express_model(model)
+        for note in changed:
+            log(f"changed  {note}")
+    elif to != "native" and isinstance(model, DenseTask):
         log(f"backbone only: the {to} layout has no counterpart for the head of a model of {model.name}")
         # no other layout has pictures with a border on one side
         preprocessed = replace(model.preprocessing, resize="squash", resize_to=None)

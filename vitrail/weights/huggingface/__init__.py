@@ -22,16 +22,19 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.models import ARCHITECTURES, Config, ViTConfig
 from vitrail.tasks.classification.classifier import Classifier
+from vitrail.tasks.queries.task import QueryTask
 from vitrail.tasks.task import check_classes
-from vitrail.weights.description import KEY, check_version, describe
-from vitrail.weights.huggingface import pyramids, vit
+from vitrail.weights.description import KEY, OWN, check_version, describe
+from vitrail.weights.huggingface import eomt, pyramids, vit
 from vitrail.weights.huggingface.family import Family
 from vitrail.weights.huggingface.processor import from_processor, to_processor
 from vitrail.weights.layout import Weights, leave_out, refuse
 from vitrail.weights.names import State
 from vitrail.weights.tensors import OTHER, printable
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (*vit.FAMILIES, vit.BEIT, *pyramids.FAMILIES)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (*vit.FAMILIES, vit.BEIT, *pyramids.FAMILIES, *eomt.FAMILIES)
+}
 # names of their first layers; `find_network` finds a network in a checkpoint by these
 FIRST_LAYERS = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.first_layers))
 PROCESSOR = "preprocessor_config.json"
@@ -66,8 +69,10 @@ def read_huggingface(
     state, unused = family.to_own_names(tensors)
     with _explaining(path):
         config = family.read_config(described, state)
-        classes, renamed = _classes(described.get("id2label"), config.classes)
-    state, beside = leave_out(config, state, inside=family.inside(tensors))
+        own_classes = eomt.count_classes(state)
+        classes, renamed = _classes(described.get("id2label"), config.classes or own_classes)
+    of_task = eomt.OWN_MODULES if family.read_task else ()
+    state, beside = leave_out(config, state, inside=family.inside(tensors) + of_task)
     preprocessing, assumed = from_processor(preprocessor, family.processor, config, path)
     weights = Weights(
         layout="Hugging Face",
@@ -75,12 +80,16 @@ def read_huggingface(
         tensors=state,
         preprocessing=preprocessing,
         classes=classes,
+        own_classes=own_classes,
         multi_label=described.get("problem_type") == MULTI_LABEL,
         assumed=(*assumed, *renamed),
         unused=(*unused, *beside),
     )
     with _explaining(path):
-        weights = family.complete(weights, {**family.defaults, **described}, tensors)
+        fields = {**family.defaults, **described}
+        weights = family.complete(weights, fields, tensors)
+        if family.read_task is not None:
+            weights = family.read_task(weights, fields, preprocessor, state)
     if KEY not in described:
         return weights
     return merge_description(described[KEY], tensors, weights, family, processed=bool(preprocessor), path=path)
@@ -98,33 +107,37 @@ def _explaining(path: Path) -> Iterator[None]:
         raise CheckpointError(what, OTHER) from error
 
 
-def to_huggingface(classifier: Classifier) -> Folder:
-    """The inverse of `read_huggingface`; the classes of transformers compute the same logits from it.
+def to_huggingface(model: Classifier | QueryTask) -> Folder:
+    """The inverse of `read_huggingface`; the classes of transformers compute the same logits from it. A model with queries is one
+    of `eomt.express_model`.
 
     Raises:
         CheckpointError: a part of the model or the preprocessing has no counterpart in transformers.
     """
-    family = FAMILIES[_model_type_of(classifier.config)]
-    config, changed = family.express(classifier.config)
+    of_queries = isinstance(model, QueryTask)
+    family = FAMILIES[eomt.model_type_of(model) if of_queries else _model_type_of(model.config)]
+    config, changed = family.express(model.config)
     fields, differences = family.write_config(config)
-    state = {name: tensor.detach().cpu() for name, tensor in classifier.backbone.state_dict().items()}
-    state = family.express_state(classifier.config, state)
-    tensors = family.to_transformers_names(state, has_body=bool(classifier.classes))
+    own = {f"{OWN}{name}": tensor for name, tensor in model.own.state_dict().items()}
+    state = {name: tensor.detach().cpu() for name, tensor in {**model.backbone.state_dict(), **own}.items()}
+    state = family.express_state(model.config, state)
+    tensors = family.to_transformers_names(state, has_body=bool(model.classes) and not of_queries)
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    processor, roundings = to_processor(classifier.preprocessing)
+    processor, roundings = to_processor(model.preprocessing, family.processor)
     notes = [*changed, *differences, *roundings]
     labels = {
-        "id2label": {str(index): name for index, name in enumerate(classifier.classes)},
-        "label2id": {name: index for index, name in enumerate(classifier.classes)},
+        "id2label": {str(index): name for index, name in enumerate(model.classes)},
+        "label2id": {name: index for index, name in enumerate(model.classes)},
     }
     described = {
         **fields,
-        **(labels if classifier.classes else {}),
-        **({"problem_type": MULTI_LABEL} if classifier.multi_label else {}),
-        KEY: {**describe(classifier), "digest": digest(tensors)},
+        **(eomt.write_task(model) if of_queries else {}),
+        **(labels if model.classes else {}),
+        **({"problem_type": MULTI_LABEL} if model.multi_label else {}),
+        KEY: {**describe(model), "digest": digest(tensors)},
     }
-    if classifier.temperature != 1:
-        notes.append(f"the temperature {classifier.temperature:g} is not applied by transformers")
+    if model.temperature not in (None, 1):
+        notes.append(f"the temperature {model.temperature:g} is not applied by transformers")
     return Folder(tensors, described, processor, notes)
 
 
@@ -191,7 +204,8 @@ def merge_description(
         return known
     written = None
     with suppress(CheckpointError):  # of a preprocessing that transformers cannot express
-        written, _ = from_processor(to_processor(known.preprocessing)[0], "ViT", known.config, path)
+        fields, _ = to_processor(known.preprocessing, family.processor)
+        written, _ = from_processor(fields, "ViT", known.config, path)
     return known if written == weights.preprocessing else replace(known, preprocessing=weights.preprocessing)
 
 
@@ -200,12 +214,13 @@ def _apply_description(description: Any, weights: Weights, family: Family, path:
     check_version(description, path)
     config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
     fields, _ = family.write_config(family.express(config)[0])
-    classes = weights.classes or check_classes(description["classes"], outputs=config.classes)
-    temperature = float(description["temperature"])
+    classes = weights.classes or check_classes(description["classes"], outputs=weights.outputs)
+    temperature = 1.0 if weights.task else float(description["temperature"])
     read = family.set_size(family.read_config(fields, weights.tensors), weights.preprocessing)
     if read != weights.config or not 0 < temperature < math.inf:
         return None
+    task = weights.task and {**description, **{name: weights.task[name] for name in ("head", *eomt.COUNTS)}}
     tensors = family.restore_state(config, weights.tensors)
     preprocessing = Preprocessing.from_dict(description["preprocessing"])
     changes = {"config": config, "tensors": tensors, "preprocessing": preprocessing, "temperature": temperature}
-    return replace(weights, **changes, classes=classes or None, assumed=())
+    return replace(weights, **changes, classes=classes or None, task=task, assumed=())

@@ -25,6 +25,7 @@ GELUS = {
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "tanh"),
     "quick_gelu": "quick",
 }
+NULLABLE = ("pos_embed_rescale",)  # fields whose null is not the default but None
 
 
 class Field(NamedTuple):
@@ -63,6 +64,8 @@ class Family:
         complete: converts what depends on the image size or the preprocessing, of the weights as read; called with all fields
             of config.json and the tensors by transformers' names. Raises as ``read``.
         prepare, express_parts: convert tensors by our names from and to the shapes of theirs, whatever the config.
+        read_task: adds another task than classification to the weights as read; called with all fields of config.json, those of
+            preprocessor_config.json, and the tensors by our names. Raises as ``read``.
     """
 
     model_type: str
@@ -87,6 +90,7 @@ class Family:
     complete: Callable[[Weights, Mapping[str, Any], State], Weights] = lambda weights, fields, tensors: weights
     prepare: Callable[[State], State] = lambda state: state
     express_parts: Callable[[State], State] = lambda state: state
+    read_task: Callable[[Weights, Mapping[str, Any], Mapping[str, Any], State], Weights] | None = None
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -98,7 +102,7 @@ class Family:
         tower = described.get("vision_config") if self.is_nested else described
         if not isinstance(tower, Mapping):
             raise CheckpointError(f"its vision_config is {printable(repr(tower))}", "an object is needed")
-        stated = {name: value for name, value in tower.items() if value is not None}
+        stated = {name: value for name, value in tower.items() if value is not None or name in NULLABLE}
         fields = {**self.defaults, **stated}
         values = {each.ours: each.read(fields[each.theirs]) for each in self.fields}
         return self.read({"classes": count_outputs(state), **values}, fields, state)

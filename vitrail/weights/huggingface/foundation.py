@@ -209,7 +209,7 @@ def _require(fields: Mapping[str, Any], **needed: Any) -> None:
             raise CheckpointError(f"it has {name} {printable(repr(fields[name]))}", f"supported: {value!r}")
 
 
-def _check_square(config: ViTConfig) -> ViTConfig:
+def check_square(config: ViTConfig) -> ViTConfig:
     if config.image_size[0] != config.image_size[1]:
         what = f"it has image_size {config.image_size}, whose rows and columns transformers does not tell apart"
         raise CheckpointError(what, "only a square image_size is supported")
@@ -220,7 +220,7 @@ def read_internvl(values: dict[str, Any], fields: Mapping[str, Any], state: Stat
     """The model of transformers returns the tokens only; its field ``use_mean_pooling`` removes the last norm."""
     _require(fields, use_qk_norm=False, use_absolute_position_embeddings=True, norm_type="layer_norm")
     _require(fields, projection_dropout=fields["hidden_dropout_prob"])
-    return _check_square(ViTConfig(**values, final_norm=not fields["use_mean_pooling"], position_resize="bicubic"))
+    return check_square(ViTConfig(**values, final_norm=not fields["use_mean_pooling"], position_resize="bicubic"))
 
 
 def _read_mlp(values: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _read_mlp(values: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, An
 
 
 def read_tipsv2(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
-    return _check_square(ViTConfig(**_read_mlp(values, fields), position_resize="bilinear-antialias"))
+    return check_square(ViTConfig(**_read_mlp(values, fields), position_resize="bilinear-antialias"))
 
 
 def read_radio(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
@@ -279,7 +279,7 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
     """Returns further fields of config.json. Raises `CheckpointError` for what the model type does not have."""
     likes: dict[str, Any]
     fields: dict[str, Any] = {}
-    if model_type == "dinov3_vit":
+    if model_type in ROTARY:
         likes, fields = _write_dinov3(config)
     elif model_type.startswith(("internvl", "tipsv2", "radio")):
         likes, fields = _write_tower(model_type, config)
@@ -298,13 +298,14 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
     wrong = {f"{name}={value!r}": value != getattr(plain, name) for name, value in compared.items()}
     refuse(f"transformers' {model_type!r}", {**wrong, "padding": is_cut(config)})
     rule = {"tipsv2_vision_model": "bilinear-antialias", "radio": "bilinear"}.get(model_type, "bicubic")
-    notes = note_sizes(config, {} if model_type == "dinov3_vit" else {"positions": (config.position_resize, rule)})
+    notes = note_sizes(config, {} if model_type in ROTARY else {"positions": (config.position_resize, rule)})
     if model_type == "radio":
         notes.append("images are normalised by the image processor, not by the network, as in other weights of RADIO")
     named = {"architectures": ["CLIPVisionModelWithProjection"]} if config.projection else {}
     return {**fields, **named}, notes
 
 
+ROTARY = ("dinov3_vit", "eomt_dinov3")
 # fields that may be of any value, and those that say nothing without others, or nothing of outputs
 VARYING = ("image_size", "patch_size", "in_channels", "width", "depth", "heads", "mlp_width", "gelu", "norm_eps")
 FREE = {"classes", "projection", "position_resize", "pad", "head_bias", "initial", "global_blocks"}
@@ -348,6 +349,13 @@ OF_TEXT = (
     GELU._replace(default="quick_gelu"),
     PATCH_SIZE._replace(default=32),
 )
+OF_ROPE = (
+    Field("rope_shift", "pos_embed_shift", None),
+    Field("rope_jitter", "pos_embed_jitter", None),
+    Field("rope_rescale", "pos_embed_rescale", 2.0),
+)
+DINOV3_SWITCHES = {"query_bias": True, "key_bias": False, "value_bias": True, "proj_bias": True, "mlp_bias": True}
+DINOV3_SWITCHES |= {"use_gated_mlp": False}
 SILENT_GATE = GELU._replace(read=lambda act: "exact" if act == "silu" else GELU.read(act))
 
 
@@ -451,14 +459,11 @@ FAMILIES = (
             Field("registers", "num_register_tokens", 0),
             Field("layer_scale", "layerscale_value", 1.0),
             Field("drop_path", "drop_path_rate", 0.0),
-            Field("rope_shift", "pos_embed_shift", None),
-            Field("rope_jitter", "pos_embed_jitter", None),
-            Field("rope_rescale", "pos_embed_rescale", 2.0),
+            *OF_ROPE,
             SILENT_GATE,
             PATCH_SIZE,
         ),
-        others={"query_bias": True, "key_bias": False, "value_bias": True, "proj_bias": True, "mlp_bias": True}
-        | {"use_gated_mlp": False, "rope_theta": 100.0, "hidden_act": "gelu"},
+        others={**DINOV3_SWITCHES, "rope_theta": 100.0, "hidden_act": "gelu"},
     ),
     _family(
         "aimv2_vision_model",

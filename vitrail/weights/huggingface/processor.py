@@ -39,8 +39,10 @@ PROCESSORS = {
     "CLIP": _silent({"shortest_edge": 224}, 3, *CLIP_COLOURS, crop=True),
     "Siglip": _silent(SQUARE, 3, HALF, HALF),
     "DINOv3ViT": _silent(SQUARE, 2, *IMAGENET_COLOURS),
+    "Eomt": _silent({"shortest_edge": 640, "longest_edge": 640}, 2, *IMAGENET_COLOURS),
     "Tipsv2": {**_silent({"height": 448, "width": 448}, 2, HALF, HALF), "do_normalize": False},
 }
+BORDER = "a border of the mean colour, where transformers has a black one"
 MAX_CHANNELS = 10_000
 ENDS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
 # by Pillow's constants
@@ -65,7 +67,10 @@ def from_processor(
     value = {**silent, **{name: field for name, field in stated.items() if field is not None}}
     remedy = "correct preprocessor_config.json, or remove it and state --mean, --std, --resize"
     with refusing_values(f"the preprocessing in {where} cannot be used", remedy):
-        preprocessing, assumed = _framing(value, config, square=kind not in ("Bit", "CLIP"))
+        if kind == "Eomt" and value["do_resize"]:
+            preprocessing, assumed = _fit(value["size"])
+        else:
+            preprocessing, assumed = _framing(value, config, square=kind not in ("Bit", "CLIP"))
         mean, std = _normal(value, config.in_channels)
         preprocessing = replace(preprocessing, interpolation=FILTERS[value["resample"]], mean=mean, std=std)
         preprocessing = preprocessing if stated else preprocessing.at(config.image_size)
@@ -80,23 +85,25 @@ def from_processor(
     return preprocessing, [*assumptions, f"interpolation {preprocessing.interpolation}"]
 
 
-def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str]]:
-    """The inverse of `from_processor`: returns the content of preprocessor_config.json, and notes on differences.
+def to_processor(preprocessing: Preprocessing, of: str = "ViT") -> tuple[dict[str, Any], list[str]]:
+    """The inverse of `from_processor`: returns the content of preprocessor_config.json, and notes on differences. Only the
+    processor ``of`` EoMT adds a border.
 
     Raises:
         CheckpointError: no image processor of transformers supports the preprocessing.
     """
     size, way, to = preprocessing.size, preprocessing.resize, preprocessing.resize_to
-    if way == "fit":
+    is_padded = way == "fit" and of == "Eomt" and size[0] == size[1]
+    if way == "fit" and not is_padded:
         what = "no image processor of transformers scales an image to fit and adds a border on one side"
         raise CheckpointError(what, "take resize 'squash' or 'short'")
     if way == "short" and size[0] != size[1]:
         what = f"transformers has no counterpart of a shorter side of {to} pixels before a crop of {size[0]}x{size[1]}"
         raise CheckpointError(what, "squash instead, with `stated(resize='squash')`, or take a square image size")
     crop = {"height": size[0], "width": size[1]}
-    crops = way != "squash" or to is not None
+    crops = not is_padded and (way != "squash" or to is not None)
     # in older versions of transformers only these two crop, and DeiT's does not support a shorter side
-    kind = "ViT" if not crops else "DeiT" if way == "squash" else "Bit"
+    kind = of if is_padded else "ViT" if not crops else "DeiT" if way == "squash" else "Bit"
     larger = dict(zip(crop, preprocessing.resized(*size))) if way == "squash" else {"shortest_edge": to or min(size)}
     fields = {
         "image_processor_type": f"{kind}ImageProcessor",
@@ -113,6 +120,9 @@ def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str
         "do_convert_rgb": preprocessing.channels == 3,
     }
     notes = []
+    if is_padded:
+        fields |= {"size": dict.fromkeys(("shortest_edge", "longest_edge"), size[0]), "do_pad": True}
+        notes.append(BORDER)
     if way == "short" and preprocessing.rounding != "floor":
         notes.append("the longer side is rounded down by transformers, and to nearest by vitrail")
     if crops and preprocessing.crop_rounding != "floor":
@@ -153,6 +163,15 @@ def _framing(value: Mapping[str, Any], config: Config, *, square: bool) -> tuple
     if squashed.resized(*size) != size:
         raise ValueError(f"the size {size} has another aspect ratio than the crop {crop}")
     return squashed, assumed
+
+
+def _fit(size: Any) -> tuple[Preprocessing, list[str]]:
+    """Returns the resize of EoMT, to a square with a border."""
+    sides = {size[edge] for edge in ("shortest_edge", "longest_edge") if size.get(edge) is not None}
+    side = min(sides)
+    if len(sides) > 1 or not is_whole(side, 1):
+        raise ValueError(f"a size of {size}")
+    return Preprocessing(size=(side, side), resize="fit"), [BORDER]
 
 
 def _size(size: Any, *, square: bool) -> tuple[int, int] | int:

@@ -62,7 +62,9 @@ OF_DINO = (
     Field("layer_scale", "layerscale_value", 1.0),
     Field("drop_path", "drop_path_rate", 0.0),
 )
-RULES = {"dinov2_with_registers": "bicubic-antialias"}  # interpolation of positions; the others have no antialiasing
+DINO = ("dinov2", "eomt")  # what the model types with LayerScale begin with
+# interpolation of positions; the others have no antialiasing
+RULES = dict.fromkeys(("dinov2_with_registers", "eomt"), "bicubic-antialias")
 PREFIXES: dict[str, tuple[str, ...]] = {"deit": ("cls", "dist"), "ijepa": ()}
 POOLS = {
     "vit": ("cls",),
@@ -70,13 +72,14 @@ POOLS = {
     "deit": ("cls", "cls-only"),
     "dinov2": ("cls+gap",),
     "dinov2_with_registers": ("cls+gap",),
+    "eomt": (),
 }
 
 
 def read(model_type: str, values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
     """Bare models of transformers have no head and pool the class token, or both tokens in DeiT."""
     pool = "cls-only" if model_type == "deit" and "head.weight" in state else "cls"
-    if model_type.startswith("dinov2"):
+    if model_type.startswith(DINO):
         is_gated = bool(fields["use_swiglu_ffn"])
         values["mlp_width"] = hidden_width(values["width"], float(fields["mlp_ratio"]), gated=is_gated)
         values |= {"mlp": "swiglu"} if is_gated else {}
@@ -124,7 +127,7 @@ def _is_two_thirds(config: ViTConfig) -> bool:
 
 
 def _check_writable(model_type: str, config: ViTConfig) -> None:
-    of_dino = model_type.startswith("dinov2")
+    of_dino = model_type.startswith(DINO)
     bare = () if model_type == "ijepa" or config.classes else ("cls",)
     pools = (*bare, *POOLS[model_type])
     wrong = {
