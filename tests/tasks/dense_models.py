@@ -64,7 +64,7 @@ def draw_objects(counts, size, classes=len(CLASSES), seed=0):
     return objects_of(np.concatenate([corners, ends], 1), labels, np.cumsum(counts))
 
 
-def outline_boxes(objects, size):
+def outline_boxes(objects, size, kind=OutlinedObjects):
     """Objects on pictures of one size (height, width), whose masks are their boxes."""
     outlines = []
     for left, top, right, bottom in objects.boxes.round().astype(int).tolist():
@@ -72,7 +72,7 @@ def outline_boxes(objects, size):
         outlines.append(mask.to_text().encode())
     flat = {field.name: getattr(objects, field.name) for field in fields(objects)}
     sizes = np.tile(np.array(size, np.int32), (len(objects), 1))
-    return OutlinedObjects(**{**flat, "sizes": sizes, "outlines": tuple(outlines)})
+    return kind(**{**flat, "sizes": sizes, "outlines": tuple(outlines)})
 
 
 def whole(images, size):
@@ -84,8 +84,8 @@ def draw_targets(model, counts, size, seed=0):
     """Targets of a batch as the loss takes them: so many objects on each image, or maps with some pixels ignored."""
     if model.name == "detection":
         rows = model.targets.collate(draw_objects(counts, size, len(model.classes), seed))
-    elif model.name == "instances":
-        objects = outline_boxes(draw_objects(counts, size, len(model.classes), seed), size)
+    elif model.name in ("instances", "panoptic"):
+        objects = outline_boxes(draw_objects(counts, size, len(model.classes), seed), size, model.targets.annotations)
         rows = model.targets.collate([objects.read_map(row, size) for row in range(len(counts))])
     else:
         generator = np.random.default_rng(seed)

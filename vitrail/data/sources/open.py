@@ -206,7 +206,7 @@ def open_data(
     convert = None
     if found.root is not None and task in (*OUTLINED, "panoptic"):
         layout, raw_splits = found.read(task)
-        convert = OUTLINED.get(task) if found.objects and (task == "instances" or not found.masks) else None
+        convert = OUTLINED.get(str(task)) if found.objects and (task == "instances" or not found.masks) else None
     else:
         layout, raw_splits = _find(found, channels or 3, labelled)
     if labelled:

@@ -35,7 +35,7 @@ from vitrail.images.masks import encode_colours, open_mask
 from vitrail.images.rle import Rle
 from vitrail.untrusted.numbers import to_whole
 
-KNOWN = frozenset({"id", "category_id", "iscrowd", "bbox", "area"})
+KNOWN = frozenset({"id", "category_id", "iscrowd", "bbox", "area", "score"})
 KNOWN_OF_ANNOTATION = frozenset({"image_id", "file_name", SEGMENTS})
 ROUNDING = 1.0  # pixels between the box of a segment and that of its pixels
 

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from vitrail.tasks.panoptic.answer import FORMATS, Panoptic, Segment
-from vitrail.tasks.panoptic.metric import PanopticMetric
 
 from vitrail.data.augment.placement import Frames
 from vitrail.data.sources.annotations import PanopticObjects
@@ -24,6 +22,8 @@ from vitrail.tasks.answer import AnswerFiles
 from vitrail.tasks.dense.pixels import sample_pixels
 from vitrail.tasks.dense.task import read_number
 from vitrail.tasks.instances.loss import OutlineTargets
+from vitrail.tasks.panoptic.answer import FORMATS, Panoptic, Segment
+from vitrail.tasks.panoptic.metric import PanopticMetric
 from vitrail.tasks.queries.task import QueryTask, pack_logits
 
 LIKELY = 0.5  # probability from which a pixel belongs to a mask

@@ -139,7 +139,7 @@ def express_model(model: QueryTask) -> tuple[QueryTask, list[str]]:
     if config.pool in ("gap", "cls+gap") and not config.pool_norm:
         expressed = replace(expressed, pool="cls")
         notes.append("features are those of the class token")
-    model.own["head"].masking.zero_()
+    model.own["head"].get_buffer("masking").zero_()
     model.backbone = build_backbone(expressed, state, "the network").eval()
     return model, notes
 
