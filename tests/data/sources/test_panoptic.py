@@ -21,9 +21,10 @@ from tests.data.sources.foreign_objects import (
     write,
 )
 from tests.each_row import each_row
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import LABEL_BITS, UNCOUNTED, Objects, PanopticObjects
 from vitrail.data.sources.labels import RawSplit
 from vitrail.data.sources.open import find_data, open_data
+from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 from vitrail.images.rle import Rle
 
@@ -233,3 +234,45 @@ def test_real_segments_have_cocos_own_boxes_and_areas_and_are_its_objects(real_d
             own, mine = Rle.of_text(text, size).to_mask().ravel(), pixels[found.labels == label]
             agree.append(((mine & own).sum(1) / (mine | own).sum(1)).max())
     assert len(agree) == 90 and np.mean(agree) > 0.97 and np.mean(np.array(agree) > 0.9) > 0.9
+
+
+def open_panoptic(root: Path) -> Source:
+    train = open_data(root, task="panoptic", validation=0).train
+    assert train is not None
+    return train
+
+
+def test_panoptic_takes_stuff_as_well_and_void_is_not_counted(tmp_path):
+    train = open_panoptic(make(tmp_path))
+    objects, segments = train.targets, panoptic(NAMES)["annotations"][0]["segments_info"]
+    names = {each["id"]: each["name"] for each in panoptic(NAMES)["categories"]}
+    assert isinstance(objects, PanopticObjects) and objects.lengths().tolist() == [len(segments)] * 2
+    labels = [train.classes.index(names[each["category_id"]]) for each in segments]
+    assert objects.labels.tolist() == labels * 2
+    things = {each["name"]: bool(each.get("isthing", 1)) for each in panoptic(NAMES)["categories"]}
+    assert dict(zip(train.classes, objects.list_things(len(train.classes)))) == things
+    assert set(things.values()) == {True, False}
+    values = objects.read_map(0, SIZE)
+    ids = np.asarray(Image.open(tmp_path / "panoptic" / NAMES[0])).astype(int) @ [1, 256, 65_536]
+    expected = np.full(SIZE, UNCOUNTED)
+    for number, (each, label) in enumerate(zip(segments, labels), 1):
+        expected[ids == each["id"]] = UNCOUNTED if each.get("iscrowd") else number << LABEL_BITS | label
+    assert (values == expected).all() and (ids == 0).any()
+
+
+def test_stuff_stays_stuff_where_classes_are_numbered_anew_and_rows_are_taken(tmp_path):
+    objects = open_panoptic(make(tmp_path)).targets
+    classes = int(objects.labels.max()) + 1
+    turned = objects.renumber(np.arange(classes)[::-1])[np.array([1])]
+    assert turned.list_things(classes) == objects.list_things(classes)[::-1]
+    assert type(objects).join([turned, turned]).stuff == turned.stuff
+
+
+def test_panoptic_needs_segments_and_other_tasks_leave_stuff_out(tmp_path):
+    make(tmp_path)
+    instances = open_data(tmp_path, task="instances", validation=0)
+    assert instances.classes == ("cat", "dog") and any("stuff, left out" in note for note in instances.notes)
+    save_pictures(tmp_path / "boxes" / "images", NAMES)
+    write(tmp_path / "boxes" / "instances.json", coco(NAMES))
+    with pytest.raises(DataError, match=r"no segments of things and stuff.*\n.*--head queries"):
+        open_data(tmp_path / "boxes", task="panoptic")
