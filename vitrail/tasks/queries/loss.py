@@ -41,7 +41,7 @@ def query_loss(
     queries, none = classes.shape[2], classes.shape[3] - 1
     most = int((labels >= 0).sum(1).max())
     if strict and most > queries:
-        remedy = f"model.head.queries = at least {most}, better twice as many"
+        remedy = f"give it more: --set 'model.head={{queries: {2 * most}}}'"
         raise ConfigError(f"an image has {most} objects, and the model {queries} queries", remedy)
     image, answer, query, row = match_queries(classes, masks, labels, shares, known)
     wanted = torch.full(classes.shape[:3], none, device=classes.device)  # (B, A, Q)
