@@ -64,7 +64,7 @@ class InstanceSegmenter(Detector):
     reply: ClassVar[Mapping[str, Any]] = {
         "width": int,
         "height": int,
-        "objects": list[dict[str, str | float | list[float] | dict[str, str | list[int]]]],
+        "objects": list[dict[str, str | float | list[float] | dict[str, str | list[int] | list[list[float]]]]],
     }
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = FORMATS
     targets = OutlineTargets()
