@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.import_graph import PACKAGE
 
 # by file of the package: what is replaced, and by what; a new file replaces ""
@@ -119,6 +121,7 @@ def make(package: Path, edits: Edits) -> None:
             file.write_text(text.replace(old, new) if old else new)
 
 
+@pytest.mark.slow
 def test_an_architecture_an_operation_a_setting_and_a_fact_of_a_run_edit_few_files(tmp_path):
     assert {name: len(edits) for name, edits in CHANGES.items()} == MOST
     copy, run = tmp_path / "vitrail", tmp_path / "run"

@@ -64,7 +64,7 @@ def count_outcomes(damages: int, place: Path, *, exports: bool, seed: int = 0) -
     return outcomes
 
 
-@pytest.mark.parametrize("damages", few_or_nightly(160, 12_000))
+@pytest.mark.parametrize("damages", few_or_nightly(80, 12_000))
 def test_no_damage_is_silent_or_a_fault(damages, tmp_path) -> None:
     outcomes = count_outcomes(damages, tmp_path, exports=damages > 1000)
     assert sum(counts.total() for counts in outcomes.values()) >= damages

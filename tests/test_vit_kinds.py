@@ -44,7 +44,7 @@ def images_of_classes() -> tuple[np.ndarray, np.ndarray]:
     return (noise + 40 * labels[:, None, None, None]).astype(np.uint8), np.array(CLASSES)[labels]
 
 
-@pytest.mark.parametrize("kind", slow_except(KINDS, {"dinov3", "aimv2"}))
+@pytest.mark.parametrize("kind", slow_except(KINDS, {"dinov3"}))
 def test_a_kind_is_fine_tuned_reloaded_and_converted_there_and_back(kind, tmp_path):
     result = vitrail.train(images_of_classes(), init=classifier(kind), steps=20, out=tmp_path / "run", **HOW)
     fell = list_logged(result)

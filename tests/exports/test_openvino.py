@@ -73,6 +73,7 @@ def test_a_signal_is_handled_after_models_were_deleted_in_the_order_in_which_the
     assert read_signal_stack().raw == before
 
 
+@pytest.mark.slow
 def test_other_weights_have_another_hash_and_a_change_is_refused(tmp_path):
     path = write_ir(tmp_path / "a.xml")
     before = digest_of(vitrail.load(path)), hash_model(resolve_model(path))
@@ -122,6 +123,7 @@ def test_an_operator_that_is_not_of_a_network_for_images_is_refused(tmp_path):
             vitrail.load(tmp_path / f"{name}.xml")
 
 
+@pytest.mark.slow
 def test_precisions_that_openvino_computes_in_are_compiled(tmp_path, monkeypatch):
     path = write_ir(tmp_path / "a.xml")
     compiled: list[str] = []

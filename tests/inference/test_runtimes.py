@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,24 @@ import torch
 
 import vitrail
 from tests.inference.test_precision import make_model, save_images
+from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.inference import runtimes
 from vitrail.inference.comparison import Comparison
 from vitrail.runtime.timing import Timing
+from vitrail.weights import load
 
 IMAGES = 24
 FP32, INT8, COMPILED, PYTORCH = "ONNX Runtime fp32", "ONNX Runtime int8", "compiled fp32", "PyTorch fp32"
 OPENVINO = ["OpenVINO fp32", "OpenVINO int8"] if find_spec("openvino") and find_spec("nncf") else []
 
 Measured = Callable[..., list[str]]
+
+
+@lru_cache
+def load_once(path: Path) -> Any:
+    """The graph of a file, which every test may take: to load one starts two processes that try it out."""
+    return load(path, log=lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +45,7 @@ def cache(tmp_path_factory) -> Path:
 def measured(monkeypatch, cache) -> Measured:
     """A function that sets the seconds of each runtime, by name; all others need 9. It returns the names that are timed."""
     monkeypatch.setattr(runtimes, "WORTH", 0.0)
+    monkeypatch.setattr(runtimes, "load", lambda path, **how: load_once(path))
     monkeypatch.setattr(torch, "compile", lambda function: function)
     monkeypatch.setenv("VITRAIL_CACHE", str(cache))
 
@@ -64,7 +74,7 @@ def predict(folder: Path, **how: Any) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, [line for line in said if not line.endswith("require openvino, which is not installed")]
 
 
-@pytest.mark.parametrize("fastest", [FP32, INT8, *OPENVINO])
+@pytest.mark.parametrize("fastest", slow_except([FP32, INT8, *OPENVINO], {FP32, *OPENVINO[1:]}))
 def test_the_fastest_runtime_is_taken_and_its_graph_is_kept(measured, fastest, monkeypatch, tmp_path):
     timed = measured(**{fastest: 1.0})
     rows, (line,) = predict(tmp_path)
@@ -84,7 +94,7 @@ def test_the_fastest_runtime_is_taken_and_its_graph_is_kept(measured, fastest, m
 
 
 @pytest.mark.skipif(not OPENVINO, reason="needs openvino and nncf")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", slow_except(["fp32", "bf16"], {"bf16"}))
 def test_the_layers_that_int8_leaves_out_are_computed_in_the_chosen_precision(
     measured, precision, monkeypatch, tmp_path
 ):
@@ -95,6 +105,7 @@ def test_the_layers_that_int8_leaves_out_are_computed_in_the_chosen_precision(
         OpenVINOSession, "compile", lambda self, given: (compiled.append(given), compile_graph(self, given))
     )
     measured(**{"OpenVINO int8": 1.0})
+    monkeypatch.setattr(runtimes, "load", load)
     predict(tmp_path, precision=precision)
     assert compiled == ["fp32", precision] * 2  # as each of both graphs is loaded, and then as it is computed
 

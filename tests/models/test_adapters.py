@@ -39,7 +39,11 @@ def images_of(config, count: int = 2) -> torch.Tensor:
 
 
 @each_row("name", list(ADAPTED))
-@pytest.mark.parametrize("changes", [{}, {"in_channels": 1}, {"in_channels": 5}], ids=["rgb", "one", "five"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param({"in_channels": 1}, marks=pytest.mark.slow), {"in_channels": 5}],
+    ids=["rgb", "one", "five"],
+)
 def test_adapted_features_are_those_of_the_merged_weights(name, changes):
     config = replace(ADAPTED[name], **changes)
     model, images = adapt(config), images_of(config)
@@ -182,6 +186,7 @@ def test_autocast_adds_the_update_in_fp32():
         assert torch.equal(layer.weight, exact)
 
 
+@pytest.mark.slow
 def test_a_compiled_and_an_exported_model_have_the_adapters():
     model = adapt(TINY["vit"])
     images = images_of(model.config)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tests.each_row import each_row
-from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import Patches, ViTConfig, create_backbone
 from vitrail.models.layers import activate
@@ -60,7 +59,8 @@ def test_a_step_a_graph_and_bf16_are_the_same_network(kind):
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", slow_except(KINDS, {"dinov3"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_is_captured_in_one_graph(kind):
     torch.compiler.reset()
     model = create(kind)

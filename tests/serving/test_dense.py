@@ -14,9 +14,11 @@ from PIL import Image
 import vitrail
 from tests.tasks.dense_models import create
 from tests.weights.graphs import OPSET
+from vitrail.images.rle import Rle, mask_ious
 from vitrail.inference.options import InferenceOptions
 from vitrail.serving.loaded_model import LoadedModel, load_model
 from vitrail.tasks.dense.drawing import class_colours, to_hex
+from vitrail.tasks.instances.answer import Instances
 from vitrail.tasks.user_images import to_pixels
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.onnx import PARITY
@@ -72,6 +74,25 @@ def test_masks_are_those_of_the_model_in_both_protocols(clients, models, png):
     assert list(outputs) == ["boxes", "scores", "labels", "masks"]
 
 
+def test_masks_come_as_polygons_or_not_at_all(clients, models, png, monkeypatch):
+    y, x = np.mgrid[:40, :52]
+    blobs = [((x - a) / 9) ** 2 + ((y - b) / 7) ** 2 < 1 for a, b in ((12, 11), (35.4, 26), (12, 30))]
+    pixels = [blobs[0], blobs[0] | blobs[1] | blobs[2], blobs[1] | (y == 39) & (x < 5)]  # of one, three and two parts
+    drawn = [Rle.of_patch(each, (0, 0), (40, 52)) for each in pixels]
+    answer = Instances(np.zeros((3, 4)), np.ones(3), ("cat", "dog", "cat"), (40, 52), masks=tuple(drawn))
+    monkeypatch.setattr(type(models["instances"]), "decode", lambda *given, **how: [answer])
+    objects = {
+        masks: ask(clients["instances"], png(), masks=masks).json()["predictions"][0]["objects"]
+        for masks in ("rle", "polygon", "none")
+    }
+    for coded, outlined, bare, mask in zip(*objects.values(), drawn, strict=True):
+        assert coded["mask"] == mask.to_coco() and coded["area"] == outlined["area"] == bare["area"] == mask.area
+        assert "mask" not in bare and outlined["mask"]["size"] == [40, 52]
+        again = Rle.of_polygons(outlined["mask"]["polygons"], (40, 52))
+        assert mask_ious([again], [mask], np.array([False]))[0, 0] > 0.97
+    assert [len(each["mask"]["polygons"]) for each in objects["polygon"]] == [1, 3, 2]
+
+
 def test_a_map_is_that_of_the_model_in_the_size_of_the_picture_or_smaller(clients, models, png):
     content = png()
     (told,) = ask(clients["segmentation"], content).json()["predictions"]
@@ -111,6 +132,9 @@ def test_options_that_an_answer_does_not_have_are_refused(clients, client, png):
         (clients["segmentation"], {"threshold": 0.5}, "have no objects with a score"),
         (clients["detection"], {"side": 100}, "have no map of classes"),
         (clients["detection"], {"threshold": 2}, "threshold"),
+        (clients["detection"], {"masks": "none"}, "masks is none, and answers of the task detection have no masks"),
+        (client, {"masks": "rle"}, "answers of the task classification have no masks of objects"),
+        (clients["instances"], {"masks": "png"}, "masks: Input should be 'rle', 'polygon' or 'none'"),
     ]
     for asked, query, words in refusals:
         reply = ask(asked, png(), **query)

@@ -146,6 +146,7 @@ def test_processes_end_with_a_supervisor_that_was_killed(server):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_model_ends_the_command_once(tmp_path, capfd):
     (tmp_path / "model.safetensors").write_bytes(b"<html>not found</html>")
     assert run(["serve", str(tmp_path / "model.safetensors"), "--port", "0", "--processes", "2"]) == 4

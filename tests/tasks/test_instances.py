@@ -376,6 +376,7 @@ def test_data_that_were_opened_for_boxes_are_refused_with_how_to_open_them(real_
         create("detection").targets.check(outlines, "detection")
 
 
+@pytest.mark.slow
 def test_the_call_is_one_graph_for_the_compiler(segmenter):
     images = draw_images(segmenter)
     with torch.no_grad():

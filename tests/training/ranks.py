@@ -50,7 +50,7 @@ class Pool:
 def start_pool(folder: Path, most: int = MOST) -> Iterator[Pool]:
     """``most`` processes, which use ``folder`` to find one another."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vitrail.training.train", "vitrail.training.parallel"])
+    context.set_forkserver_preload(["tests.training.on_ranks", "vitrail.training.parallel"])
     pairs = [context.Pipe() for _ in range(most)]
     workers = [
         context.Process(target=_serve, args=(rank, most, str(folder / "store"), theirs), daemon=True)

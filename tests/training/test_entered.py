@@ -15,6 +15,7 @@ import json, sys, threading
 from pathlib import Path
 import numpy as np
 import vitrail
+import matplotlib.figure, PIL.Image, vitrail.training.train, vitrail.verbs.train  # at full speed: imports are left out
 
 root, entered, calls, inside = str(Path(vitrail.__file__).parent), [], {}, threading.local()
 

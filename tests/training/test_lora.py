@@ -130,6 +130,7 @@ def test_a_stopped_run_resumes_bit_for_bit_from_adapters_alone(tmp_path, base):
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_a_run_whose_base_has_changed_is_not_resumed(tmp_path, base):
     own = shutil.copy(base, tmp_path / "base.safetensors")
     how = {**HOW, "init": own, "steps": STEPS}

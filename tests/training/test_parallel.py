@@ -89,7 +89,8 @@ def test_ranks_train_as_one_process(pool, data, tmp_path, network, world, parall
     assert on_ranks.difference(tmp_path / "one", tmp_path / "all") < 1e-4
 
 
-@pytest.mark.parametrize("parallel", ["shard", pytest.param("replicate", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["shard", "replicate"])
 def test_ranks_train_adapters_as_one_process(pool, data, tmp_path, parallel):
     """Frozen and trained parameters lie in the same block."""
     backbone = create_classifier(TINY["vit"], classes=[str(label) for label in range(4)])
@@ -114,7 +115,7 @@ def test_ranks_train_adapters_as_one_process(pool, data, tmp_path, parallel):
         ("mae", 3),
         pytest.param("moco", 3, marks=pytest.mark.slow),
         pytest.param("simclr", 2, marks=pytest.mark.slow),
-        ("ibot", 2),
+        pytest.param("ibot", 2, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_learn_without_labels_as_one_process(pool, data, tmp_path, objective, world):
@@ -204,6 +205,7 @@ def test_a_run_resumes_at_another_number_of_ranks(pool, data, tmp_path):
     assert on_ranks.difference(tmp_path / "one", out) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_run_resumed_at_the_same_number_of_ranks_has_the_same_bits(pool, data, tmp_path):
     given = on_ranks.settings("vit", *EVERYTHING, "compute.parallel=shard")
     pool(3, on_ranks.run, tmp_path / "whole", given, "supervised", data)
@@ -254,7 +256,12 @@ def test_a_damaged_part_of_one_rank_is_refused_by_all(pool, data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "rank", "kind"), [("nan", 2, "DivergedError"), ("full", 1, "DiskError"), ("term", 2, "Preempted")]
+    ("fault", "rank", "kind"),
+    [
+        ("nan", 2, "DivergedError"),
+        pytest.param("full", 1, "DiskError", marks=pytest.mark.slow),
+        pytest.param("term", 2, "Preempted", marks=pytest.mark.slow),
+    ],
 )
 def test_an_error_of_one_rank_ends_all_ranks_at_the_same_step(pool, data, tmp_path, fault, rank, kind):
     """The first rank reports it, and the state that was saved is whole."""

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitrail
+from tests.slow import slow_except
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, MODELS, create_backbone
 from vitrail.objectives import Objective
@@ -133,6 +134,7 @@ def test_a_registered_network_is_saved_and_loaded(build, tmp_path, suffix):
         vitrail.load(tmp_path / f"model{suffix}")
 
 
+@pytest.mark.parametrize("build", slow_except([Map, Vector], {Vector}), indirect=True)
 def test_a_registered_network_is_trained_and_resumed_to_the_same_bits(build, tmp_path):
     class Stop(vitrail.Callback):
         def on_step(self, event: Any) -> bool:
@@ -168,6 +170,7 @@ def test_a_class_is_a_network_by_its_own_name(tmp_path):
             vitrail.train("digits", out=tmp_path / "no", **HOW | options)
 
 
+@pytest.mark.parametrize("build", slow_except([Map, Vector], {Map}), indirect=True)
 def test_a_registered_network_is_exported(build, tmp_path):
     model = create_classifier("own", classes=["a", "b"]).eval()
     randomise(model)

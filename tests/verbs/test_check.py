@@ -277,8 +277,9 @@ def test_the_check_refuses_what_the_training_refuses(tmp_path, task, code) -> No
     data = write_splits(tmp_path / "data")
     (data / "val" / "bee" / "d.png").unlink()
     asked = [] if task is None else ["--task", task]
+    small = ["--size", "32", "--batch", "4", "--set", "compute.tune=false"]
     assert run(["data", "check", str(data), *asked]) == code
-    assert run(["train", str(data), "--dry-run", "--steps", "1", "--workers", "0", "--quiet", *asked]) == code
+    assert run(["train", str(data), "--dry-run", "--steps", "1", "--workers", "0", "--quiet", *small, *asked]) == code
 
 
 def test_the_limit_of_pixels_is_that_of_the_training(tmp_path) -> None:

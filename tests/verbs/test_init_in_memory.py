@@ -42,6 +42,7 @@ def test_a_model_or_its_backbone_gives_the_run_of_its_file(tmp_path, monkeypatch
     assert "recipe: finetune" in (ours.folder / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_call_with_more_steps_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole = vitrail.train("digits", init=create(), steps=4, out="whole", **HOW)

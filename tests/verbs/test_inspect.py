@@ -60,7 +60,7 @@ def test_the_numbers_are_those_of_the_images(photos, tmp_path):
     assert "<b>gnu</b>" not in report.read_text()
 
 
-@pytest.mark.parametrize("name", slow_except(QUICK, {"vit", "bit"}))
+@pytest.mark.parametrize("name", slow_except(QUICK, {"vit"}))
 def test_every_architecture_can_be_inspected(name, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (4, 48, 40, 3), dtype=np.uint8)
     _, numbers = inspect_model(shaken(TINY[name]), tmp_path / "out", images, options=QUIET, log=silent)

@@ -52,6 +52,7 @@ def twice(pool: Pool, verb: str, model: Path, data: Any, one: dict[str, Any], al
     return [evaluate(SINGLE, verb, model, data, one), *pool(WORLD, evaluate, verb, copy, data, all)]
 
 
+@pytest.mark.slow
 def test_an_evaluation(pool, photographs, model, tmp_path):
     """With a temperature, which all ranks fit to all outputs, a page and a list of bad images."""
 
@@ -72,6 +73,7 @@ def test_an_evaluation(pool, photographs, model, tmp_path):
     assert configs[0] == configs[1] and '"temperature"' in configs[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{"max_bad": 0.01}, {"split": "test"}], ids=["too many bad images", "no such split"])
 def test_an_evaluation_that_fails(pool, photographs, model, given):
     """Every rank has the error, and one of them reports it."""
@@ -80,6 +82,7 @@ def test_an_evaluation_that_fails(pool, photographs, model, given):
     assert [error for error, _ in answers] == [(what, False)] + [(what, True)] * (WORLD - 1)
 
 
+@pytest.mark.slow
 def test_a_probe_and_its_cache(pool, photographs, model, tmp_path):
     """What three ranks have kept, one process finds, and the other way round."""
     flags = {**FLAGS, "protocol": "knn", "k": 3}

@@ -69,6 +69,7 @@ def test_the_card_says_licence_and_gating_of_the_public_weights_that_a_run_began
         ["--set", "model.changes.depth=1"],
         ["--set", "model.init=none"],
     ],
+    quick=[["--init", "none"], ["--recipe", "small-data"]],
 )
 def test_a_user_who_says_how_to_begin_begins_so(desk, options):
     fill_cache(desk / "hub", REPOSITORY)

@@ -332,7 +332,7 @@ def test_weights_are_fine_tuned_at_another_resolution_from_a_zero_head(
     assert "finetune" in (result.folder / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.float32)])
+@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), pytest.param(5, np.float32, marks=pytest.mark.slow)])
 def test_weights_for_colour_are_fine_tuned_on_images_of_any_channel_count(
     trained: Result, tmp_path: Path, channels: int, kind: type
 ) -> None:

@@ -202,7 +202,7 @@ def test_the_image_size_of_a_bare_file_is_that_of_its_table(tmp_path):
 
 
 @each_row("prefix", ["", "visual.", "module.visual.", "state_dict.module.visual."])
-def test_pickled_files_and_prefixes(prefix, tmp_path):
+def test_pickled_files_and_prefixes(prefix, tmp_path, fast):
     state = make_tower(has_scale=True)
     torch.save({f"{prefix}{name}": tensor for name, tensor in state.items()}, tmp_path / "clip.pt")
     model, _ = read(tmp_path / "clip.pt", grid=GRID)

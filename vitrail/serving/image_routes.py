@@ -22,6 +22,7 @@ from vitrail.serving.refusals import Refused
 from vitrail.serving.schemas import IMAGE_ERRORS, image_body, replies
 from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import Upload, parse_uploads
+from vitrail.tasks.instances.answer import Instances, MaskFormat
 from vitrail.tasks.task import choose_decode_options
 
 LISTED = 5  # classes listed with an explanation
@@ -71,6 +72,10 @@ async def predict(
     top: Top = LISTED,
     threshold: Annotated[float | None, Query(ge=0, le=1, description="least score, by default the detector's")] = None,
     side: Annotated[int | None, Query(ge=1, description="most pixels of a map's longer side; by default all")] = None,
+    masks: Annotated[
+        MaskFormat | None,
+        Query(description="of instances: run lengths (the default), polygons of outer boundaries, or areas alone"),
+    ] = None,
     show: Show = "json",
     explain: Method | None = None,
 ) -> Response:
@@ -80,12 +85,15 @@ async def predict(
     """
     served, deadline = service.served, request.state.deadline
     options = _choose_options(served, top, threshold, side)
+    if masks and served.model.name != "instances":
+        what = f"masks is {masks}, and answers of the task {served.model.name} have no masks of objects"
+        raise Refused("invalid", what, "leave masks out")
     if show == "png":
         return await _draw_answer(request, service, served, uploads, options)
     wanted = explain and served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
     with service.batcher.reserve(len(uploads), explain or served.answer, deadline, request.state.expected):
         outputs = await service.run_each(served, served.answer, uploads, deadline)
-        decoded = [await _decode(service, served, output, options, deadline) for output in outputs]
+        decoded = [await _decode(service, served, output, options, masks, deadline) for output in outputs]
         rows = [{"name": upload.name, **row} for upload, row in zip(uploads, decoded)]
         for upload, row in zip(uploads, rows):
             if wanted and "error" not in row:
@@ -213,14 +221,20 @@ async def _explain(
 
 
 async def _decode(
-    service: Service, served: LoadedModel, output: Output | Refused, options: dict[str, Any], deadline: float
+    service: Service,
+    served: LoadedModel,
+    output: Output | Refused,
+    options: dict[str, Any],
+    masks: MaskFormat | None,
+    deadline: float,
 ) -> dict[str, Any]:
     """Returns the prediction for one image, or its error."""
     if isinstance(output, Refused):
         return {"error": output.fault}
 
     def encode() -> dict[str, Any]:
-        return served.decode(output, options).to_json()
+        answer = served.decode(output, options)
+        return answer.to_json(masks) if masks and isinstance(answer, Instances) else answer.to_json()
 
     # a map is as large as its image
     return await service.run_in_thread(encode, deadline=deadline) if served.model.draws_answers else encode()

@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
     del TASKS["depth"]
 
 
-def test_depth_is_trained_evaluated_predicted_served_and_exported(trained, tmp_path, start):
+def test_depth_is_trained_evaluated_predicted_and_served(trained, tmp_path, start):
     images, depths = DATA.val.images, DATA.val.targets.contents.images
     limit = 0.5 * np.nanstd(depths)  # half the error of a model that answers with the mean
     assert trained.figures["rmse"] < limit and trained.figures["abs_rel"] < 0.25
@@ -57,6 +57,9 @@ def test_depth_is_trained_evaluated_predicted_served_and_exported(trained, tmp_p
         reply = client.post("/v1/predict", files={"image": ("ramp.png", path.read_bytes())})
     assert reply.json()["predictions"][0]["farthest"] == pytest.approx(answer.row()["farthest"])
 
+
+@pytest.mark.slow
+def test_depth_is_exported(trained, tmp_path):
     exported = vitrail.export(trained.folder, tmp_path / "depth.onnx", check=DATA, images=16, quiet=True).figures
     assert (exported["metric"], exported["agreement"]) == ("rmse", 1)
     noise = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))

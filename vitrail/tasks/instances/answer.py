@@ -8,10 +8,10 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,13 @@ from vitrail.tasks.detection.answer import CocoResults, Detections, FoundBoxes, 
 from vitrail.text import plural
 
 COLUMNS = ("label", "score", "area", "x0", "y0", "x1", "y1")  # of objects.csv, after path and id
+
+MaskFormat = Literal["rle", "polygon", "none"]
+MASK_FORMATS: Mapping[MaskFormat, Callable[[Rle], dict[str, Any]]] = {
+    "rle": lambda mask: {"mask": mask.to_coco()},
+    "polygon": lambda mask: {"mask": {"size": list(mask.size), "polygons": trace_outlines(mask)}},
+    "none": lambda mask: {},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +54,14 @@ class Instances(Detections):
         areas = [mask.area for mask in self.masks] or [None]
         return [{**row, "area": area} for row, area in zip(super().rows(), areas)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, masks: MaskFormat = "rle") -> dict[str, Any]:
+        """As the server sends it, ``masks`` as COCO's compressed run lengths or polygons; with "none" only their areas."""
         found = super().to_json()
-        masks = ({"area": mask.area, "mask": mask.to_coco()} for mask in self.masks)
-        return {**found, "objects": [{**each, **mask} for each, mask in zip(found["objects"], masks)]}
+        write = MASK_FORMATS[masks]
+        objects = (
+            {**each, "area": mask.area, **write(mask)} for each, mask in zip(found["objects"], self.masks, strict=True)
+        )
+        return {**found, "objects": list(objects)}
 
     def to_masks(self) -> NDArray[np.bool_]:
         """The pixels of each object: (n, H, W)."""

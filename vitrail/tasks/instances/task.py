@@ -45,7 +45,7 @@ class InstanceTask(ObjectTask):
     reply: ClassVar[Mapping[str, Any]] = {
         "width": int,
         "height": int,
-        "objects": list[dict[str, str | float | list[float] | dict[str, str | list[int]]]],
+        "objects": list[dict[str, str | float | list[float] | dict[str, str | list[int] | list[list[float]]]]],
     }
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = FORMATS
     targets = OutlineTargets()
