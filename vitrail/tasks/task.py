@@ -44,6 +44,8 @@ BACKBONE_VERBS = {
     *("patchify", "place", "encode", "pool", "head", "heads", "features", "forward_features", "feature_maps"),
     *("dense_maps", "features_and_map", "last_map", "attention_grids", "forward_recording", "forward_with_attention"),
     "pooling_shares",
+    "encode_queries",
+    "norm_tokens",
 }
 Loss = Literal["softmax", "sigmoid"]
 # key of `Task.provenance`: the weights carry no names of classes, and the outputs are named by their numbers

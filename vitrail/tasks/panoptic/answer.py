@@ -173,7 +173,8 @@ class PanopticFiles(AnswerFiles):
         for number, (label, _, score, area, (left, top, right, bottom)) in enumerate(answer.segments, 1):
             entry = {"id": number, "category_id": self.classes.index(label) + 1, "area": area}
             segments.append({**entry, "bbox": [left, top, right - left, bottom - top], "iscrowd": 0, "score": score})
-        self.images.append({"id": self.number, "file_name": key, "height": height, "width": width})
+        picture = f"{name}{Path(key).suffix}"  # beside its map, where the files are data again
+        self.images.append({"id": self.number, "file_name": picture, "height": height, "width": width})
         self.annotations.append({"image_id": self.number, "file_name": file, "segments_info": segments})
 
     def close(self) -> None:
