@@ -68,6 +68,7 @@ LIGHT = {
             "onnx",
             "onnxruntime",
             "rich",
+            "torch._dynamo",
         },
         "import vitrail; draw = vitrail.visualize_attention": {"matplotlib"},
         DRAW: {"matplotlib.pyplot"},

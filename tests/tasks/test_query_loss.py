@@ -17,6 +17,7 @@ from tests.tasks.dense_models import draw_images
 from vitrail.errors import ConfigError
 from vitrail.models.config import changed
 from vitrail.models.queries import QueryHead
+from vitrail.objectives.supervised import Supervised
 from vitrail.tasks import QueryInstances, create_task
 from vitrail.tasks.queries.loss import match_queries, query_loss
 
@@ -156,6 +157,22 @@ def test_micro_batches_have_the_gradients_of_the_batch():
     largest = max(float(gradient.abs().max()) for gradient in found[0].values())
     for name, gradient in found[0].items():
         assert (gradient - found[1][name]).abs().max() <= 1e-6 * largest, name
+
+
+@pytest.mark.slow  # loads the compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # between two graphs
+def test_a_compiled_step_has_the_same_loss_and_gradients():
+    step = Supervised(create_queries(6, depth=3))
+    images, targets = draw_images(step.encoder, 4), numbered_targets(4, step.encoder.config.image_size)
+    torch.compiler.reset()
+    found = []
+    for each in (step, torch.compile(step, backend="eager")):
+        step.zero_grad()
+        loss, _ = each(images, *targets)
+        loss.backward()
+        found.append([loss, *(parameter.grad for parameter in step.parameters() if parameter.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 10
+    assert all(torch.equal(one, other) for one, other in zip(*found))
 
 
 def test_attention_is_unmasked_block_by_block_as_the_authors_do():

@@ -16,7 +16,6 @@ CLASS_WEIGHT, MASK_WEIGHT, DICE_WEIGHT = 2.0, 5.0, 5.0
 NONE_WEIGHT = 0.1  # of a query without an object, in the loss of classes
 
 
-@torch.compiler.disable  # matching is done by SciPy
 def query_loss(
     classes: Tensor, masks: Tensor, labels: Tensor, shares: Tensor, known: Tensor, weight: Tensor, *, strict: bool
 ) -> Tensor:

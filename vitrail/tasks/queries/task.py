@@ -120,7 +120,9 @@ class QueryTask(DenseTask):
         shares, known = measure_shares(numbers, objects.shape[1], self.grid(numbers.shape[1:]), self.cell)
         shares, known, weight = (each.to(masks.dtype) for each in (shares, known, weight))
         labels, strict = objects[..., 0].long(), self.training
-        return query_loss(classes, masks.flatten(3), labels, shares, known, weight, strict=strict)
+        # matching is done by SciPy; `disable` as a decorator would import the compiler with the package
+        measure = torch.compiler.disable(query_loss) if torch.compiler.is_compiling() else query_loss
+        return measure(classes, masks.flatten(3), labels, shares, known, weight, strict=strict)
 
     def show_region(self, grid: Sequence[int], frames: Frames) -> NDArray[np.float64]:
         """Returns what masks of so many rows and columns show of each picture, (left, top, right, bottom) in pixels: (B, 4)."""
