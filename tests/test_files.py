@@ -56,6 +56,7 @@ def model_of(temperature: float):
 
 
 # a folder, a file with another beside it, and a file alone
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(("model", "model.npz", "model.safetensors"), {"model"}))
 def test_a_model_is_whole_whenever_its_writer_is_killed(tmp_path, name) -> None:
     old, new = (

@@ -96,6 +96,7 @@ def read(model: vitrail.Classifier, folder: Path, count: int) -> torch.Tensor:
     return torch.cat([model.preprocess(file) for file in files[:: len(files) // count][:count]])
 
 
+@pytest.mark.slow
 def test_the_public_vit_tiny_has_artefacts_in_the_corners_from_block_8_on(real_data):
     model = vitrail.load(real_data / "vit_tiny_patch16_224.safetensors", log=lambda line: None)
     images = read(model, real_data, 10)

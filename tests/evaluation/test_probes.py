@@ -94,6 +94,7 @@ def test_the_slope_at_the_minimum_is_nothing():
     assert np.abs(slope).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_the_strength_is_the_one_that_does_best_on_the_held_out_fifth():
     train, targets = clouds(120, width=60, apart=0.3)
     held = probes._hold_out(targets, 0)

@@ -62,6 +62,7 @@ def test_it_is_a_model_that_answers_as_the_graph_does(tmp_path):
     assert model.width == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="OpenVINO sets a signal stack on Linux only")
 def test_a_signal_is_handled_after_models_were_deleted_in_the_order_in_which_they_were_loaded(tmp_path):
     path, before = write_ir(tmp_path / "model.xml"), read_signal_stack().raw
@@ -95,6 +96,7 @@ def test_other_weights_have_another_hash_and_a_change_is_refused(tmp_path):
     assert error.value.remedy
 
 
+@pytest.mark.slow
 def test_a_file_without_a_description_or_of_something_else_is_refused(tmp_path):
     to_openvino(write_graph(tmp_path / "a.onnx"), path := tmp_path / "a.xml")
     with pytest.raises(CheckpointError, match="no description of the model"):

@@ -134,6 +134,7 @@ def write_classes(root: Path, make, kind: str) -> Path:
     return root
 
 
+@pytest.mark.slow
 @each_row(
     "make, kind, levels, channels",
     [(lambda: RAMP, "PNG", (0.0, 1919.0), 1), (lambda: bands(5), "TIFF", (0.0, 1923.0), 5)],

@@ -56,6 +56,7 @@ def test_predict_has_a_row_for_every_image_and_counts_the_other_files(place, cap
     assert len(Path("bad.csv").read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["predict", "embed", "explain"])
 def test_a_named_file_without_an_answer_is_exit_code_3_and_the_others_keep_theirs(place, verb, capsys):
     out = {"predict": "out.jsonl", "embed": "out.jsonl", "explain": "out"}[verb]
@@ -112,6 +113,7 @@ def test_rows_and_failures_are_all_of_hundreds_of_files(tmp_path, capsys):
     assert f"{good:,} predicted, {broken:,} unreadable, {other:,} of unknown type (.txt {other:,})" in said.err
 
 
+@pytest.mark.slow
 def test_a_table_that_begins_with_errors_has_its_columns_and_types(place):
     for number in range(1100):
         (place / f"00 {number:04}.png").touch()

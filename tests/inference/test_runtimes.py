@@ -74,6 +74,7 @@ def predict(folder: Path, **how: Any) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, [line for line in said if not line.endswith("require openvino, which is not installed")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fastest", slow_except([FP32, INT8, *OPENVINO], {FP32, *OPENVINO[1:]}))
 def test_the_fastest_runtime_is_taken_and_its_graph_is_kept(measured, fastest, monkeypatch, tmp_path):
     timed = measured(**{fastest: 1.0})

@@ -71,6 +71,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("three stages", (37, 51)), ("wide, grey", (32, 48))])
 def test_blocks_logits_and_gradients_are_transformers(name, size):
     ours, theirs = with_transformers(**OPTIONS[name])

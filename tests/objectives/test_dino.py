@@ -409,6 +409,7 @@ def test_the_teacher_is_saved_and_evaluated(digits, tmp_path):
     assert page.count("<img") == 8 * 4 and "a small part of the image" in page
 
 
+@pytest.mark.slow
 def test_a_collapse_is_named_during_the_run_and_at_its_end(digits, tmp_path):
     run = learn("dino", digits, tmp_path / "run", "optim.lr=1.0", "optim.clip=null", "compute.precision=fp32", steps=12)
     said = (run.folder / "log.txt").read_text()

@@ -158,6 +158,7 @@ def test_a_run_computes_with_its_own_threads_and_gives_them_back_after_an_error(
     assert (*seen, torch.get_num_threads()) == (2, THREADS)
 
 
+@pytest.mark.slow
 def test_a_run_and_its_plan_leave_the_generator_as_it_was(data, tmp_path, user_threads):
     state, lines = torch.get_rng_state(), []
     run = train(data, tmp_path).folder
@@ -194,6 +195,7 @@ def test_the_command_line_takes_all_cores_unless_the_environment_names_a_number(
     assert torch.get_num_threads() == expected
 
 
+@pytest.mark.slow
 def test_only_the_command_line_sets_malloc_signals_and_all_cores():
     sets = {"set_num_threads", "set_num_interop_threads"}
     sets |= {setter.__name__ for setter in (keep_large_buffers, use_one_arena, explain_bus_errors, use_all_cores)}

@@ -223,6 +223,7 @@ def write_detector(path, model, parity):
     return str(path)
 
 
+@pytest.mark.slow
 def test_an_exported_graph_answers_as_it_does_in_the_library(start, models, png, tmp_path):
     file = write_detector(tmp_path / "tiny.onnx", models["detection"], {"largest": 1e-6})
     served = load_model(file, name=None, options=InferenceOptions(), log=print)

@@ -90,6 +90,7 @@ STILL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "listens"), STILL.values(), ids=STILL)
 def test_a_connection_that_stands_still_is_ended(sent, listens):
     asyncio.run(until_ended(sent, listens=listens))

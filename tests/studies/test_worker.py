@@ -107,6 +107,7 @@ def test_a_worker_that_cannot_work_ends_the_study_in_its_own_words(tmp_path: Pat
     working.stop()
 
 
+@pytest.mark.slow
 def test_a_plan_survives_the_workers(tmp_path: Path) -> None:
     plan = begin(tmp_path)
     compute_trials(tmp_path, lambda trial, rate, attempt: write_result(tmp_path, fake_result(trial, rate)))

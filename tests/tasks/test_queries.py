@@ -204,7 +204,9 @@ def test_an_exported_graph_answers_as_the_model_at_any_size(tmp_path, task):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # asked by the compiler
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # asked by the compiler
 def test_a_compiled_objective_has_the_loss_and_the_gradient():
     torch.compiler.reset()
     objective = Supervised(create_queries("instances").train())

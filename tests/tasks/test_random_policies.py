@@ -73,6 +73,7 @@ def find_objects(image: torch.Tensor) -> np.ndarray:
     return (image.permute(1, 2, 0)[None] - torch.from_numpy(COLOURS)[:, None, None]).abs().amax(-1).numpy() < NEAR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policies", few_or_nightly(100, 1000))
 def test_boxes_hold_their_objects_and_maps_name_their_pixels(files, policies):
     objects = Objects.join([Objects.of_image(BOXES, range(4), size=PICTURE)] * 2)

@@ -65,6 +65,7 @@ def plan(out: Path, *settings: str) -> ComputeSettings:
     return prepare(asked, RunFolder(out), log=log_nothing).training.run.compute
 
 
+@pytest.mark.slow
 def test_a_choice_is_kept_for_the_run_and_for_the_machine(measured, tmp_path):
     first = run(tmp_path / "first", steps=1)
     compute = first.read_config().compute

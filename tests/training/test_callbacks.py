@@ -75,6 +75,7 @@ def test_a_callback_ends_a_training_which_is_evaluated_and_saved(tmp_path, ends,
     assert vitrail.train("digits", out=tmp_path / "run", **HOW).figures == run.figures  # it is finished
 
 
+@pytest.mark.slow
 def test_a_resumed_run_calls_them_for_its_own_steps(tmp_path):
     class Fail(vitrail.Callback):
         def on_step(self, event: TrainingEvent) -> None:

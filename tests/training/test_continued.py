@@ -60,6 +60,7 @@ def test_adapters_and_what_the_objective_has_of_its_own_are_trained(objective, b
     folder.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_stopped_run_with_adapters_resumes_bit_for_bit_and_its_model_is_merged(objective, base, tmp_path):
     whole = learn(objective, base, tmp_path / "whole", *ADAPTERS)
@@ -76,6 +77,7 @@ def test_a_stopped_run_with_adapters_resumes_bit_for_bit_and_its_model_is_merged
     assert changed and all(name.endswith(".weight") for name in changed)
 
 
+@pytest.mark.slow
 def test_the_recipe_continues_weights_and_reports_how_far_patches_drifted(base, tmp_path):
     small = "objective.changes={prototypes: 20, hidden: 24, bottleneck: 8, local_views: 1, anchor: 2}"
     how = {"recipe": "continue", "init": base, "batch": 16, "steps": STEPS, "lr": 3e-2, "quiet": True}
@@ -88,6 +90,7 @@ def fail(*given: Any, **how: Any) -> None:
     raise KeyError("no disk")
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_its_features_are_worse_than_at_the_start(base, tmp_path, monkeypatch):
     rates = iter([0.8, 0.79, 0.77, 0.9])
     monkeypatch.setattr(validation, "rate_knn", lambda known, queries, classes: next(rates))

@@ -73,6 +73,7 @@ def prepared(run: Run, out: Path) -> Iterator[Training]:
         folder.close()
 
 
+@pytest.mark.slow
 def test_those_of_a_vit_are_its_matrix_products_computed_by_hand(tmp_path):
     assert count(tmp_path / "whole") == SUPERVISED
     assert count(tmp_path / "parts", "data.micro_batch=4") == SUPERVISED

@@ -178,6 +178,7 @@ def test_invalid_numbers_are_refused_with_a_remedy(settings, message):
         compose_run(flags={"data": {"source": "digits", **settings}})
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_its_part_resumes_with_it_and_refuses_another(tmp_path):
     out = tmp_path / "run"
     given = {"set": TINY, "batch": 10, "quiet": True, "out": out}

@@ -110,6 +110,7 @@ def test_a_teacher_gives_its_own_features_and_normed_map():
 PAIRS = {"swin": ("bit", 3), "bit": ("vit", 1), "pvt": ("vit, dinov3", 5), "vit": ("swin", 3), "cait": ("beit", 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("student", slow_except(PAIRS, {"swin"}))
 def test_students_learn_from_teachers_of_other_kinds(student, tmp_path):
     """In bf16, on oblong images; the run is stopped, resumed, and its encoder is fine-tuned."""
@@ -140,6 +141,7 @@ def test_figures_of_the_teacher_stand_beside_those_of_the_student(teacher, tmp_p
     assert saved is not None and saved.tensors["objective"]["bank"].shape == (16, 16)
 
 
+@pytest.mark.slow
 def test_outputs_are_cached_where_images_are_only_flipped(teacher, tmp_path, monkeypatch):
     """The losses are those of a teacher that computes each batch."""
     policy = ("augment.crop=none", "augment.flip=0.5", "optim.lr=1e-3")
@@ -154,6 +156,7 @@ def test_outputs_are_cached_where_images_are_only_flipped(teacher, tmp_path, mon
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_the_cache_has_all_images_where_a_batch_repeats_them(teacher, tmp_path):
     how = {"steps": 16, "batch": 8}
     repeated = learn(tmp_path / "run", teacher, "augment.crop=none", "data.repeats=2", **how)
@@ -216,12 +219,14 @@ def test_a_bad_image_leaves_its_place_in_the_bank(teacher, tmp_path):
     assert "05.png" in (run.folder / "bad_images.csv").read_text() and "teacher_knn" not in run.figures
 
 
+@pytest.mark.slow
 def test_a_dry_run_estimates_the_bank(teacher, tmp_path):
     lines: list[str] = []
     learn(None, teacher, "augment.crop=none", dry_run=True, steps=100, log=lines.append)
     assert any("features of 16 images" in line for line in lines) and any("for 114 views" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_another_teacher_and_none_are_refused(teacher, tmp_path):
     learn(tmp_path / "run", teacher)
     save_model(tmp_path / "other", make_teacher("beit"))

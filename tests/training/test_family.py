@@ -53,6 +53,7 @@ def test_changes_of_a_recipe_that_only_a_vit_has_are_dropped_with_a_notice(tmp_p
     assert load(result.folder).config.gelu == "exact"  # which it has
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_weights_for_other_channels(tmp_path):
     first = run(tmp_path, "axial").folder
     settings = ["data.batch=8", "compute.threads=1"]

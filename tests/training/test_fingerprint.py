@@ -249,6 +249,7 @@ def test_copied_files_with_other_times_are_compared_by_their_content(begun, tmp_
     assert "warning" not in log_of(run)
 
 
+@pytest.mark.slow
 def test_a_training_on_shards_has_the_bits_of_one_on_their_folder_and_resumes_from_either(tmp_path) -> None:
     folder = write_classes(tmp_path / "folder")
     shards = tmp_path / "shards"
@@ -318,6 +319,7 @@ def test_arrays_are_compared_by_their_content(tmp_path) -> None:
     train_in(tmp_path / "run", (images, labels), 2)
 
 
+@pytest.mark.slow
 def test_another_teacher_is_refused_and_other_initial_weights_are_named(begun, tmp_path) -> None:
     data = begun["classes"][0] / begun["classes"][1]
     for name in ("teacher", "start"):

@@ -106,6 +106,7 @@ def test_augmented_images_are_read_in_every_step(start, passes, tmp_path):
     assert sum(passes) >= HOW["steps"] * HOW["batch"]
 
 
+@pytest.mark.slow
 def test_bad_images_are_left_out_and_recorded(start, tmp_path):
     for index, label in enumerate("abc" * 12):
         path = tmp_path / "photos" / label / f"{index}.png"

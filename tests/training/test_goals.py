@@ -80,6 +80,7 @@ def given_to(objective: str, tokenizer: Path) -> dict[str, Any]:
     return {"tokenizer": tokenizer} if objective == "beit" else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", slow_except(["mae", "ibot", "tokenizer"], {"mae"}))
 def test_a_stopped_run_resumes_bit_for_bit(objective, digits, tmp_path):
     whole = learn(objective, digits, tmp_path / "whole")
@@ -165,6 +166,7 @@ def test_the_report_of_beit_shows_what_is_hidden_and_which_codes_are_guessed(dig
     assert all(f"Image 8, {name}" in page for name in ("images", "masked", "codes", "predicted"))
 
 
+@pytest.mark.slow
 def test_labels_are_not_needed(tmp_path, capsys):
     chance = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()

@@ -51,6 +51,7 @@ def test_results_that_are_read_twice_say_so(run, tmp_path):
     assert Path(run.report).exists()
 
 
+@pytest.mark.slow
 def test_predictions_list_the_evaluated_images(tmp_path):
     run = vitrail.train("digits", out=tmp_path / "run", steps=8, batch=16, quiet=True, set=["model.changes.depth=1"])
     rows = run.predictions

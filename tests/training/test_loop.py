@@ -132,6 +132,7 @@ def test_a_length_in_time_is_measured_before_the_training_is_built(folder, monke
     assert found.run.schedule.time == 100
 
 
+@pytest.mark.slow
 def test_a_length_in_time_of_few_steps_is_warned_of(folder, monkeypatch):
     found = training(folder, time=30)
     warnings = {}
@@ -145,6 +146,7 @@ def test_a_length_in_time_of_few_steps_is_warned_of(folder, monkeypatch):
     assert not warnings[0.5]
 
 
+@pytest.mark.slow
 def test_measuring_a_step_leaves_the_training_as_it_was(folder, tmp_path):
     bought = training(folder, "optim.ema=0.9", time=0.01)
     other = RunFolder(tmp_path / "other")

@@ -176,6 +176,7 @@ def test_ranks_train_in_bf16(pool, data, tmp_path, precision, parallel):
     assert on_ranks.weight_difference(tmp_path / "one", tmp_path / "all") < 2e-2
 
 
+@pytest.mark.slow
 def test_the_end_callback_gets_the_whole_model_on_every_rank(pool, data, tmp_path):
     given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=12", "optim.ema=0.5", "data.limit=60")
     alone = on_ranks.evaluate_at_the_end(SINGLE, tmp_path / "one", given, data)
@@ -216,6 +217,7 @@ def test_a_run_resumed_at_the_same_number_of_ranks_has_the_same_bits(pool, data,
     assert on_ranks.difference(tmp_path / "whole", tmp_path / "parts") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", slow_except([1, 2], {1}))
 def test_checkpoints_are_written_while_the_training_continues(pool, data, tmp_path, world):
     """And they hold the moment at which they were begun."""

@@ -170,6 +170,7 @@ def test_a_class_is_a_network_by_its_own_name(tmp_path):
             vitrail.train("digits", out=tmp_path / "no", **HOW | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", slow_except([Map, Vector], {Map}), indirect=True)
 def test_a_registered_network_is_exported(build, tmp_path):
     model = create_classifier("own", classes=["a", "b"]).eval()
@@ -283,6 +284,7 @@ def test_a_metric_that_returns_no_number_is_named(tmp_path):
         vitrail.train("digits", metrics={"rows": lambda p, t: p.max(1)}, out=tmp_path / "run", **HOW)
 
 
+@pytest.mark.slow
 def test_a_metric_is_in_the_history_the_figures_and_the_report(tmp_path):
     run = vitrail.train("digits", metrics={"balanced": balanced}, out=tmp_path / "run", **HOW)
     again = vitrail.evaluate(run.folder, "digits", metrics=["balanced"], quiet=True, log=lambda line: None)
@@ -295,6 +297,7 @@ def test_a_metric_is_in_the_history_the_figures_and_the_report(tmp_path):
     assert "balanced" in run.report.read_text().lower()
 
 
+@pytest.mark.slow
 def test_an_objective_of_ones_own_is_pretrained_resumed_and_fine_tuned(tmp_path):
     vitrail.register_objective("turned", Turned)
     changes = {"set": (*HOW["set"], "objective.changes={hidden: 3}")}

@@ -86,6 +86,7 @@ def test_a_teacher_that_cannot_teach_is_refused():
         Teacher(several, NAMES, STUDENT)
 
 
+@pytest.mark.slow
 def test_a_deit_is_distilled_from_a_bit_resnet_and_resumes_where_it_stopped(tmp_path):
     torch.manual_seed(0)
     bit = create_classifier(

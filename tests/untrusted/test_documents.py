@@ -85,6 +85,7 @@ def test_aliases_and_merge_keys_are_read():
     assert value["list"] == [{"a": 1, "b": 2}] * 2
 
 
+@pytest.mark.slow
 @each_row(
     "content, words",
     [

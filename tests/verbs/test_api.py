@@ -157,6 +157,7 @@ def test_options_of_reading_are_those_of_the_command_line(place: Path) -> None:
     assert np.array_equal(features(crop="16x16"), features(crop=16))
 
 
+@pytest.mark.slow
 def test_a_training_takes_the_same_settings_by_both_names(tmp_path: Path) -> None:
     for name in ("set", "settings"):
         plan = vitrail.train("digits", steps=1, batch=8, dry_run=True, **{name: ["optim.lr=0.125"]})
@@ -164,6 +165,7 @@ def test_a_training_takes_the_same_settings_by_both_names(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_switch_that_is_off_leaves_the_file_of_settings_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text("model: {head_only: true}\n")
     save_model(tmp_path / "model", shaken())

@@ -110,6 +110,7 @@ def test_every_size_has_its_step(tmp_path):
     assert check(tmp_path).sizes == {"1-31": 1, "32-63": 1, "128-223": 1, "224-383": 1, "4096-": 1}
 
 
+@pytest.mark.slow
 def test_real_photographs_are_sound(real_data):
     found = check(real_data / "hymenoptera")
     assert found.images == 398
@@ -272,6 +273,7 @@ def test_few_images_are_no_problem_by_themselves(tmp_path) -> None:
     assert found.sound and found.to_text().endswith("no problems found")
 
 
+@pytest.mark.slow
 @each_row("task, code", [(None, 0), ("classify", 0), ("segment", 3), ("detect", 3)])
 def test_the_check_refuses_what_the_training_refuses(tmp_path, task, code) -> None:
     data = write_splits(tmp_path / "data")

@@ -249,6 +249,7 @@ def test_a_place_that_cannot_be_written_is_a_disk_error(model, tmp_path):
         made(model, tmp_path / "file" / "folder" / "a.onnx")
 
 
+@pytest.mark.slow
 def test_only_an_export_is_written_over_unless_by_force(model, tmp_path):
     path = made(model, tmp_path / "a.onnx").path
     assert made(model, path).path == path

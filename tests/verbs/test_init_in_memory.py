@@ -28,6 +28,7 @@ def tensors(run: Any) -> dict[str, torch.Tensor]:
     return run.load().backbone.state_dict()
 
 
+@pytest.mark.slow
 @each_row("part", ["model", "backbone"])
 def test_a_model_or_its_backbone_gives_the_run_of_its_file(tmp_path, monkeypatch, part):
     monkeypatch.chdir(tmp_path)

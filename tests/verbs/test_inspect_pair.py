@@ -33,6 +33,7 @@ SHARED = (
 def silent(line: str) -> None: ...
 
 
+@pytest.mark.slow
 def test_the_numbers_of_both_are_those_of_each_alone(tmp_path):
     hybrid = changed(TINY["vit, stem"], image_size=(64, 32))
     models = shaken(), shaken(hybrid)

@@ -113,6 +113,7 @@ def test_data_that_cannot_be_sharded_are_refused_and_leave_no_files(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked to be killed")
 def test_a_process_that_is_killed_leaves_no_folder_and_the_same_call_writes_all(tmp_path):
     data, out = class_folders(tmp_path / "photos"), tmp_path / "here" / "shards"

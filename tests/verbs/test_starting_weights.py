@@ -43,6 +43,7 @@ def init_of(folder: str = "run") -> str | None:
     return yaml.safe_load(Path(folder, "config.yaml").read_text())["model"]["init"]
 
 
+@pytest.mark.slow
 @each_row("data", ["photos", "photos.csv"])
 def test_photographs_are_fine_tuned_from_public_weights(desk, capsys, data):
     fill_cache(desk / "hub", REPOSITORY)
@@ -92,6 +93,7 @@ def test_auto_takes_them_for_small_pictures_too(desk):
     assert init_of() == ORIGIN
 
 
+@pytest.mark.slow
 def test_without_a_network_the_log_says_what_is_lost_and_how_to_get_it(desk, capsys):
     assert train("photos") == 0
     log = capsys.readouterr().err

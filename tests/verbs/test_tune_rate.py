@@ -126,6 +126,7 @@ def test_the_loss_of_a_task_without_a_likelihood_is_its_first_figure():
     assert loss_of(SimpleNamespace(figures={"rmse": 0.3}, metric=SimpleNamespace(higher_is_better=False))) == 0.3
 
 
+@pytest.mark.slow
 def test_a_run_trains_with_its_choice_keeps_it_and_does_not_choose_again(tmp_path, monkeypatch):
     out = tmp_path / "run"
     given = {"lr": 2e-3, "tune_lr": True, "out": out, "set": SMALL, "batch": 16, "quiet": True}

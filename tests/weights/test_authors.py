@@ -96,6 +96,7 @@ def test_deit_iii_of_its_authors_gives_the_same_outputs(tmp_path):
     torch.testing.assert_close(model(IMAGES), forward(timms, IMAGES), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_encoder_of_a_masked_autoencoder_gives_the_same_outputs(tmp_path):
     state = a_state()
     decoder = {

@@ -104,6 +104,7 @@ def draw(size=(32, 32)):
     return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @each_row("kind", KINDS)
 def test_a_folder_is_read_and_written_again_bit_for_bit(kind, tmp_path):
     lines = []
@@ -230,6 +231,7 @@ def create_ours(**changes):
     return model
 
 
+@pytest.mark.slow
 @each_row(
     "changes",
     [
@@ -280,6 +282,7 @@ def test_a_network_that_transformers_has_not_is_refused(words, changes, tmp_path
 # Files that are wrong.
 
 
+@pytest.mark.slow
 def test_no_broken_file_is_half_read(tmp_path):
     """Every tensor of the head and the first block in turn is taken away, cut, flattened or added to."""
     path = make_folder(tmp_path, "eomt with a SwiGLU") / "model.safetensors"
@@ -299,6 +302,7 @@ def test_no_broken_file_is_half_read(tmp_path):
 ODD = ("x", "", -1, 0.5, float("nan"), [], {}, True, 10**30, [10**30], ["x"] * 4, [[1]])
 
 
+@pytest.mark.slow
 @each_row("kind", ["eomt", "eomt_dinov3"])
 def test_no_odd_value_of_a_field_is_more_than_an_error(kind):
     config, tensors, refused = {**CONFIG, **KINDS[kind]}, make_tensors(kind), 0

@@ -67,11 +67,13 @@ def check_refused(case: tuple[Maker, str], folder: Path) -> None:
     assert words in refused(make(folder), folder)
 
 
+@pytest.mark.slow
 @each_row("name, case", PICKLES.items())
 def test_a_hostile_pickle_is_refused_in_one_message_and_nothing_of_it_runs(name, case, tmp_path, fast):
     check_refused(case, tmp_path)
 
 
+@pytest.mark.slow
 @each_row("name, case", GRAPHS.items())
 def test_a_hostile_graph_is_refused_in_one_message(name, case, tmp_path, fast_trial):
     check_refused(case, tmp_path)

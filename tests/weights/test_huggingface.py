@@ -33,6 +33,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @each_row("kind", THEIRS)
 def test_every_tensor_of_theirs_has_a_name_here_and_answers_are_theirs(kind, tmp_path):
     """The answers of pyramids; inner parts of the others are held to transformers in files of their own."""

@@ -130,6 +130,7 @@ def test_outputs_are_those_of_transformers(kind, tmp_path):
     assert any("text_" in line for line in lines if line.startswith("unused")) == ("with text" in kind)
 
 
+@pytest.mark.slow
 @each_row("kind", [kind for kind in KINDS if kind not in ("DINOv2 giant with registers", "MetaCLIP 2")], quick=QUICK)
 def test_written_folders_are_opened_by_transformers(kind, tmp_path):
     model, expected, _ = read(kind, tmp_path / "theirs")

@@ -132,6 +132,7 @@ def assert_same(model: Classifier, other: Classifier) -> None:
     assert all(torch.equal(each, state[name]) for name, each in model.backbone.state_dict().items())
 
 
+@pytest.mark.slow
 @each_row("kind", OURS)
 def test_transformers_reads_what_is_written(kind, tmp_path):
     transformers = pytest.importorskip("transformers")

@@ -48,6 +48,7 @@ def test_a_tensor_of_several_names_is_written_once(tmp_path, fast):
     assert torch.equal(found["teacher.a"], table.T)
 
 
+@pytest.mark.slow
 @each_row(
     "held, words",
     [

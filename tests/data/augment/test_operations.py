@@ -137,6 +137,7 @@ def test_every_operation_is_compared():
     assert PILLOW.keys() == GEOMETRY.keys() | TABLES.keys() | PASSES.keys()
 
 
+@pytest.mark.slow
 def test_every_operation_alone_equals_pillows_and_leaves_what_it_was_given():
     wrong = []
     for name, channels in itertools.product(PILLOW, (1, 3, 5)):

@@ -758,6 +758,7 @@ FAULTS: dict[str, tuple[Make, str]] = {
 }
 
 
+@pytest.mark.slow
 @each_row("name", FAULTS)
 def test_one_faulty_object_of_many_is_left_out_and_named(name, tmp_path):
     make, words = FAULTS[name]

@@ -53,6 +53,7 @@ def test_a_list_of_paths_with_labels_is_read_as_a_table(photos):
     assert splits.train.targets.tolist() == [0, 1] * 6
 
 
+@pytest.mark.slow
 def test_a_training_takes_them_and_a_mistake_names_the_row(photos):
     result = vitrail.train(
         frame(pd.DataFrame, photos), size=32, steps=1, batch=4, set=["model.changes.depth=1"], out="run", quiet=True
