@@ -104,6 +104,7 @@ def test_a_predecessor_with_the_same_process_number_does_not_stop_a_writer(tmp_p
         assert [path.name for path in staged.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_reports_are_whole_whenever_their_writer_is_killed(tmp_path) -> None:
     pages = [f"<html>{count * word}</html>" for count, word in ((4000, "old "), (5000, "new "))]
     hashes = {sha256_of(page.encode()) for page in pages}

@@ -42,6 +42,7 @@ def test_the_table_is_renewed_for_the_files_that_ran(suite):
     assert table["functions"] == {"test_c.py::test_c": 2e6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), ("-p", "xdist.plugin", "-n", "1")], ids=["one process", "workers"])
 def test_the_summary_counts_what_was_left_out_and_names_its_target(suite, workers):
     found = run(suite, "-m", "quick", *workers)

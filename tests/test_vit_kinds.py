@@ -61,6 +61,7 @@ def test_a_kind_is_fine_tuned_reloaded_and_converted_there_and_back(kind, tmp_pa
         torch.testing.assert_close(vitrail.load(written, log=lambda line: None)(images), logits, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stopped_training_with_random_coordinates_resumes_bit_for_bit(tmp_path):
     start = classifier("dinov3", rope_rescale=2.0, rope_jitter=1.2, drop_path=0.2)
     train = partial(vitrail.train, images_of_classes(), init=start, steps=6, **HOW)
@@ -86,6 +87,7 @@ def test_a_kind_learns_from_masked_patches(kind):
     assert loss.isfinite() and all(parameter.grad.abs().sum() > 0 for parameter in blocks)
 
 
+@pytest.mark.slow
 @each_row("task, kind", [(task, kind) for task in ("detection", "segmentation", "instances") for kind in KINDS])
 def test_a_kind_carries_detection_and_segmentation(task, kind):
     config = create(kind, classes=0, projection=0, image_size=(64, 64), rope_grid=None).config

@@ -77,6 +77,7 @@ def test_an_ending_that_is_no_format_is_told_before_the_model_runs(tmp_path, nam
         visualize_attention(None, None, path=tmp_path / name)
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_a_disk_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="cannot be written"):

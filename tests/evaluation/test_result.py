@@ -55,6 +55,7 @@ def test_a_ratio_has_the_interval_of_its_resamples(values):
     assert figures["ratio_high"] - figures["ratio"] == pytest.approx(half, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_mean_over_images_keeps_its_own_interval(values):
     figures = result(Mean(values, np.ones(200))).figures
     assert (figures["ratio_low"], figures["ratio_high"]) == estimate_interval(values)

@@ -153,6 +153,7 @@ def test_the_shares_of_tokens_make_what_is_pooled(name):
         torch.testing.assert_close(norm(weighted), pooled, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_in_training_every_image_is_seen_once_in_every_layer(name):
     model = shaken(create_backbone(replace(CASES[name], drop_path=0.5, checkpoint=True))).train()

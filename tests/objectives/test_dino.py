@@ -396,6 +396,7 @@ def digits():
     return Splits(train=found.subset(np.arange(240)), val=found.subset(np.arange(240, 300)), classes=found.classes)
 
 
+@pytest.mark.slow
 def test_the_teacher_is_saved_and_evaluated(digits, tmp_path):
     run = learn("ibot", digits, tmp_path / "run", "optim.lr=0.01", "optim.ema=0.9")
     state = load_newest(run.folder / "checkpoints").tensors["objective"]

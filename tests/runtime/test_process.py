@@ -143,6 +143,7 @@ def test_a_verb_that_fails_leaves_them_too(verb, tmp_path, user_threads, monkeyp
     assert torch.get_num_threads() == THREADS
 
 
+@pytest.mark.slow
 def test_a_run_computes_with_its_own_threads_and_gives_them_back_after_an_error(
     data, tmp_path, user_threads, monkeypatch
 ):

@@ -212,6 +212,7 @@ def test_a_server_that_shuts_down_waits_for_the_reply():
     assert asyncio.run(shut_down()).startswith(b"HTTP/1.1 503 ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says when data arrived")
 def test_the_deadline_includes_the_time_in_the_queue_of_the_socket():
     async def ask_while_busy(milliseconds: int) -> bytes:

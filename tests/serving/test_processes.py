@@ -19,6 +19,8 @@ from vitrail.cli import run
 from vitrail.serving import processes
 from vitrail.weights.native import save_model
 
+pytestmark = pytest.mark.slow  # several servers are started
+
 TOKEN = "for-this-test-and-no-other"
 READY = re.compile(r"serving model \w+")
 LIMIT = 300.0  # seconds on a busy machine
@@ -87,7 +89,6 @@ def test_requests_are_counted_together_and_a_reload_reaches_every_process(server
     assert f'version="{before}"}} 0.0' in metrics and "vitrail_ready 1.0" in metrics
 
 
-@pytest.mark.slow
 def test_a_process_that_was_killed_is_replaced_and_a_signal_ends_all(server):
     predict(server)
     wait_until(lambda: counts(server, 1), server)
@@ -104,7 +105,6 @@ def test_a_process_that_was_killed_is_replaced_and_a_signal_ends_all(server):
     assert server.stderr.count("draining") == 2 and "Traceback" not in server.stderr
 
 
-@pytest.mark.slow
 def test_a_reload_waits_for_a_process_that_is_starting(starting):
     starting.address()  # of two processes one is ready
     starting.child.send_signal(signal.SIGHUP)
@@ -113,7 +113,6 @@ def test_a_reload_waits_for_a_process_that_is_starting(starting):
     assert starting.end() == 0
 
 
-@pytest.mark.slow
 def test_others_serve_while_a_replacement_cannot_load_the_model(server, tmp_path):
     content = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(b"<html>not found</html>")
@@ -125,7 +124,6 @@ def test_others_serve_while_a_replacement_cannot_load_the_model(server, tmp_path
     assert len(workers(server)) == 2
 
 
-@pytest.mark.slow
 def test_ctrl_c_reaches_all_processes_and_lets_them_finish(server):
     address = server.address()
     for pid in family(server.child.pid):
@@ -136,7 +134,6 @@ def test_ctrl_c_reaches_all_processes_and_lets_them_finish(server):
         HTTPConnection(*address).connect()
 
 
-@pytest.mark.slow
 def test_processes_end_with_a_supervisor_that_was_killed(server):
     last = workers(server)
     server.child.kill()
@@ -146,7 +143,6 @@ def test_processes_end_with_a_supervisor_that_was_killed(server):
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_the_error_of_a_model_ends_the_command_once(tmp_path, capfd):
     (tmp_path / "model.safetensors").write_bytes(b"<html>not found</html>")
     assert run(["serve", str(tmp_path / "model.safetensors"), "--port", "0", "--processes", "2"]) == 4

@@ -226,6 +226,7 @@ def test_the_same_call_again_trains_nothing_and_keeps_the_plan(
         assert (out / "numbers.json").read_bytes() == (whole / "numbers.json").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_a_call_that_stops_at_a_time_evaluates_what_is_there(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

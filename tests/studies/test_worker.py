@@ -21,6 +21,7 @@ def begin(folder: Path) -> Plan:
     return plan
 
 
+@pytest.mark.slow
 def test_a_worker_tunes_each_arm_and_trains_its_cells_at_the_rate_that_was_found(tmp_path: Path) -> None:
     plan = begin(tmp_path)
     rates: dict[str, float] = {}
@@ -38,6 +39,7 @@ def test_a_worker_tunes_each_arm_and_trains_its_cells_at_the_rate_that_was_found
     assert compute_trials(tmp_path, compute) == 0
 
 
+@pytest.mark.slow
 def test_an_arm_all_of_whose_rates_diverged_fails_by_name(tmp_path: Path) -> None:
     plan = begin(tmp_path)
 

@@ -266,6 +266,7 @@ def draw_squares(count=4, side=32, seed=3):
     return torch.from_numpy(images).float(), objects_of(boxes, labels, range(1, count + 1))
 
 
+@pytest.mark.slow
 def test_a_small_detector_learns_to_find_the_squares_on_four_images():
     detector = create(size=32, shake=False, classes=("dark", "light"), levels=(8,)).train()
     images, objects = draw_squares()

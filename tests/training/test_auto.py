@@ -141,6 +141,7 @@ def test_a_choice_of_before_inference_was_measured_is_still_listed(measured, tmp
     assert words.startswith("bf16; ms of an image, forward and backward on one thread: fp32 1e+03, bf16 2e+03")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("measured_seconds", "asked_again"), [(1e-9, True), (1.0, False)])
 def test_a_number_of_threads_is_measured_again_after_a_run_that_took_twice_as_long(
     measured, measured_seconds, asked_again, monkeypatch, tmp_path

@@ -42,6 +42,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_callbacks_see_all_and_change_nothing(tmp_path):
     plain = vitrail.train("digits", out=tmp_path / "plain", **HOW)
     record = Record()

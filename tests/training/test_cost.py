@@ -150,6 +150,7 @@ def test_counting_changes_no_bit_of_the_module_and_needs_no_memory_for_it():
     assert not module.training
 
 
+@pytest.mark.slow
 def test_a_run_says_its_operations_before_the_first_step_and_everywhere_after(tmp_path, capsys):
     run = vitrail.train("digits", steps=STEPS, batch=BATCH, out=tmp_path / "run", set=(*NETWORK, *QUICK), quiet=True)
     total = SUPERVISED * STEPS * BATCH

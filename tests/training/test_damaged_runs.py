@@ -176,6 +176,7 @@ def test_a_changed_config_is_refused_with_and_without_its_checksum(folder) -> No
         train(ARRAYS, resume=folder, steps=5, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_config_that_was_cut_off_is_refused(folder) -> None:
     content = (folder / "config.yaml").read_bytes()
     lines = content.splitlines(keepends=True)
@@ -188,6 +189,7 @@ def test_a_config_that_was_cut_off_is_refused(folder) -> None:
         train_in(folder, 5)
 
 
+@pytest.mark.slow
 @each_row("name", ["metrics.jsonl", "timing.jsonl", "bad_images.csv"])
 def test_lines_that_were_lost_at_the_end_are_named_and_noted_in_the_report(name, trained, tmp_path) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "run"))

@@ -201,6 +201,7 @@ def test_cached_outputs_are_those_of_the_part_of_a_photograph_that_steps_see(tea
     torch.testing.assert_close(outputs, network(images), rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_gradient_does_not_depend_on_the_micro_batch(teacher, tmp_path):
     runs = [learn(tmp_path / str(size), teacher, f"data.micro_batch={size}") for size in (2, 8)]
     assert list_logged(runs[0]) == pytest.approx(list_logged(runs[1]), rel=1e-5)

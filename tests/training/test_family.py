@@ -34,6 +34,7 @@ def run(tmp_path, name: str, **how):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(QUICK, {"pvt"}))
 def test_an_architecture_of_each_kind_is_trained_evaluated_reported_and_loaded(tmp_path, name):
     result = run(tmp_path, name)

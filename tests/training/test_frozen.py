@@ -59,6 +59,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_head_learns_from_features_what_it_learns_from_images(start, passes, tmp_path, monkeypatch):
     fast = vitrail.train(ARRAYS, init=start, out=tmp_path / "features", **HOW)
     once = sum(passes)
@@ -77,6 +78,7 @@ def test_a_head_learns_from_features_what_it_learns_from_images(start, passes, t
     assert fast.figures["nll"] == pytest.approx(list_logged(fast, "val_nll")[-1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_every_image_passes_the_backbone_once_and_not_again_for_another_rate(start, passes, tmp_path):
     seen: list[int] = []
 
@@ -90,6 +92,7 @@ def test_every_image_passes_the_backbone_once_and_not_again_for_another_rate(sta
     assert seen == [len(LABELS)] * HOW["steps"] + [0] * HOW["steps"]
 
 
+@pytest.mark.slow
 def test_a_stopped_training_of_a_head_resumes_bit_for_bit(start, tmp_path):
     whole = vitrail.train(ARRAYS, init=start, out=tmp_path / "whole", **HOW)
     parts = partial(vitrail.train, ARRAYS, init=start, out=tmp_path / "parts", **HOW)

@@ -201,6 +201,7 @@ def test_training_resumes_from_an_encoder_by_another_objective(digits, tmp_path)
     assert second.figures["knn_untrained"] == first.figures["knn"]
 
 
+@pytest.mark.slow
 def test_weights_to_start_from_keep_their_network_whatever_the_recipe_makes_of_a_fresh_one(digits, tmp_path):
     model = create_classifier(TINY["vit"], classes=3, image_size=8, patch_size=2, in_channels=1)
     save_model(tmp_path / "model", model)
@@ -233,6 +234,7 @@ def test_a_batch_that_holds_images_twice_is_warned_of_where_they_are_compared(di
         assert any("each is to be unlike itself" in line for line in said) is warned, (objective, batch)
 
 
+@pytest.mark.slow
 def test_an_image_counts_once_however_many_views_are_made_of_it(digits, tmp_path):
     run = learn("simclr", digits, tmp_path / "run")
     laps = [json.loads(line) for line in (run.folder / "timing.jsonl").read_text().splitlines()]
@@ -413,6 +415,7 @@ def test_masks_of_an_instance_segmenter_lie_in_the_pictures_and_are_evaluated(sc
     assert "A mask is right if" in (run.folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_threshold_of_a_detector_is_the_best_on_the_validation_split_unless_it_is_given(scenes, detected, tmp_path):
     assert detected.load().threshold == detected.figures["threshold"] != 0.3
     settings = (*SMALL, "model.head={threshold: 0.25}")
@@ -467,6 +470,7 @@ def test_arguments_of_the_head_and_weights_to_start_from(scenes, segmented, tmp_
     assert (model.levels, model.head_width, model.most) == ((8, 16), 32, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_except(["maps", "boxes"], {"maps"}))
 def test_a_setting_of_the_head_reads_the_maps_of_four_blocks(kind, scenes, tmp_path):
     settings = (*SMALL, "model.changes.depth=5", "model.head={maps: four}", "data.batch=8")

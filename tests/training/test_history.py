@@ -31,6 +31,7 @@ def test_the_history_has_a_row_for_each_line_of_the_metrics_and_its_timing(run):
     assert "<table" in history._repr_html_()
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_line_for_each_figure(run, tmp_path):
     figure = run.plot()
     left, right = ({line.get_label() for line in axes.get_lines()} for axes in figure.axes)

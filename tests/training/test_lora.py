@@ -143,6 +143,7 @@ def test_a_run_whose_base_has_changed_is_not_resumed(tmp_path, base):
     vitrail.train("digits", out=tmp_path / "run", **how)
 
 
+@pytest.mark.slow
 def test_the_saved_model_is_merged_and_gives_the_same_predictions(tmp_path, base):
     class Keep(vitrail.Callback):
         def on_step(self, event: Any) -> bool:

@@ -134,6 +134,7 @@ def test_a_registered_network_is_saved_and_loaded(build, tmp_path, suffix):
         vitrail.load(tmp_path / f"model{suffix}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", slow_except([Map, Vector], {Vector}), indirect=True)
 def test_a_registered_network_is_trained_and_resumed_to_the_same_bits(build, tmp_path):
     class Stop(vitrail.Callback):
@@ -216,6 +217,7 @@ def test_a_registered_loss_takes_the_place_of_the_task_s():
     assert measured.keys() == {"top1"}
 
 
+@pytest.mark.slow
 def test_parameters_of_a_loss_are_trained(tmp_path):
     class Weighted(nn.Module):
         def __init__(self) -> None:
@@ -240,6 +242,7 @@ def test_parameters_of_a_loss_are_trained(tmp_path):
         vitrail.train("digits", out=tmp_path / "run", **HOW | {"set": (*HOW["set"], "objective.loss=softmax")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -88,6 +88,7 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_stopped_training_resumes_bit_for_bit(tmp_path, never_stopped) -> None:
     parts = partial(train_briefly, out=tmp_path / "run")
     with stopped_after(3):

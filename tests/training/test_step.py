@@ -88,6 +88,7 @@ def test_four_micro_steps_give_the_gradient_of_the_whole_batch(tmp_path) -> None
     assert_equal_to(gradients(found, 128), gradients(found, 32), 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", slow_except(["dino", "ibot"], {"dino"}))
 def test_centres_and_weights_move_alike_in_micro_steps(tmp_path, objective) -> None:
     """Eight images at a time or four: the centre of an update is that of the updates before."""

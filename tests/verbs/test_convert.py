@@ -173,6 +173,7 @@ def test_a_destination_is_replaced_only_by_a_model_in_the_same_layout(tmp_path, 
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "name", "step"),
     [

@@ -210,6 +210,7 @@ def test_bad_images_of_another_time_do_not_count(photos, tmp_path):
     assert len(list(explain_inputs(shaken(), few, tmp_path / "out", inference=replace(QUIET, max_bad=0.5)))) == 1
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_leaves_with_the_codes_of_the_house(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_model("a", shaken())

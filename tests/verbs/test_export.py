@@ -125,6 +125,7 @@ def test_it_is_a_model_again_and_carries_its_figures(model, tmp_path):
     assert sorted(path.name for path in done.path.parent.iterdir()) == ["a.onnx", "a.onnx.sha256"]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_slower_than_its_model_is_written_with_a_warning(model, tmp_path, monkeypatch):
     said: list[str] = []
     speeds = {"before": 10.0, "after": 12.5, "bf16": 20.0}

@@ -102,6 +102,7 @@ def test_without_images_a_rotary_model_says_what_is_missing(tmp_path):
     assert "rope" not in numbers and set(numbers["findings"].values()) == {None}
 
 
+@pytest.mark.slow
 def test_other_channels_and_no_head(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), dtype=np.uint8)
     model = shaken(changed(TINY["vit"], in_channels=1))
@@ -166,6 +167,7 @@ def test_images_of_annotated_data_are_looked_at_without_their_annotation(write, 
     assert (tmp_path / "out" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_findings_and_the_path_of_the_page(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_model("a", shaken())

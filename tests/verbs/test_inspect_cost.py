@@ -75,6 +75,7 @@ def test_every_model_is_measured_at_every_size_that_it_takes(tmp_path):
     assert {file.name for file in report.parent.glob("*.svg")} == {"images-per-second.svg", "largest-batch.svg"}
 
 
+@pytest.mark.slow
 def test_networks_that_may_need_over_half_of_the_memory_are_not_run_on_a_cpu(tmp_path, monkeypatch):
     free = 2 * inspect_cost.bound_bytes(TINY["vit"], (32, 32))
     monkeypatch.setattr(inspect_cost, "available_memory", lambda: free)
@@ -109,6 +110,7 @@ def test_without_a_figure_of_free_memory_no_largest_batch_is_given(tmp_path, mon
     assert not (report.parent / "largest-batch.svg").exists()
 
 
+@pytest.mark.slow
 def test_names_stand_for_random_weights_beside_trained_ones(tmp_path):
     folder = save_model(tmp_path / "model", task("vit"))
     _, figures = vitrail.inspect(

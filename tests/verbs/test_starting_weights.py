@@ -80,6 +80,7 @@ def test_a_user_who_says_how_to_begin_begins_so(desk, options):
     assert init_of(out) is None
 
 
+@pytest.mark.slow
 def test_small_pictures_are_trained_from_scratch_without_a_word(desk, capsys):
     fill_cache(desk / "hub", REPOSITORY)
     assert train("icons") == 0

@@ -140,6 +140,7 @@ def test_features_are_computed_once_for_all_protocols(
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_transfer_resumes_where_it_was(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*given: Any, **how: Any) -> None:
         raise Interrupted("stopped")
@@ -190,6 +191,7 @@ def test_a_protocol_that_fails_leaves_the_others_of_its_data_set(place: Path, tm
     assert found.rows["photos"]["linear"].accuracy > 0
 
 
+@pytest.mark.slow
 def test_several_seeds_have_one_mean_and_the_interval_of_both(place: Path, tmp_path: Path) -> None:
     found = ask(place, tmp_path, "grey.npz", protocols=["finetune"], seeds=2)
     folders = sorted((tmp_path / "finetune").iterdir())

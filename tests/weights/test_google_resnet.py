@@ -61,6 +61,7 @@ def pictures(config: Config) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @each_row("kind", MODELS)
 def test_there_and_back_changes_no_bit_and_no_answer(kind, tmp_path):
     model = drawn(MODELS[kind])
@@ -195,6 +196,7 @@ LATER = {
 }
 
 
+@pytest.mark.slow
 @each_row(
     "kind, names",
     [*(("two stages", names) for names in LATER), *((kind, "big_vision") for kind in BITS if kind != "two stages")],

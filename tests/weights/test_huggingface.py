@@ -120,6 +120,7 @@ def test_names_of_outputs_are_read_and_those_that_stand_twice_get_their_number(t
     assert "carries no class names" in said[1]
 
 
+@pytest.mark.slow
 @each_row(
     "kind, changes, words",
     [
@@ -201,6 +202,7 @@ def test_ratios_of_mlps_give_their_widths_back():
                 assert hidden_width(width, ratio_of(width, hidden, gated=gated), gated=gated) == hidden
 
 
+@pytest.mark.slow
 def test_no_broken_file_is_half_read(tmp_path):
     """Every tensor in turn is taken away, cut, made integer, flattened or added to: each is refused, by its name."""
     tensors = load_file(saved(build("distilled deit", num_hidden_layers=1), tmp_path) / "model.safetensors")

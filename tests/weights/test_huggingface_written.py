@@ -162,6 +162,7 @@ def test_transformers_reads_what_is_written(kind, tmp_path):
     assert torch.equal(load(tmp_path / "again", log=silent)(images), model(images))
 
 
+@pytest.mark.slow
 @each_row("kind", OURS)
 def test_written_models_are_read_back_without_assumptions(kind, tmp_path):
     model = a_classifier(OURS[kind][0])

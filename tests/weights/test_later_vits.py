@@ -153,6 +153,7 @@ def test_periods_of_another_theta_are_refused(theta, tmp_path):
             load(write({**to_meta(create(**DINOV3)), "rope_embed.periods": periods}, tmp_path))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_one_dinov3_in_the_layouts_of_timm_transformers_and_meta_has_equal_features(tmp_path):
     model = create(**DINOV3)

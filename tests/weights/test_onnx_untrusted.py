@@ -91,6 +91,7 @@ def test_a_failure_on_other_images_is_an_error_with_a_remedy(tmp_path, fast_tria
     assert error.value.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", few_or_nightly(50, 3_000))
 def test_any_change_of_a_file_only_leads_to_errors_with_a_remedy(count, tmp_path, fast_trial):
     chance, path = random.Random(0), write_graph(tmp_path / "a.onnx")

@@ -360,6 +360,7 @@ def expected(real_data) -> tuple[list[Path], Tensor, Tensor, dict]:
     return [folder / row["path"] for row in rows], next(iter(logits.values())), targets, figures
 
 
+@pytest.mark.slow
 def test_the_real_checkpoint_gives_the_golden_logits(real_data, expected):
     paths, golden, *_ = expected
     said: list[str] = []

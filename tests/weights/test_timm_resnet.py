@@ -105,6 +105,7 @@ STRANGE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @each_row("kind", STRANGE)
 def test_other_resnets_are_refused(kind, tmp_path):
     config, changes, words = STRANGE[kind]

@@ -248,6 +248,7 @@ def read(root: Path, task: str | None) -> Reading:
     return Reading(content, {opened.layout, *find_layout_warnings(opened)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", few_or_nightly(12, 200))
 @each_row("name", CASES)
 def test_damaged_annotations_are_read_rightly_or_named(name, count, tmp_path):

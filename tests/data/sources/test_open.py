@@ -256,6 +256,7 @@ def test_a_part_of_a_dict_may_not_hold_splits_itself(tmp_path):
     assert isinstance(splits.val, Source)
 
 
+@pytest.mark.slow
 def test_many_files_are_scanned_in_little_memory(tmp_path, monkeypatch):
     """Fifty folders of a thousand files each, which the file system only claims to have."""
     for number in range(50):
