@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.images.pixel_range import check_levels
 from vitrail.untrusted.limits import PIXELS
 
-TaskAlias = Literal["classify", "segment", "detect", "instances"]
+TaskAlias = Literal["classify", "segment", "detect", "instances", "panoptic"]
 # objectives that need no labels
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "dino", "ibot", "distil", "tokenizer"]
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
@@ -42,6 +42,7 @@ TASK_ALIASES = {
     "segment": "segmentation",
     "detect": "detection",
     "instances": "instances",
+    "panoptic": "panoptic",
 }
 
 

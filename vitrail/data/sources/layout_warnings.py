@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources.annotations import LABEL_BITS, Annotations, Objects, OutlinedObjects
+from vitrail.data.sources.annotations import LABEL_BITS, Annotations, Objects, OutlinedObjects, PanopticObjects
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.labels import find_combined_labels
 from vitrail.data.sources.source import Splits, list_splits
@@ -46,7 +46,8 @@ def _find_unused(splits: Splits) -> Iterator[str]:
         yield _list_without(f"{splits.train.counted} in train", empty, splits.classes)
     for split, source in list_splits(splits).items():
         if isinstance(source.targets, Objects) and (nothing := int((source.targets.lengths() == 0).sum())):
-            yield f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background"
+            counts_as = "void" if isinstance(source.targets, PanopticObjects) else "background"
+            yield f"{nothing:,} of {len(source):,} images in {split} have no {source.counted}, and count as {counts_as}"
 
 
 def _find_hidden(splits: Splits) -> Iterator[str]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.annotations import DRAWN_BOX, Objects
+from vitrail.data.sources.annotations import DRAWN_BOX, Objects, PanopticObjects
 from vitrail.data.sources.contents import Files, Strings, choose_evenly, open_file, read_head, read_upright_size
 from vitrail.data.sources.labels import EXAMPLES, Faulty, Labels, RawData, RawSplit, name_some, sort_names
 from vitrail.errors import DataError
@@ -189,6 +189,7 @@ class ObjectList:
 
     root: str  # that keys are relative to
     outlines: bool = False  # whether outlines are read, too
+    things: dict[str, bool] = field(default_factory=dict)  # of each class whether it is one, where stuff is read, too
     images: dict[str, AnnotatedImage] = field(default_factory=dict)  # by key
     faults: dict[str, list[str]] = field(default_factory=dict)  # what was wrong -> the images, one for each time
     remarks: list[str] = field(default_factory=list)  # notes as they are
@@ -273,7 +274,9 @@ class ObjectList:
         boxes = [one for key in keys for one in self.images[key].boxes]
         corners = np.array([one.box for one in boxes], np.float32).reshape(-1, 4)
         areas = np.array([math.nan if one.area is None else one.area for one in boxes], np.float32)
-        objects = Objects(
+        things: dict[str, Any] = {"things": tuple(map(self.things.__getitem__, names))} if self.things else {}
+        objects = (PanopticObjects if things else Objects)(
+            **things,
             boxes=corners,
             labels=np.array([index[one.name] for one in boxes], np.int32),
             crowd=np.array([one.crowd for one in boxes], bool),
@@ -298,9 +301,10 @@ class ObjectSplits(dict[str, ObjectList]):
     def __init__(self, root: Path, *, outlines: bool) -> None:
         super().__init__()
         self.root, self.outlines = root, outlines
+        self.things: dict[str, bool] = {}  # of all lists
 
     def __missing__(self, split: str) -> ObjectList:
-        self[split] = ObjectList(str(self.root), self.outlines)
+        self[split] = ObjectList(str(self.root), self.outlines, self.things)
         return self[split]
 
     @property

@@ -28,7 +28,7 @@ def check_data(
     data: options.Data,
     *,
     task: Annotated[
-        Literal["classify", "segment", "detect", "instances"] | None,
+        Literal["classify", "segment", "detect", "instances", "panoptic"] | None,
         "What is to be trained; by default what the data are annotated with.",
     ] = None,
     out: Annotated[options.File | None, "A folder for pictures with their boxes or masks: SPLIT/NAME.jpg."] = None,
