@@ -10,7 +10,7 @@ import torch
 from tests.models.conftest import shaken
 from tests.models.tiny import SHALLOW, TINY, shares
 from vitrail.data.augment.placement import Frames, place
-from vitrail.data.sources.annotations import Objects, OutlinedObjects
+from vitrail.data.sources.annotations import Objects, OutlinedObjects, PanopticObjects
 from vitrail.images.rle import Rle
 from vitrail.models import configure
 from vitrail.tasks import create_task, find_task
@@ -72,6 +72,7 @@ def outline_boxes(objects, size, kind=OutlinedObjects):
         outlines.append(mask.to_text().encode())
     flat = {field.name: getattr(objects, field.name) for field in fields(objects)}
     sizes = np.tile(np.array(size, np.int32), (len(objects), 1))
+    flat |= {"things": (True,) * 8} if kind is PanopticObjects else {}
     return kind(**{**flat, "sizes": sizes, "outlines": tuple(outlines)})
 
 

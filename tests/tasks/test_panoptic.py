@@ -94,7 +94,7 @@ def test_void_and_crowds_give_no_gradient(segmenter):
 
 def test_real_annotations_answered_as_they_are_have_a_quality_of_one(segmenter, real_data):
     train = open_data(real_data / "coco_mini" / "panoptic.json", task="panoptic", validation=0).train
-    things = train.targets.list_things(len(train.classes))
+    things = train.targets.things
     assert (len(train.classes), sum(things)) == (133, 80)
     model = create("panoptic", head="queries", classes=train.classes, things=things)
     metric = model.metric(train)

@@ -387,3 +387,45 @@ def test_data_without_annotations_to_draw_are_refused(tmp_path, capsys):
     data = write_boxes(tmp_path / "data", 1)
     assert run(["data", "check", str(data), "--out", str(tmp_path / "out"), "--samples", "1"]) == 0
     assert "cat" in capsys.readouterr().out and (tmp_path / "out" / "train" / "0.jpg").exists()
+
+
+def write_segments(root):
+    """Two pictures of 800 x 600 pixels with a cat of 80 x 60 pixels, one of 12 x 16, a small crowd, and sky above."""
+    segments = [
+        (1, 1, 0, 100, 300, 80, 60),
+        (2, 1, 0, 400, 400, 12, 16),
+        (3, 1, 1, 600, 400, 9, 9),
+        (4, 2, 0, 0, 0, 800, 60),
+    ]
+    images, annotations = [], []
+    for number in range(2):
+        Image.new("RGB", (800, 600), (number, 9, 9)).save(root / f"{number}.png")
+        ids = np.zeros((600, 800, 3), np.uint8)
+        for own, _, _, left, top, width, height in segments:
+            ids[top : top + height, left : left + width, 0] = own
+        (root / "panoptic").mkdir(exist_ok=True)
+        Image.fromarray(ids).save(root / "panoptic" / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": 800, "height": 600})
+        info = [
+            {"id": own, "category_id": category, "iscrowd": crowd, "bbox": box, "area": box[2] * box[3]}
+            for own, category, crowd, *box in segments
+        ]
+        annotations.append({"image_id": number, "file_name": f"{number}.png", "segments_info": info})
+    categories = [{"id": 1, "name": "cat", "isthing": 1}, {"id": 2, "name": "sky", "isthing": 0}]
+    tree = {"images": images, "annotations": annotations, "categories": categories}
+    (root / "panoptic.json").write_text(json.dumps(tree))
+    return root
+
+
+@pytest.mark.parametrize("task", ["instances", "panoptic"])
+def test_objects_that_are_small_at_the_size_of_the_input_are_counted(task, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # where inputs are larger
+    result = vitrail.check_data(write_segments(tmp_path), task=task)
+    small = "2 of 4 objects in train are smaller than 8 px at 384 x 288, the size of the model's input (first: 0.png)"
+    if task == "instances":
+        assert result.notes == (small,) and result.counts == {"train": {"cat": 6}}
+        return
+    void = 1 - (80 * 60 + 12 * 16 + 81 + 800 * 60) / (800 * 600)
+    assert result.notes == (f"6 segments of things and 2 of stuff in train; {void:.1%} of the pixels are void", small)
+    assert result.counts == {"train": {"cat": 6, "sky": 2}} and result.counted == "segments"
+    assert not result.refused and "notes: 2\n  6 segments of things" in result.to_text()

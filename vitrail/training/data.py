@@ -84,7 +84,7 @@ def open_run_data(
     """
     channels = run.data.channels or channels
     splits = open_data(
-        find_data(run.data.source if data is None else data, run.data.columns),
+        find_data(run.data.source if data is None else data, run.data.columns, run.task if labels else None),
         seed=run.seed,
         validation=run.data.validation,
         channels=channels,

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.sources.annotations import LabelMaps, Objects
+from vitrail.data.sources.annotations import UNCOUNTED, LabelMaps, Objects, PanopticObjects
 from vitrail.data.sources.contents import Arrays, Files, Strings
+from vitrail.data.sources.labels import Labels, join_labels
 from vitrail.data.sources.source import Source, choose_held_out
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import IGNORED, decode_mask
+from vitrail.images.rle import Rle
 
 
 def draw_objects(images: int, seed: int = 0) -> list[Objects]:
@@ -41,8 +43,53 @@ def test_objects_are_those_of_each_image_whatever_rows_are_taken():
         assert one.outlines == expected.outlines
     assert taken.digest(2) == taken.digest(3) != taken.digest(0)
     assert len(joined[np.zeros(0, int)]) == 0
-    np.testing.assert_array_equal(joined.renumber(np.array([5, 6, 7])).labels, joined.labels + 5)
+    np.testing.assert_array_equal(joined.renumber(np.array([5, 6, 7]), 8).labels, joined.labels + 5)
     np.testing.assert_array_equal(Objects.of_image([[1, 2, 4, 8]], [0]).areas, [18])
+
+
+THINGS = (True, False, True)
+
+
+def panoptic_objects(*labels: int, things: tuple[bool, ...] = THINGS) -> PanopticObjects:
+    """One image of 4 x 8 pixels with a segment of 2 columns for each label, from the left."""
+    boxes = [[2 * place, 0, 2 * place + 2, 4] for place in range(len(labels))]
+    outlines = [Rle.of_box(box, (4, 8)).to_text().encode() for box in boxes]
+    return PanopticObjects.of_image(boxes, labels, size=(4, 8), outlines=outlines, things=things)
+
+
+def test_segments_say_which_classes_are_things_whatever_rows_are_taken():
+    joined = PanopticObjects.join([panoptic_objects(0, 1), panoptic_objects(2), panoptic_objects(1, 0)])
+    assert type(joined) is PanopticObjects and len(joined.outlines) == 5
+    taken = joined[np.array([2, 0])]
+    assert type(taken) is type(taken.of(0)) is PanopticObjects and taken.things == taken.of(0).things == THINGS
+    assert taken.labels.tolist() == [1, 0, 0, 1] and joined.strata().tolist() == [0, 2, 0]
+    assert (taken.of(1).read_map(0, (4, 8))[0] >> 16).tolist() == [1, 1, 2, 2] + [UNCOUNTED >> 16] * 4
+    with pytest.raises(AssertionError, match="whether it is one"):
+        panoptic_objects(3)
+
+
+def test_segments_whose_class_has_become_stuff_are_others():
+    one, other = panoptic_objects(0, 1), panoptic_objects(0, 1, things=(False, False, True))
+    assert one.digest(0) != other.digest(0) and one.hashes() != other.hashes()
+    # of a class that does not occur it says nothing
+    unused = panoptic_objects(0, 1, things=(True, False, False))
+    assert one.digest(0) == unused.digest(0) and one.hashes() == unused.hashes()
+    changed, same = (each.stamp(["a"]).versions != one.stamp(["a"]).versions for each in (other, unused))
+    assert changed.all() and not same.any()
+
+
+def test_things_follow_their_classes_into_another_order():
+    splits = {
+        "train": Labels(("sky", "cat"), panoptic_objects(1, 0, things=(False, True)), declared=True),
+        # the class "unused" is not in the list, and has no segments
+        "val": Labels(("cat", "sky", "unused"), panoptic_objects(1, things=(True, False, True)), declared=True),
+    }
+    names, targets = join_labels(splits, None)
+    assert names == ("sky", "cat") and [part.things for part in targets.values()] == [(False, True)] * 2
+    assert targets["val"].labels.tolist() == [0]
+    names, targets = join_labels(splits, ("cat", "dog", "sky"))
+    assert [part.things for part in targets.values()] == [(True, True, False)] * 2
+    assert targets["train"].labels.tolist() == [0, 2]
 
 
 def test_an_image_counts_for_its_rarest_class_in_a_stratified_split():
@@ -113,7 +160,7 @@ def test_values_of_masks_become_classes_and_unknown_ones_are_named(tmp_path):
     maps = label_maps(tmp_path, [save_mask(LEVELS, "L")], [0, 2, 1, 255], [4, 5, 6, IGNORED])
     np.testing.assert_array_equal(maps.of(0), [[4, 6, 5], [5, IGNORED, 6]])
     np.testing.assert_array_equal(maps.count_classes(7), [0, 0, 0, 0, 1, 2, 2])
-    np.testing.assert_array_equal(maps.renumber(np.arange(7) + 1).of(0), [[5, 7, 6], [6, IGNORED, 7]])
+    np.testing.assert_array_equal(maps.renumber(np.arange(7) + 1, 8).of(0), [[5, 7, 6], [6, IGNORED, 7]])
     fewer = label_maps(tmp_path, [save_mask(LEVELS, "L")], [0, 255], [0, IGNORED])
     with pytest.raises(BadImage, match="the mask contains 1, 2, which stands for no class"):
         fewer.of(0)

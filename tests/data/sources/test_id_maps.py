@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.each_row import each_row
-from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.annotations import LABEL_BITS, UNCOUNTED, Objects, PanopticObjects
 from vitrail.data.sources.mask_folders import list_images
 from vitrail.data.sources.open import find_data, open_data
 from vitrail.data.sources.scan import Scan
@@ -193,6 +193,21 @@ def write_cityscapes(root: Path, ids: np.ndarray) -> None:
         save(root / "leftImg8bit" / split / city / f"{city}_000_leftImg8bit.png")
         for kind, values in (("instanceIds", ids), ("labelIds", np.minimum(ids, 26).astype(np.uint8))):
             save(root / "gtFine" / split / city / f"{city}_000_gtFine_{kind}.png", values)
+
+
+def test_cityscapes_has_segments_of_the_classes_that_are_evaluated(tmp_path):
+    write_cityscapes(tmp_path, id_map(26_000, 7, 29_001, 33, dtype=np.uint16))
+    opened = open_data(tmp_path, task="panoptic")
+    assert opened.layout.startswith("Cityscapes segments (of instanceIds)") and len(opened.classes) == 19
+    for source in (opened.train, opened.val):
+        targets = source.targets
+        assert isinstance(targets, PanopticObjects) and sum(targets.things) == 8
+        found = [(opened.classes[label], targets.things[label]) for label in targets.labels.tolist()]
+        assert found == [("road", False), ("bicycle", True), ("car", True)]  # a caravan is not evaluated
+        assert targets.crowd.tolist() == [False, True, False]
+        values = targets.read_map(0, SIZE)
+        assert values[2, 0] >> LABEL_BITS == 3 and values[2, 4] >> LABEL_BITS == 1
+        assert (values[2, 8:] == UNCOUNTED).all() and values[0, 0] == UNCOUNTED  # the caravan, the crowd, and void
 
 
 def test_cityscapes_has_objects_of_its_classes_and_crowds_of_its_groups(tmp_path):

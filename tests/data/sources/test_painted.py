@@ -151,18 +151,3 @@ def test_objects_under_smaller_ones_are_counted(tmp_path):
     assert not any(
         "smaller objects" in line for line in find_layout_warnings(open_data(tmp_path, validation=0), tmp_path)
     )
-
-
-def test_objects_that_are_tiny_at_the_input_are_counted(tmp_path):
-    """A picture of 4 x 110,592 pixels is scaled by a half: 15 pixels are tiny, 16 are not."""
-    Image.new("RGB", (768, 576)).save(tmp_path / "a.png")
-    image = {"id": 1, "file_name": "a.png", "height": 576, "width": 768}
-    annotations = []
-    for number, side in enumerate((15, 16, 40)):
-        left = 100 * number
-        polygon = [left, 0, left + side, 0, left + side, 4, left, 4]
-        annotations.append({"id": number + 1, "image_id": 1, "category_id": 1, "segmentation": [polygon], "iscrowd": 0})
-    document = {"images": [image], "annotations": annotations, "categories": [{"id": 1, "name": "cell"}]}
-    (tmp_path / "instances.json").write_text(json.dumps(document))
-    found = find_layout_warnings(open_data(tmp_path, task="instances", validation=0), tmp_path)
-    assert any(line.startswith("1 of 3 objects in train are shorter than 8 pixels") for line in found)

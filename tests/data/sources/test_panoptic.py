@@ -1,7 +1,8 @@
-"""COCO's panoptic files: things as objects, and every id that only the JSON or only the PNG has by name."""
+"""COCO's panoptic files: things as objects, or with stuff, and every id that only the JSON or only the PNG has by name."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,9 @@ from tests.data.sources.foreign_objects import (
     write,
 )
 from tests.each_row import each_row
-from vitrail.data.sources.annotations import LABEL_BITS, UNCOUNTED, Objects, PanopticObjects
+from vitrail.data.sources.annotations import LABEL_BITS, UNCOUNTED, Objects, OutlinedObjects, PanopticObjects
 from vitrail.data.sources.labels import RawSplit
 from vitrail.data.sources.open import find_data, open_data
-from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 from vitrail.images.rle import Rle
 
@@ -123,6 +123,86 @@ def test_without_the_word_isthing_all_segments_are_objects(tmp_path):
         read(make(tmp_path, tree))
 
 
+def read_stuff(root: Path) -> RawSplit:
+    """The training split of the segments of things and stuff at a path."""
+    return find_data(root, task="panoptic").read("panoptic")[1]["train"]
+
+
+def test_segments_of_stuff_are_read_for_the_task_panoptic(tmp_path):
+    make(tmp_path)
+    write(tmp_path / "instances.json", coco(NAMES))
+    opened = open_data(tmp_path, task="panoptic", validation=0)
+    assert opened.layout == "COCO panoptic objects (panoptic.json; not used: instances.json)" and opened.notes == ()
+    assert opened.classes == ("cat", "dog", "sky", "grass")  # by the ids of the categories
+    targets = opened.train.targets
+    assert type(targets) is PanopticObjects and targets.things == (True, True, False, False)
+    assert targets.labels.tolist() == [0, 1, 2, 3] * 2 and targets.crowd.tolist() == [False, True, False, False] * 2
+    assert targets.boxes.tolist() == [*BOXES, [0, 0, 64, 4], [0, 40, 64, 48]] * 2
+    assert opened.train.counted == "segments" and opened.train.counts().tolist() == [2] * 4
+    expected = np.full(SIZE, UNCOUNTED)  # void and the crowd
+    expected[10:30, 10:30] = 1 << LABEL_BITS
+    expected[:4], expected[40:] = 3 << LABEL_BITS | 2, 4 << LABEL_BITS | 3
+    values = targets.read_map(1, SIZE)
+    assert values.dtype == np.int32
+    np.testing.assert_array_equal(values, expected)
+    # a file with instances is no such data, and the path of the other file is
+    assert open_data(tmp_path / "panoptic.json", task="panoptic").classes == opened.classes
+    with pytest.raises(DataError, match="no segments of stuff"):
+        open_data(tmp_path / "instances.json", task="panoptic")
+    instances = open_data(tmp_path, task="instances", validation=0)
+    assert type(instances.train.targets) is OutlinedObjects and instances.layout.startswith(
+        "COCO objects (instances.json"
+    )
+
+
+def test_classes_are_in_the_order_of_their_ids_also_where_stuff_comes_first(tmp_path):
+    tree = panoptic(NAMES)
+    for each, number in zip(tree["categories"], (30, 4, 5, 100)):
+        each["id"] = number
+    for annotation in tree["annotations"]:
+        annotation["segments_info"] = [
+            {**each, "category_id": number} for each, number in zip(annotation["segments_info"], (30, 4, 5, 100))
+        ]
+    split = read_stuff(make(tmp_path, tree))
+    assert split.labels.names == ("dog", "sky", "cat", "grass")
+    assert split.labels.values.things == (True, False, True, False)
+
+
+def test_without_a_panoptic_file_the_task_is_refused_with_what_can_be_trained(tmp_path):
+    save_pictures(tmp_path / "images", NAMES)
+    write(tmp_path / "instances.json", coco(NAMES))
+    with pytest.raises(DataError, match="has no segments of stuff, which panoptic needs") as error:
+        open_data(tmp_path, task="panoptic")
+    assert "--task instances --head queries" in error.value.remedy
+    assert "--task segment" in error.value.remedy
+
+
+def test_a_class_of_things_and_of_stuff_is_refused(tmp_path):
+    tree = panoptic(NAMES)
+    tree["categories"] += [{"id": 77, "name": "cat", "isthing": 0}]
+    with pytest.raises(DataError, match="'cat' is one of things and of stuff"):
+        read_stuff(make(tmp_path, tree))
+    make(tmp_path / "splits", name="panoptic_train")
+    tree["categories"][-1] = {**tree["categories"][0], "isthing": 0}
+    write(tmp_path / "splits" / "panoptic_val.json", {**tree, "categories": tree["categories"][1:]})
+    with pytest.raises(DataError, match=r"panoptic_val\.json: the class 'cat' is one of things and of stuff"):
+        read_stuff(tmp_path / "splits")
+
+
+def test_an_image_without_its_pixels_is_left_out_and_counted(tmp_path):
+    (make(tmp_path) / "panoptic" / "a.png").unlink()
+    split = read_stuff(tmp_path)
+    assert list(split.contents.keys) == ["images/b.png"] and len(objects_of(split).boxes) == 4
+    assert split.faulty[:2] == (1, 5)
+    assert "its pixels; the image is left out: the file 'a.png' is not found" in split.notes[-1]
+    Image.new("RGB", (9, 8)).save(tmp_path / "panoptic" / "a.png")
+    split = read_stuff(tmp_path)
+    assert list(split.contents.keys) == ["images/b.png"] and split.faulty[:2] == (1, 5)
+    assert "its pixels in a.png; the image is left out: it has 9 x 8 pixels" in split.notes[-1]
+    with pytest.raises(DataError, match="1 of 5 objects cannot be read"):
+        open_data(tmp_path, task="panoptic")
+
+
 def paint(path: Path, *changes: tuple[int, int, int, int, int]) -> None:
     """Saves the map of `SEGMENTS` with further boxes (id, left, top, width, height) over it."""
     segments = [(number, *box) for number, _, _, *box in SEGMENTS]
@@ -213,6 +293,39 @@ def test_what_does_not_agree_is_named_with_its_id_and_file(name, tmp_path):
     assert len(objects_of(split).of(0).boxes) == left
 
 
+def test_ids_of_stuff_that_only_the_json_or_only_the_png_has_are_named(tmp_path):
+    paint(make(tmp_path) / "panoptic" / "a.png", (99, 0, 0, 64, 4))
+    split = read_stuff(tmp_path)
+    assert objects_of(split).of(0).labels.tolist() == [0, 1, 3] and split.faulty[:2] == (2, 9)
+    assert "images/a.png, segment 5: no pixel of a.png has this id" in split.notes[-1]
+    assert "images/a.png, a.png: pixels with the ids 99, which are not in segments_info" in split.notes[-1]
+    # pixels of an id that is not listed are void
+    assert (objects_of(split).read_map(0, SIZE)[:4] == UNCOUNTED).all()
+
+
+def test_real_segments_are_those_of_the_file_pixel_by_pixel(real_data):
+    root = real_data / "coco_mini"  # has two files of YOLO, too, between which the task decides
+    tree = json.loads((root / "panoptic.json").read_text())
+    categories = {each["id"]: each for each in tree["categories"]}
+    opened = open_data(root, task="panoptic", validation=0)
+    targets = opened.train.targets
+    assert opened.notes == () and len(opened.train) == 15 and len(opened.classes) == 133
+    is_thing = np.array(targets.things)[targets.labels]
+    assert (is_thing.sum(), (~is_thing).sum(), targets.crowd.sum()) == (90, 52, 1)
+    files = {Path(each["file_name"]).stem: each for each in tree["annotations"]}
+    for row, key in enumerate(opened.train.keys):
+        entry = files[Path(key).stem]
+        red, green, blue = np.asarray(Image.open(root / "panoptic" / entry["file_name"])).astype(int).transpose(2, 0, 1)
+        ids, expected = red + 256 * green + 65_536 * blue, np.full(red.shape, UNCOUNTED)
+        for number, each in enumerate(entry["segments_info"], 1):
+            category = categories[each["category_id"]]
+            label = opened.classes.index(category["name"])
+            assert targets.things[label] == bool(category["isthing"])
+            if not each["iscrowd"]:
+                expected[ids == each["id"]] = number << LABEL_BITS | label
+        np.testing.assert_array_equal(targets.read_map(row, ids.shape), expected)
+
+
 def test_real_segments_have_cocos_own_boxes_and_areas_and_are_its_objects(real_data):
     root = real_data / "coco_mini"
     ours, theirs = (read(root / f"{name}.json") for name in ("panoptic", "instances"))
@@ -234,45 +347,3 @@ def test_real_segments_have_cocos_own_boxes_and_areas_and_are_its_objects(real_d
             own, mine = Rle.of_text(text, size).to_mask().ravel(), pixels[found.labels == label]
             agree.append(((mine & own).sum(1) / (mine | own).sum(1)).max())
     assert len(agree) == 90 and np.mean(agree) > 0.97 and np.mean(np.array(agree) > 0.9) > 0.9
-
-
-def open_panoptic(root: Path) -> Source:
-    train = open_data(root, task="panoptic", validation=0).train
-    assert train is not None
-    return train
-
-
-def test_panoptic_takes_stuff_as_well_and_void_is_not_counted(tmp_path):
-    train = open_panoptic(make(tmp_path))
-    objects, segments = train.targets, panoptic(NAMES)["annotations"][0]["segments_info"]
-    names = {each["id"]: each["name"] for each in panoptic(NAMES)["categories"]}
-    assert isinstance(objects, PanopticObjects) and objects.lengths().tolist() == [len(segments)] * 2
-    labels = [train.classes.index(names[each["category_id"]]) for each in segments]
-    assert objects.labels.tolist() == labels * 2
-    things = {each["name"]: bool(each.get("isthing", 1)) for each in panoptic(NAMES)["categories"]}
-    assert dict(zip(train.classes, objects.list_things(len(train.classes)))) == things
-    assert set(things.values()) == {True, False}
-    values = objects.read_map(0, SIZE)
-    ids = np.asarray(Image.open(tmp_path / "panoptic" / NAMES[0])).astype(int) @ [1, 256, 65_536]
-    expected = np.full(SIZE, UNCOUNTED)
-    for number, (each, label) in enumerate(zip(segments, labels), 1):
-        expected[ids == each["id"]] = UNCOUNTED if each.get("iscrowd") else number << LABEL_BITS | label
-    assert (values == expected).all() and (ids == 0).any()
-
-
-def test_stuff_stays_stuff_where_classes_are_numbered_anew_and_rows_are_taken(tmp_path):
-    objects = open_panoptic(make(tmp_path)).targets
-    classes = int(objects.labels.max()) + 1
-    turned = objects.renumber(np.arange(classes)[::-1])[np.array([1])]
-    assert turned.list_things(classes) == objects.list_things(classes)[::-1]
-    assert type(objects).join([turned, turned]).stuff == turned.stuff
-
-
-def test_panoptic_needs_segments_and_other_tasks_leave_stuff_out(tmp_path):
-    make(tmp_path)
-    instances = open_data(tmp_path, task="instances", validation=0)
-    assert instances.classes == ("cat", "dog") and any("stuff, left out" in note for note in instances.notes)
-    save_pictures(tmp_path / "boxes" / "images", NAMES)
-    write(tmp_path / "boxes" / "instances.json", coco(NAMES))
-    with pytest.raises(DataError, match=r"no segments of things and stuff.*\n.*--head queries"):
-        open_data(tmp_path / "boxes", task="panoptic")

@@ -62,8 +62,8 @@ class Annotations(ABC):
         """How often each class occurs: (K,)."""
 
     @abstractmethod
-    def renumber(self, indices: NDArray[np.int64]) -> Self:
-        """The same targets with class k as class ``indices[k]``."""
+    def renumber(self, indices: NDArray[np.int64], classes: int) -> Self:
+        """The same targets with class k as class ``indices[k]`` of K; -1 stands for none, and for classes that do not occur."""
 
     def strata(self) -> NDArray[np.int64]:
         """(n,) the class that stands for each image in a stratified split; without one all images are alike."""
@@ -111,13 +111,14 @@ class Objects(Annotations):
         assert self.outlines is None or len(self.outlines) == objects, "one outline per object"
 
     @classmethod
-    def join(cls, images: Sequence[Objects]) -> Self:
+    def join(cls, images: Sequence[Self]) -> Self:
         """The objects of at least one image, one after the other; outlines only if all have them."""
         names = (*FLAT, "sizes")
         flat: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in images]) for name in names}
         outlined = all(part.outlines is not None for part in images)
         outlines = tuple(outline for part in images for outline in part.outlines or ()) if outlined else None
-        return cls(**flat, ends=np.concatenate([part.lengths() for part in images]).cumsum(), outlines=outlines)
+        ends = np.concatenate([part.lengths() for part in images]).cumsum()
+        return replace(images[0], **flat, ends=ends, outlines=outlines)
 
     @classmethod
     def of_image(
@@ -129,8 +130,9 @@ class Objects(Annotations):
         areas: Any = None,
         size: tuple[int, int] = (0, 0),
         outlines: Sequence[bytes] | None = None,
+        **fields: Any,
     ) -> Self:
-        """The objects of one image; areas are those of the boxes unless they are given."""
+        """The objects of one image, with ``fields`` of a subclass; areas are those of the boxes unless they are given."""
         boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
         sides = boxes[:, 2:] - boxes[:, :2]
         return cls(
@@ -141,6 +143,7 @@ class Objects(Annotations):
             ends=np.array([len(boxes)], np.int64),
             sizes=np.array([size], np.int32),
             outlines=None if outlines is None else tuple(outlines),
+            **fields,
         )
 
     def __len__(self) -> int:
@@ -159,17 +162,21 @@ class Objects(Annotations):
         chosen = (self.ends[rows] - lengths).repeat(lengths) + within
         flat: dict[str, Any] = {name: getattr(self, name)[chosen] for name in FLAT}
         outlines = None if self.outlines is None else tuple(self.outlines[place] for place in chosen.tolist())
-        return type(self)(**flat, ends=ends, sizes=self.sizes[rows], outlines=outlines)
+        return replace(self, **flat, ends=ends, sizes=self.sizes[rows], outlines=outlines)
 
     def of(self, row: int) -> Self:
         return self[np.array([row])]
 
+    @property
+    def hashed(self) -> tuple[NDArray[Any], ...]:
+        """What counts of each object where targets are compared, beside its outline."""
+        return self.boxes, self.labels, self.crowd
+
     def digest(self, row: int) -> bytes:
-        one = self.of(row)
-        return b"".join(part.tobytes() for part in (one.boxes, one.labels, one.crowd))
+        return b"".join(part.tobytes() for part in self.of(row).hashed)
 
     def hashes(self) -> NDArray[np.uint64]:
-        arrays, outlines = (self.boxes, self.labels, self.crowd), self.outlines or ()
+        arrays, outlines = self.hashed, self.outlines or ()
         return hash_each(
             b"\0".join((*(array[first:last].tobytes() for array in arrays), *outlines[first:last]))
             for first, last in pairwise((0, *self.ends.tolist()))
@@ -190,7 +197,7 @@ class Objects(Annotations):
     def count_classes(self, classes: int) -> NDArray[np.int64]:
         return np.bincount(self.labels, minlength=classes)
 
-    def renumber(self, indices: NDArray[np.int64]) -> Self:
+    def renumber(self, indices: NDArray[np.int64], classes: int) -> Self:
         return replace(self, labels=indices.astype(np.int32)[self.labels])
 
     def strata(self) -> NDArray[np.int64]:
@@ -222,6 +229,7 @@ class OutlinedObjects(Objects):
 
     task = "instances"
     pixel_format = PixelFormat(np.int32, NOT_SHOWN, "nearest")
+    elsewhere: ClassVar[int] = 0  # in the map: pixels of no object
 
     def masks(self) -> list[Rle]:
         """Returns the outlines of all objects. Raises `BadImage` as `find_painted_size`."""
@@ -235,7 +243,7 @@ class OutlinedObjects(Objects):
         if len(one.labels) > MOST_OBJECTS:
             raise BadImage(f"{len(one.labels):,} objects, at most {MOST_OBJECTS:,} can be told apart")
         masks, values = one.masks(), np.arange(1, len(one.labels) + 1) << LABEL_BITS | one.labels
-        columns = np.zeros(size[0] * size[1], np.int32)  # column by column
+        columns = np.full(size[0] * size[1], self.elsewhere, np.int32)  # column by column
         for place in np.lexsort((-one.areas, ~one.crowd)).tolist():
             masks[place].paint(columns, UNCOUNTED if one.crowd[place] else int(values[place]))
         return np.ascontiguousarray(columns.reshape(size[::-1]).T)
@@ -243,35 +251,29 @@ class OutlinedObjects(Objects):
 
 @dataclass(frozen=True, eq=False)
 class PanopticObjects(OutlinedObjects):
-    """Segments of things and of stuff, which do not overlap.
-
-    The map of an image is that of `OutlinedObjects`, with `UNCOUNTED` also in pixels of no segment.
+    """The segments of images, of things and of stuff, which do not overlap. In the map pixels of no segment are `UNCOUNTED`.
 
     Args:
-        stuff: the classes whose segments are no single objects.
+        things: (K,) whether each class is one of things, whose segments are single objects.
     """
 
-    task = "panoptic"
-    stuff: frozenset[int] = frozenset()
+    task, counted = "panoptic", "segments"
+    elsewhere = UNCOUNTED
+    things: tuple[bool, ...] = ()
 
-    @classmethod
-    def join(cls, images: Sequence[Objects]) -> Self:
-        stuff = (part.stuff for part in images if isinstance(part, PanopticObjects))
-        return replace(super().join(images), stuff=frozenset[int]().union(*stuff))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.labels.max(initial=-1) < len(self.things), "things says of every class whether it is one"
 
-    def __getitem__(self, rows: NDArray[np.integer]) -> Self:
-        return replace(super().__getitem__(rows), stuff=self.stuff)
+    @property
+    def hashed(self) -> tuple[NDArray[Any], ...]:
+        return *super().hashed, np.array(self.things, bool)[self.labels]
 
-    def renumber(self, indices: NDArray[np.int64]) -> Self:
-        return replace(super().renumber(indices), stuff=frozenset(indices[sorted(self.stuff)].tolist()))
-
-    def list_things(self, classes: int) -> tuple[bool, ...]:
-        """Returns whether each of so many classes is one of things."""
-        return tuple(label not in self.stuff for label in range(classes))
-
-    def read_map(self, row: int, size: tuple[int, int]) -> NDArray[np.int32]:
-        values = super().read_map(row, size)
-        return np.where(values == 0, np.int32(UNCOUNTED), values)
+    def renumber(self, indices: NDArray[np.int64], classes: int) -> Self:
+        """As that of `Annotations`. A class that the data do not name is one of things."""
+        things = dict(zip(indices.tolist(), self.things))
+        flags = tuple(things.get(index, True) for index in range(classes))
+        return replace(self, labels=indices.astype(np.int32)[self.labels], things=flags)
 
 
 def check_annotated_size(annotated: tuple[int, ...], size: tuple[int, int], what: str = "annotation") -> None:
@@ -317,7 +319,7 @@ class PixelMaps(Annotations):
     def count_classes(self, classes: int) -> NDArray[np.int64]:
         return np.zeros(classes, np.int64)
 
-    def renumber(self, indices: NDArray[np.int64]) -> Self:
+    def renumber(self, indices: NDArray[np.int64], classes: int) -> Self:
         return self
 
 
@@ -382,6 +384,6 @@ class LabelMaps(PixelMaps):
         """(K,) pixels of each class; see `pixels`."""
         return self.pixels[:classes]
 
-    def renumber(self, indices: NDArray[np.int64]) -> LabelMaps:
+    def renumber(self, indices: NDArray[np.int64], classes: int) -> LabelMaps:
         table = np.append(indices, np.full(256 - len(indices), IGNORED)).astype(np.uint8)
         return replace(self, indices=table[self.indices])

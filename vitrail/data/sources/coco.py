@@ -80,11 +80,11 @@ def _read_files(
     others: Sequence[str] = (),
     *,
     outlines: bool = False,
-    panoptic: bool = False,
+    **how: Any,
 ) -> RawData:
     """Reads files by split; keys are relative to ``root``, and ``others`` are named as not used. Raises `DataError`."""
-    splits = ObjectSplits(root, outlines=outlines, panoptic=panoptic)
-    names = [name for split, path in files.items() for name in read_one(path, root, splits[split])]
+    splits = ObjectSplits(root, outlines=outlines)
+    names = [name for split, path in files.items() for name in read_one(path, root, splits[split], **how)]
     unused = f"; not used: {', '.join(others[:8])}{', ...' if len(others) > 8 else ''}" if others else ""
     return f"{kind} ({', '.join(path.name for path in files.values())}{unused})", splits.finish(names)
 

@@ -22,6 +22,7 @@ from vitrail.data.sources.contents import choose_evenly, open_file, read_file, r
 from vitrail.data.sources.labels import RawData, name_some
 from vitrail.data.sources.mask_folders import (
     AFTER_IDS,
+    CITYSCAPES,
     ID_MAPS,
     INSTANCE_IDS,
     MaskFolder,
@@ -103,9 +104,18 @@ def read_id_maps(root: Path, folders: Sequence[MaskFolder], why: str, *, outline
     return f"images and id maps ({why}){said}", splits.finish([name])
 
 
-def read_cityscapes(root: Path, folders: Sequence[MaskFolder], *, outlines: bool = False) -> RawData:
-    """Reads the objects of Cityscapes' ``instanceIds``; groups of objects are crowds. Raises `DataError` as `pair_splits`."""
+def read_cityscapes(
+    root: Path, folders: Sequence[MaskFolder], *, outlines: bool = False, stuff: bool = False
+) -> RawData:
+    """Reads the objects of Cityscapes' ``instanceIds``; groups of objects are crowds. Raises `DataError` as `pair_splits`.
+
+    With ``stuff`` they are the segments of the 19 classes that are evaluated.
+    """
     splits = ObjectSplits(root, outlines=outlines)
+    if stuff:
+        splits.things.update((name, number in THINGS) for number, name in CITYSCAPES.items())
+        said = _read_all(splits, root, folders, _name_segment, INSTANCE_IDS)
+        return f"Cityscapes segments (of instanceIds){said}", splits.finish(CITYSCAPES.values())
     said = _read_all(splits, root, folders, _name_cityscapes, INSTANCE_IDS)
     layout = "Cityscapes objects (of instanceIds, without classes that have no objects; --task segment takes masks)"
     return layout + said, splits.finish(THINGS.values())
@@ -118,6 +128,13 @@ def _name_cityscapes(value: int) -> tuple[str, bool] | None:
     if value in STUFF:
         return None
     raise ValueError(f"the value {value}, which Cityscapes does not have")
+
+
+def _name_segment(value: int) -> tuple[str, bool] | None:
+    thing = _name_cityscapes(value)
+    if value < 1000 and value not in THINGS:
+        return (CITYSCAPES[value], False) if value in CITYSCAPES else None
+    return thing if thing and thing[0] in CITYSCAPES.values() else None
 
 
 # the class of a value, and whether it is a crowd; None if it is no object

@@ -176,7 +176,7 @@ def _compose_names(labels: Labels) -> Labels:
     names = tuple(dict.fromkeys(composed)) if labels.declared else sort_names(composed)
     number = {name: index for index, name in enumerate(names)}
     new = np.array([number[name] for name in composed], np.int64)
-    return Labels(names, _renumber(labels, new, len(names) if labels.multi else None), labels.declared)
+    return Labels(names, _renumber(labels, new, len(names), multi=labels.multi), labels.declared)
 
 
 def check_faulty_objects(splits: Mapping[str, RawSplit], most: float) -> None:
@@ -218,23 +218,23 @@ def join_labels(
         classes = tuple(every) if any(labels.declared for labels in splits.values()) else sort_names(every)
     number = index_classes([normalize("NFC", name) for name in classes])
     _check_known(splits, number, f"the {len(classes)} {who}")
-    columns = len(classes) if any(labels.multi for labels in splits.values()) else None
+    multi = any(labels.multi for labels in splits.values())
     targets = {}
-    for split, labels in splits.items():  # a name outside the list has no items, so its index is never used
-        new = np.array([number.get(name, 0) for name in labels.names], np.int64)
-        targets[split] = _renumber(labels, new, columns)
+    for split, labels in splits.items():  # a name outside the list has no items
+        new = np.array([number.get(name, -1) for name in labels.names], np.int64)
+        targets[split] = _renumber(labels, new, len(classes), multi=multi)
     return tuple(classes), targets
 
 
-def _renumber(labels: Labels, new: np.ndarray, columns: int | None) -> np.ndarray | Annotations:
-    """Targets with index ``new[k]`` for name k: (n,); or zeros and ones (n, columns) if these are given; or annotations."""
+def _renumber(labels: Labels, new: np.ndarray, classes: int, *, multi: bool) -> np.ndarray | Annotations:
+    """Targets with index ``new[k]`` for name k: (n,); or zeros and ones (n, K) if they are ``multi``; or annotations."""
     if isinstance(labels.values, Annotations):
-        return labels.values.renumber(new)
-    if columns is None:
+        return labels.values.renumber(new, classes)
+    if not multi:
         is_same = np.array_equal(new, np.arange(len(new)))
         return labels.values if is_same else new[labels.values]  # values in a mapped file stay there
     rows, old = np.nonzero(labels.values) if labels.multi else (np.arange(len(labels.values)), labels.values)
-    targets = np.zeros((len(labels.values), columns), np.float32)
+    targets = np.zeros((len(labels.values), classes), np.float32)
     targets[rows, new[old]] = 1
     return targets
 

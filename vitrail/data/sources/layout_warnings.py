@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources.annotations import LABEL_BITS, Annotations, Objects, OutlinedObjects
+from vitrail.data.sources.annotations import LABEL_BITS, Annotations, Objects, OutlinedObjects, PanopticObjects
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.labels import find_combined_labels
 from vitrail.data.sources.source import Splits, list_splits
@@ -21,7 +21,6 @@ from vitrail.text import plural
 SAMPLED = 2_000  # keys, spread evenly, that decide whether class folders are nested
 LONG_NAME = 64  # characters
 MEASURED, HIDDEN = 100, 0.05  # images whose outlines are painted; share of pixels under others that is worth a warning
-INPUT, TINY = 384 * 288, 8  # pixels of the input for objects on a CPU; of a side there, below which a mask has no shape
 MISSING = ("nan", "none", "null", "n/a", "na", "?")  # what programs write where a label is missing
 
 
@@ -31,10 +30,7 @@ def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
         return list(splits.notes)
     named = f"class {splits.classes[0]!r}" if len(splits.classes) == 1 else f"{len(splits.classes):,} classes"
     annotated = [part for part in list_splits(splits).values() if isinstance(part.targets, Annotations)]
-    warnings = [
-        *splits.notes,
-        *(chain(_find_unused(splits), _find_hidden(splits), _find_tiny(splits)) if annotated else []),
-    ]
+    warnings = [*splits.notes, *(chain(_find_unused(splits), _find_hidden(splits)) if annotated else [])]
     by_folders = splits.layout.startswith("class folders") and not any("/" in name for name in splits.classes)
     if by_folders and (pattern := _find_nested_pattern(splits, data)):
         what = "the images are in subfolders of the class folders, but the first folder level gives the labels"
@@ -50,7 +46,8 @@ def _find_unused(splits: Splits) -> Iterator[str]:
         yield _list_without(f"{splits.train.counted} in train", empty, splits.classes)
     for split, source in list_splits(splits).items():
         if isinstance(source.targets, Objects) and (nothing := int((source.targets.lengths() == 0).sum())):
-            yield f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background"
+            counts_as = "void" if isinstance(source.targets, PanopticObjects) else "background"
+            yield f"{nothing:,} of {len(source):,} images in {split} have no {source.counted}, and count as {counts_as}"
 
 
 def _find_hidden(splits: Splits) -> Iterator[str]:
@@ -72,18 +69,6 @@ def _find_hidden(splits: Splits) -> Iterator[str]:
             hidden = f"; wholly hidden: {plural(int(lost), 'object')}" if lost else ""
             under = f"of the pixels of objects in {split} lie under smaller objects, and count as theirs"
             yield f"{1 - shown / total:.1%} {under}{hidden}"
-
-
-def _find_tiny(splits: Splits) -> Iterator[str]:
-    """Describes how many outlined objects have less than `TINY` pixels at an input of `INPUT` pixels, where sizes are stated."""
-    for split, source in list_splits(splits).items():
-        if isinstance(objects := source.targets, OutlinedObjects):
-            sizes = objects.sizes.repeat(objects.lengths(), 0).astype(float)  # (M, 2)
-            scales = np.sqrt(INPUT / sizes.prod(1).clip(min=1)).clip(max=1)
-            longer = (objects.boxes[:, 2:] - objects.boxes[:, :2]).max(1, initial=0)
-            if tiny := int((longer * scales < TINY)[(sizes > 0).all(1)].sum()):
-                what = f"{tiny:,} of {len(longer):,} objects in {split} are shorter than {TINY} pixels"
-                yield f"{what} at an input of {INPUT:,} pixels; train with a larger --size"
 
 
 def _list_without(what: str, rows: np.ndarray, classes: tuple[str, ...]) -> str:

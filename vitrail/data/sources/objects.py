@@ -189,7 +189,7 @@ class ObjectList:
 
     root: str  # that keys are relative to
     outlines: bool = False  # whether outlines are read, too
-    stuff: set[str] | None = None  # the classes of stuff, where its segments are read, too
+    things: dict[str, bool] = field(default_factory=dict)  # of each class whether it is one, where stuff is read, too
     images: dict[str, AnnotatedImage] = field(default_factory=dict)  # by key
     faults: dict[str, list[str]] = field(default_factory=dict)  # what was wrong -> the images, one for each time
     remarks: list[str] = field(default_factory=list)  # notes as they are
@@ -274,8 +274,9 @@ class ObjectList:
         boxes = [one for key in keys for one in self.images[key].boxes]
         corners = np.array([one.box for one in boxes], np.float32).reshape(-1, 4)
         areas = np.array([math.nan if one.area is None else one.area for one in boxes], np.float32)
-        given: dict[str, Any] = {} if self.stuff is None else {"stuff": frozenset(index[name] for name in self.stuff)}
-        objects = (PanopticObjects if given else Objects)(
+        things: dict[str, Any] = {"things": tuple(map(self.things.__getitem__, names))} if self.things else {}
+        objects = (PanopticObjects if things else Objects)(
+            **things,
             boxes=corners,
             labels=np.array([index[one.name] for one in boxes], np.int32),
             crowd=np.array([one.crowd for one in boxes], bool),
@@ -283,7 +284,6 @@ class ObjectList:
             ends=np.array([len(self.images[key].boxes) for key in keys], np.int64).cumsum(),
             sizes=np.array([self.images[key].size for key in keys], np.int32).reshape(-1, 2),
             outlines=tuple(box.outline.to_text().encode() if box.outline else DRAWN_BOX * box.filled for box in boxes),
-            **given,
         )
         lines = [line for fault, where in self.faults.items() for line in name_some(fault, map(basename, where))]
         if self.faulty:
@@ -298,12 +298,13 @@ class ObjectList:
 class ObjectSplits(dict[str, ObjectList]):
     """The annotated images of a data set by split; the list of a split begins empty where it is first used."""
 
-    def __init__(self, root: Path, *, outlines: bool, panoptic: bool = False) -> None:
+    def __init__(self, root: Path, *, outlines: bool) -> None:
         super().__init__()
-        self.root, self.outlines, self.panoptic = root, outlines, panoptic
+        self.root, self.outlines = root, outlines
+        self.things: dict[str, bool] = {}  # of all lists
 
     def __missing__(self, split: str) -> ObjectList:
-        self[split] = ObjectList(str(self.root), self.outlines, set() if self.panoptic else None)
+        self[split] = ObjectList(str(self.root), self.outlines, self.things)
         return self[split]
 
     @property

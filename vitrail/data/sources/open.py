@@ -38,7 +38,7 @@ from vitrail.data.sources.manifests import read_frame, read_manifest, read_pairs
 from vitrail.data.sources.mask_folders import MaskFolder, find_masks, read_masks
 from vitrail.data.sources.objects import Read
 from vitrail.data.sources.painted import outline_splits, paint_splits
-from vitrail.data.sources.panoptic import find_panoptic
+from vitrail.data.sources.panoptic import find_panoptic, read_segments
 from vitrail.data.sources.parquet import read_parquet
 from vitrail.data.sources.scan import is_system_name, list_files, list_files_below
 from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
@@ -58,8 +58,8 @@ FORMATS_OF_FOLDERS = (
 )
 MANIFESTS, PARQUET = (".csv", ".tsv", ".jsonl", ".ndjson"), (".parquet", ".pq")
 TABLES = (*MANIFESTS, *PARQUET)
-# what tasks make of objects with outlines
-OUTLINED = {"segmentation": paint_splits, "instances": outline_splits}
+# what tasks make of objects with outlines; readers give segments of things and stuff as they are
+OUTLINED = {"segmentation": paint_splits, "instances": outline_splits, "panoptic": dict}
 BESIDE = "; the boxes and outlines beside them are not used"
 
 
@@ -71,7 +71,6 @@ FORMS = {
     **dict.fromkeys((".yaml", ".yml"), "YOLO's have names, and train or val"),
     ".txt": "YOLO's have a class and four numbers a line, and lie in labels/ beside images/ or beside the images",
 }
-
 
 READ = (
     "a folder with one folder of images per class (optionally inside train, val and test folders), a manifest "
@@ -110,22 +109,19 @@ class FoundData:
     def read(self, task: str | None = None) -> RawData:
         """The layout and the splits: of objects, or of masks where there are no objects or ``task`` is "segmentation".
 
-        The outlines of objects are read for the tasks in `OUTLINED`.
+        The outlines of objects are read for the tasks in `OUTLINED`; "panoptic" is as `read_segments`.
         """
         assert self.root is not None, "data without annotations"
         if task == "panoptic":
-            if (read_panoptic := find_panoptic(self.root)) is None:
-                remedy = "give COCO's panoptic files, or train with --task instances or segment, and --head queries"
-                raise DataError("the data have no segments of things and stuff, and panoptic needs them", remedy)
-            return read_panoptic(outlines=True, panoptic=True)
+            return read_segments(self.root, self.objects)
         if self.objects is not None and not ((task or self.task) == "segmentation" and self.masks):
             return self.objects(outlines=task in OUTLINED)
         layout, splits = read_masks(self.root, self.masks)
         return layout + (BESIDE if self.objects else ""), splits
 
 
-def find_data(data: Any, columns: Mapping[str, str] | None = None) -> FoundData:
-    """Searches data, or the only folder in a folder, for annotations; reads no image.
+def find_data(data: Any, columns: Mapping[str, str] | None = None, task: str | None = None) -> FoundData:
+    """Searches data, or the only folder in a folder, for annotations, of COCO panoptic first for that ``task``; reads no image.
 
     ``columns`` names those of a table that are not called as `read_manifest` expects: {"path": "file", "label": "breed"}.
 
@@ -142,6 +138,7 @@ def find_data(data: Any, columns: Mapping[str, str] | None = None) -> FoundData:
     if isinstance(data, str | os.PathLike) and data not in BUILT_IN:
         path = _to_path(data)
         formats = FORMATS_OF_FOLDERS if path.is_dir() else FORMATS_OF_FILES
+        formats = (find_panoptic, *formats) if task == "panoptic" else formats
         for root in filter(None, (path, _find_only_folder(path))):
             found = FoundData(data, root, next(filter(None, (find(root) for find in formats)), None))
             if found.objects or found.masks:
@@ -188,7 +185,7 @@ def open_data(
         channels: channels of Pillow images in a user's Dataset, 3 by default; files are decoded elsewhere.
         labelled: labels are required: unlabelled data and class folders without images are refused.
         task: "segmentation" takes masks also where there are boxes or outlines beside them, and paints maps of classes from the
-            outlines of objects where there are no masks; "instances" takes objects with their outlines, "panoptic" also stuff.
+            outlines of objects where there are no masks; "instances" takes objects with outlines, "panoptic" stuff as well.
         max_bad: largest share of objects that cannot be read, where labels are required.
 
     Raises:
@@ -198,15 +195,15 @@ def open_data(
     """
     if not 0 <= validation < 1:
         raise ConfigError(f"the validation fraction is {validation}", "give a fraction in [0, 1), e.g. 0.15")
-    found = find_data(data)
+    found = find_data(data, task=task)
     if isinstance(found.data, Splits):
         return found.data
     if found.opened is not None:
         return found.opened
     convert = None
-    if found.root is not None and task in (*OUTLINED, "panoptic"):
+    if found.root is not None and task in OUTLINED:
         layout, raw_splits = found.read(task)
-        convert = OUTLINED.get(str(task)) if found.objects and (task == "instances" or not found.masks) else None
+        convert = OUTLINED[task] if found.objects and (task != "segmentation" or not found.masks) else None
     else:
         layout, raw_splits = _find(found, channels or 3, labelled)
     if labelled:

@@ -6,6 +6,7 @@ The id of a segment is red + 256 green + 65,536 blue of its pixels; 0 is none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +27,8 @@ from vitrail.data.sources.coco import (
     sort_categories,
 )
 from vitrail.data.sources.fields import has_keys
-from vitrail.data.sources.id_maps import MapFile, Segments, trace_maps
-from vitrail.data.sources.labels import EXAMPLES
+from vitrail.data.sources.id_maps import MapFile, Segments, read_cityscapes, trace_maps
+from vitrail.data.sources.labels import EXAMPLES, RawData
 from vitrail.data.sources.objects import Box, ObjectList, Read, Size
 from vitrail.data.sources.scan import NamedFiles
 from vitrail.errors import DataError
@@ -52,15 +53,26 @@ class Annotation(NamedTuple):
 def find_panoptic(place: Path) -> Read | None:
     """Finds a panoptic file, or those of a folder by split. Raises `DataError` for several files of one split.
 
-    The segments of things, by ``isthing`` of their category, are objects; stuff is left out, unless ``panoptic`` asks for it. The
-    PNG files are only read for outlines and for segments without a box; ids are then compared with those of the JSON. They lie in
-    a folder with the name of the file, in ``panoptic``, or beside the file.
+    The segments of things, by ``isthing`` of their category, are objects, stuff is left out, unless the function that is returned
+    is called with ``stuff=True``: they are `PanopticObjects` then, and an image whose PNG cannot be used is left out. The PNG
+    files are only read for outlines and for segments without a box; ids are then compared with those of the JSON. They lie in a
+    folder with the name of the file, in ``panoptic``, or beside the file.
     """
     return find_files(place, lambda path: has_keys(path, (*KEYS, SEGMENTS)), "COCO panoptic objects", _read_one)
 
 
-def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
-    """Adds the images and things of one file, and returns the classes of things in the order of their ids."""
+def read_segments(place: Path, objects: Read | None) -> RawData:
+    """Reads the segments of things and stuff of data at a path, whose ``objects`` were found. Raises `DataError` without any."""
+    is_cityscapes = getattr(objects, "func", None) is read_cityscapes
+    if (read := objects if is_cityscapes else find_panoptic(place)) is None:
+        what = f"{place} has no segments of stuff, which panoptic needs beside things: no .json with {SEGMENTS}"
+        instances = "on outlines with --task instances --head queries"
+        raise DataError(what, f"give COCO's panoptic format, or train {instances}, on masks with --task segment")
+    return read(outlines=True, stuff=True)
+
+
+def _read_one(path: Path, root: Path, objects: ObjectList, *, stuff: bool = False) -> list[str]:
+    """Adds the images of one file with things, and ``stuff``, and returns the classes of these in the order of their ids."""
     plain = read_tree(path)
     categories = read_categories(plain["categories"], path)
     objects.note_unknown(plain, KNOWN_OF_FILE, path.name)
@@ -68,23 +80,26 @@ def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
     if wrong := next((number for number, flag in flags.items() if flag not in (0, 1)), None):
         what = f"{path}: isthing of the category {wrong} is {flags[wrong]!s:.60}"
         raise DataError(what, "give 1 for things, 0 for stuff")
-    things = {number: name for number, name in categories.items() if flags[number]}
-    if objects.stuff is not None:
-        objects.stuff.update(set(categories.values()) - set(things.values()))
-        things = categories
+    wanted = {number: name for number, name in categories.items() if flags[number] or stuff}
+    for number, name in wanted.items() if stuff else ():
+        if objects.things.setdefault(name, bool(flags[number])) != flags[number]:
+            what = f"{path}: the class {name!r:.60} is one of things and of stuff"
+            raise DataError(what, "give isthing the same value for every category of a name, in all files")
     pictures = read_pictures(plain["images"], root, path, objects)
     annotations = _read_annotations(plain["annotations"], path, root, pictures, objects)
     files = [each.file for each in annotations if each.file]
     traced = trace_maps(root, files, _decode_colours)
     for each in annotations:
         found = next(traced) if each.file else None
-        objects.add(each.key, each.size, _read_segments(each, found, categories, things, objects))
+        boxes = _read_segments(each, found, categories, wanted, objects)
+        if isinstance(found, Segments) or not stuff:
+            objects.add(each.key, each.size, boxes)
     annotated = {each.key for each in annotations}
     for key, _ in pictures.values():
         if key not in annotated:
             objects.note(f"images without an annotation in {path.name}, left out", key)
     objects.convention.check(path)
-    return sort_categories(things)
+    return sort_categories(wanted)
 
 
 def _decode_colours(content: bytes) -> NDArray[np.uint32]:
@@ -116,11 +131,17 @@ def _read_annotations(
                 raise ValueError(f"{SEGMENTS} is {segments!s:.60}, not a list of segments")
             file = None
             if objects.outlines or not all(each.get("bbox") for each in segments):
-                with objects.rejecting(f"{where}, its pixels; boxes are used as stated", kept=True):
+                with _rejecting_pixels(f"{where}, its pixels", objects):
                     file = MapFile(key, _find_map(entry["file_name"], inside, names), size)
             seen.add(key)
             found.append(Annotation(key, size, segments, file))
     return found
+
+
+def _rejecting_pixels(where: str, objects: ObjectList) -> AbstractContextManager[None]:
+    """Rejects what is read inside as `ObjectList.rejecting` does; boxes serve without pixels unless stuff is read."""
+    instead = "the image is left out" if objects.things else "boxes are used as stated"
+    return objects.rejecting(f"{where}; {instead}", kept=not objects.things)
 
 
 def _find_map(name: Any, folders: Sequence[str], names: NamedFiles) -> str:
@@ -135,13 +156,16 @@ def _read_segments(
     annotation: Annotation,
     found: Segments | str | None,
     categories: Mapping[str, str],
-    things: Mapping[str, str],
+    wanted: Mapping[str, str],
     objects: ObjectList,
 ) -> list[Box]:
-    """The objects of an image; ``found`` has the masks of its map, or its fault. Ids of only one of JSON and PNG are named."""
+    """The objects of an image, of ``wanted`` categories; ``found`` has the masks of its map, or its fault.
+
+    Ids of only one of JSON and PNG are named.
+    """
     key, boxes, seen = annotation.key, [], set()
     file = Path(annotation.file.path).name if annotation.file else ""
-    with objects.rejecting(f"{key}, its pixels in {file}; boxes are used as stated", kept=True):
+    with _rejecting_pixels(f"{key}, its pixels in {file}", objects):
         if isinstance(found, str):
             raise ValueError(found)
     masks = found.masks if isinstance(found, Segments) else None
@@ -156,21 +180,21 @@ def _read_segments(
             if (category := read_id(segment.get("category_id"))) not in categories:
                 raise ValueError(f"the category {category or 'without an id'!r:.60}, which is not named")
             mask = masks.get(number) if masks is not None else None
-            if category not in things:
+            if category not in wanted:
                 objects.note("segments of stuff, left out", key)
                 if masks is not None and mask is None:
                     objects.note("segments of stuff whose ids are not in the PNG", f"{file}: {number}")
                 continue
             if masks is not None and mask is None:
                 raise ValueError(f"no pixel of {file} has this id")
-            boxes.append(_read_thing(segment, things[category], mask, annotation, objects))
+            boxes.append(_read_segment(segment, wanted[category], mask, annotation, objects))
     if unknown := [number for number in masks or () if number not in seen]:
         some = f"{', '.join(map(str, unknown[:EXAMPLES]))}{', ...' if len(unknown) > EXAMPLES else ''}"
         objects.reject(f"{key}, {file}", f"pixels with the ids {some}, which are not in {SEGMENTS}")
     return boxes
 
 
-def _read_thing(
+def _read_segment(
     segment: Mapping[str, Any], name: str, mask: Rle | None, annotation: Annotation, objects: ObjectList
 ) -> Box:
     """The object of a segment, by the box and area that it states, else by those of its pixels."""

@@ -69,7 +69,7 @@ class PanopticSegmenter(QueryTask):
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
         assert isinstance(train.targets, PanopticObjects), "checked by the targets"
-        return {**super().read_source(train), "things": train.targets.list_things(len(train.classes))}
+        return {**super().read_source(train), "things": train.targets.things}
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from vitrail.errors import DataError
 from vitrail.images.decode import BadImage, decode, size_of
 from vitrail.rows import Rows
 from vitrail.untrusted.limits import PIXELS
+from vitrail.verbs.data.outlines import describe_outlines
 from vitrail.verbs.printing import columns
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class CheckResult(Rows):
     conflicts: tuple[tuple[str, ...], ...]  # images of equal content with different labels
     few: tuple[str, ...]  # classes with fewer than FEW training images; no problem by themselves
     near: tuple[tuple[str, str], ...] = ()  # images of different splits that look alike; see `find_near_copies`
+    notes: tuple[str, ...] = ()  # on objects with outlines; no problem by themselves
     warnings: tuple[str, ...] = ()  # signs that the layout is not read as it is meant
     widths: tuple[int, int] | None = None  # (smallest, largest), of the good images
     heights: tuple[int, int] | None = None
@@ -133,6 +135,7 @@ class CheckResult(Rows):
             ("images that look like one of another split", list(map(" ~ ".join, self.near))),
             ("equal images with different labels", list(map(" = ".join, self.conflicts))),
             (f"classes with fewer than {FEW} training images", self.few),
+            ("notes", self.notes),
             ("warnings", self.warnings),
         ):
             lines += [f"{title}: {len(entries):,}"] if entries else []
@@ -201,6 +204,7 @@ def check(data: Any, *, task: str | None = None, model: Task | None = None, max_
         few=tuple(name for name, count in counts.get("train", {}).items() if name and count < FEW),
         counted=next((source.counted for source in sources.values()), "images"),
         images=len(images),
+        notes=tuple(describe_outlines(splits)),
         warnings=tuple(find_layout_warnings(splits, data)),
         widths=widths,
         heights=heights,
@@ -210,7 +214,7 @@ def check(data: Any, *, task: str | None = None, model: Task | None = None, max_
 
 def _open(data: Any, task: str | None, max_pixels: int) -> tuple[Splits, str]:
     """Returns the data as a training opens them, or as far as they can be opened, and why `vitrail train` refuses them."""
-    found = find_data(data)
+    found = find_data(data, task=task)
     wanted = task or found.task
     try:
         splits = open_deep(open_data(found, validation=0, channels=CHANNELS, task=wanted), max_pixels=max_pixels)

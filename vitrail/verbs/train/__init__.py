@@ -285,7 +285,7 @@ def compose(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool)
     paths = {name: Path(given[name]) if given.get(name) else None for name in ("out", "resume", "config")}
     searched = labels and data is not None and paths["resume"] is None
     columns = columns_of_table(given["columns"]) if given.get("columns") else {}
-    found = find_data(source if is_named else data, columns) if searched else None
+    found = find_data(source if is_named else data, columns, given.get("task")) if searched else None
     asked: dict[str, Any] = {
         "recipe": given.get("recipe"),
         "flags": to_settings(verb, given, source),
