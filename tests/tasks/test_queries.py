@@ -17,7 +17,8 @@ from vitrail.data.augment.placement import Frames
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.exports.graph import to_onnx
 from vitrail.objectives import Supervised
-from vitrail.tasks import QueryInstances, QuerySegmenter
+from vitrail.tasks import QueryInstances, QuerySegmenter, find_task
+from vitrail.tasks.queries.loss import match_queries
 from vitrail.training.optimizer import select_trainable
 from vitrail.weights import adapt
 from vitrail.weights.description import KEY, build_model_around, describe
@@ -127,6 +128,45 @@ def test_it_starts_from_a_classifier_with_a_new_head_and_other_sizes(task):
     larger = adapt(model.eval(), image_size=(48, 64)).eval()  # its own head stays
     assert torch.equal(larger.own["head"].query, model.own["head"].query)
     assert larger(torch.zeros(1, 3, 48, 64)).isfinite().all()
+
+
+@every_task
+def test_a_head_for_more_objects_or_classes_begins_with_the_parts_that_fit(task):
+    start = create_queries(task)
+    same = {**start.describe(), "classes": start.classes}
+    kept = adapt(start, arguments=same).own.state_dict()
+    assert all(torch.equal(kept[name], each) for name, each in start.own.state_dict().items())
+    changed = adapt(start, arguments={**same, "queries": 20}).own.state_dict()
+    new = {name for name, each in start.own.state_dict().items() if not torch.equal(changed[name], each)}
+    assert new == {"head.query"}
+
+
+def test_heads_and_numbers_that_a_task_does_not_have_are_refused():
+    for task, head in (("detection", "queries"), ("instances", "fused"), ("classification", "queries")):
+        with pytest.raises(ConfigError, match=f"the task {task} has no head '{head}'"):
+            find_task(task, {"head": head})
+    with pytest.raises(ConfigError, match="the task panoptic has no head 'fused'"):
+        vitrail.create_model(VIT, task="panoptic", classes=CLASSES, arguments={"head": "fused"})
+    for name, value in (("queries", 0), ("upscales", 11), ("query_blocks", "two")):
+        with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
+            create_queries("instances", **{name: value})
+
+
+def test_matching_is_that_of_fp32_under_autocast():
+    """With masks of 25,600 cells, whose sums are beyond the numbers of fp16."""
+    shares = torch.zeros(1, 1, 25_600)
+    shares[..., :12_800] = 1
+    masks = torch.stack([torch.full((25_600,), 20.0), 20 * (2 * shares[0, 0] - 1)])[None, None]
+    classes, labels, known = torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 25_600)
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype):
+            assert match_queries(classes, masks, labels, shares, known)[2].tolist() == [1]
+
+
+def test_a_gradient_to_maps_of_the_last_block_is_refused_with_other_methods():
+    model = create_queries("instances")
+    with pytest.raises(ConfigError, match=r"no gradient.*\n.*attention, rollout or occlusion"):
+        model.answer_maps([torch.zeros(1)], torch.zeros(1))
 
 
 @every_task

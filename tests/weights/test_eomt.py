@@ -186,7 +186,7 @@ def test_the_task_is_that_of_the_authors_models_or_the_one_that_is_stated():
     task, assumed = described(150)
     assert task["task"] == "panoptic" and task["things"] == [True] * 150 and len(assumed) == 2
     task, assumed = described(19, processor=WINDOWS)
-    assert task["task"] == "panoptic" and task["things"] == [False] * 19 and len(assumed) == 3
+    assert task["task"] == "segmentation" and "things" not in task and len(assumed) == 2
     task, assumed = described(80)
     assert task["task"] == "instances" and "things" not in task and len(assumed) == 1
     task, assumed = described(3, task="panoptic", things=[True, False, True])

@@ -100,20 +100,20 @@ class QueryHead(nn.Module):
 def check_queries(config: Config, blocks: int) -> None:
     """Raises `ConfigError` for a network whose last ``blocks`` cannot take queries."""
     wrong = {
-        f"{config.about}": not isinstance(config, ViTConfig),
+        f"it is {config.about}": not isinstance(config, ViTConfig),
         f"positions={getattr(config, 'positions', None)!r}": getattr(config, "positions", None) == "relative",
         f"positions_at={getattr(config, 'positions_at', None)!r}": getattr(config, "positions_at", "stem") != "stem",
     }
     if isinstance(config, ViTConfig):
         wrong |= {
-            f"{blocks} last blocks of {config.depth}": not 1 <= blocks <= config.depth,
+            f"query_blocks is {blocks}, and it has {config.depth} blocks": not 1 <= blocks <= config.depth,
             f"window={config.window} in one of the last {blocks} blocks": not all(config.attends_globally[-blocks:]),
         }
     if part := next((part for part, is_wrong in wrong.items() if is_wrong), None):
         remedy = (
             "take a ViT, such as vit-s16, and query_blocks of its last blocks, which attend globally; or another head"
         )
-        raise ConfigError(f"queries cannot enter a network with {part}", remedy)
+        raise ConfigError(f"queries cannot enter the network: {part}", remedy)
 
 
 def choose_upscales(patch: tuple[int, int]) -> int:

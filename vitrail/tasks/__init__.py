@@ -36,4 +36,11 @@ def find_task(name: str, options: Mapping[str, Any] = {}) -> type[Task]:
     """Returns the task of that name, for the ``head`` of the options. Raises `ConfigError` with the nearest ones."""
     if name not in TASKS and not is_registered(name, TASKS):
         raise ConfigError(f"there is no task {name!r}", nearest(name, TASKS))
-    return HEADS.get((name, str(options.get("head"))), TASKS[name])
+    kind, head = TASKS[name], options.get("head")
+    if (name, str(head)) in HEADS:
+        return HEADS[name, str(head)]
+    if head is not None and "head" not in kind.options:
+        raise ConfigError(
+            f"the task {name} has no head {head!r}", "leave it out; instances and segment have --head queries"
+        )
+    return kind

@@ -85,6 +85,7 @@ class Task(nn.Module, ABC):
     options: ClassVar[tuple[str, ...]] = ()
     free_options: ClassVar[tuple[str, ...]] = ()
     tuned: ClassVar[str | None] = None
+    keeps_parts: ClassVar[bool] = False  # whether another head begins with the tensors of ``own`` that have its shapes
     resize: ClassVar[Resize | None] = None  # of inputs, where it is not that of the weights or of the paper
     pixels: ClassVar[Mapping[str, int]] = {}  # most pixels of an input whose size follows the images, by device
     # answers: whether they are a class with a probability, which the method ``probabilities`` gives for each of ``classes``;

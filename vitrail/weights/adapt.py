@@ -73,6 +73,10 @@ def adapt(
     model = kind(backbone, preprocessing=preprocessing, provenance=provenance, **options)
     if keeps_head:
         model.own.load_state_dict(start.own.state_dict())
+    elif start.keeps_parts and kind.keeps_parts:
+        drawn = {name: tensor.shape for name, tensor in model.own.state_dict().items()}
+        fits = {name: each for name, each in start.own.state_dict().items() if drawn.get(name) == each.shape}
+        model.own.load_state_dict(fits, strict=False)
     return model
 
 

@@ -123,7 +123,7 @@ function summaryOf({ task, threshold }, reply) {
   if (!found) return { label: reply.label, score: reply.score };
   const counts = new Map();
   for (const { label, score } of found) if (score >= (threshold ?? 0)) counts.set(label, (counts.get(label) ?? 0) + 1);
-  return { label: [...counts].map(([label, count]) => `${whole(count)} ${label}`).join(", ") || "no objects", score: null };
+  return { label: [...counts].map(([label, count]) => `${whole(count)} ${label}`).join(", ") || `no ${reply.objects ? "objects" : "segments"}`, score: null };
 }
 
 /** Quotes a field of CSV. One that a spreadsheet would compute begins with an apostrophe. */

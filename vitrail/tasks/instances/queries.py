@@ -23,7 +23,7 @@ from vitrail.tasks.instances.task import GRID, REGION, InstanceTask, to_bytes
 from vitrail.tasks.queries.task import QueryTask
 
 
-class QueryInstances(InstanceTask, QueryTask):
+class QueryInstances(QueryTask, InstanceTask):
     """A `QueryTask` that answers with objects: the best pairs of query and class, whose score is the probability of the class
     times the mean probability within the mask (Mask2Former, Cheng et al. 2022). Duplicates are not removed.
 
@@ -33,7 +33,6 @@ class QueryInstances(InstanceTask, QueryTask):
         arguments: as `QueryTask` has them.
     """
 
-    cell = QueryTask.cell
     options: ClassVar[tuple[str, ...]] = (*QueryTask.options, "most", "threshold")
 
     def __init__(self, *arguments: Any, most: int = 100, threshold: float = 0.3, **named: Any) -> None:

@@ -27,7 +27,7 @@ from vitrail.tasks.panoptic.metric import PanopticMetric
 from vitrail.tasks.queries.task import QueryTask, pack_logits
 
 LIKELY = 0.5  # probability from which a pixel belongs to a mask
-OWN_SHARE = 0.8  # of the pixels of a mask that must not belong to another query
+OWN_SHARE = 0.8  # pixels that a query wins, likely or not, as a share of those of its mask
 
 
 class PanopticSegmenter(QueryTask):
@@ -53,7 +53,7 @@ class PanopticSegmenter(QueryTask):
     targets = OutlineTargets(PanopticObjects, "segments of things and stuff")
     decode_options = ("threshold",)
     graph_outputs = ("classes", "masks")
-    free_options = ("threshold",)
+    free_options = ("things", "threshold")
     options: ClassVar[tuple[str, ...]] = (*QueryTask.options, "things", "threshold")
 
     def __init__(
@@ -84,8 +84,8 @@ class PanopticSegmenter(QueryTask):
     ) -> list[Panoptic]:
         """The segments of each picture. Every pixel goes to the query with the largest product of the probabilities of its class
         and of its mask, among those whose class has at least the probability ``threshold``, by default that of the model
-        (Cheng et al. 2021, MaskFormer). A query that loses more than a fifth of its mask to others does not answer. Segments of
-        a class of stuff are one.
+        (Cheng et al. 2021, MaskFormer). A query that wins at most four fifths as many pixels as its mask has does not answer.
+        Segments of a class of stuff are one.
         """
         frames = Frames.whole(len(outputs), self.preprocessing.size) if frames is None else frames
         classes, masks = (each[:, -1] for each in self.unpack(outputs))
@@ -103,20 +103,22 @@ class PanopticSegmenter(QueryTask):
         ``frames`` is what the masks show of the picture.
         """
         height, width = frames.pictures[0].astype(int).tolist()
-        areas, owners = torch.zeros(len(masks), dtype=torch.int64), np.zeros((height, width), np.int64)
+        owners = np.zeros((height, width), np.int64)
+        areas, won = torch.zeros(2, len(masks), dtype=torch.int64)
 
         def find_owners(logits: Tensor) -> Tensor:
             """Returns the query of each pixel from 1, 0 for none: (n, h, w) to (h, w)."""
             shares = logits.sigmoid()
             is_inside = shares >= LIKELY
-            areas.add_(is_inside.sum((1, 2)).cpu())
             best = (scores[:, None, None] * shares).argmax(0, keepdim=True)  # (1, h, w)
+            areas.add_(is_inside.sum((1, 2)).cpu())
+            won.add_(best.flatten().bincount(minlength=len(scores)).cpu())
             return torch.where(is_inside.gather(0, best), best + 1, 0)[0]
 
         if len(masks):
             owners = next(sample_pixels(masks[None], frames, find_owners)).cpu().numpy()
         kept = np.bincount(owners.ravel(), minlength=len(masks) + 1)[1:]
-        answering = np.flatnonzero((kept > 0) & (kept >= OWN_SHARE * areas.numpy()))
+        answering = np.flatnonzero((kept > 0) & (won.numpy() > OWN_SHARE * areas.numpy()))
         from scipy.ndimage import find_objects  # a dependency of scikit-learn
 
         names, certain = labels.cpu().numpy(), scores.float().cpu().numpy()
@@ -141,7 +143,8 @@ class PanopticSegmenter(QueryTask):
 
     def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
         """Raises `ConfigError`: segments of windows are not joined."""
-        raise ConfigError("a panoptic answer in windows", "leave zoom out, or use a model of the task instances")
+        what = "the segments of a panoptic answer cannot be joined across windows"
+        raise ConfigError(what, "leave zoom out, or use a model of the task instances")
 
     def graph(self, images: Tensor) -> dict[str, Tensor]:
         classes, masks = self.own["head"](self.backbone, images)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import ConfigError
+from vitrail.models.layers import by_hand
 
 CLASS_WEIGHT, MASK_WEIGHT, DICE_WEIGHT = 2.0, 5.0, 5.0
 NONE_WEIGHT = 0.1  # of a query without an object, in the loss of classes
@@ -73,8 +74,10 @@ def match_queries(
 
     cover, wanted = known[:, None, None], (shares * known[:, None])[:, None].mT  # (B, 1, 1, S), (B, 1, S, M)
     softened, found = F.softplus(masks) * cover, masks.sigmoid() * cover  # (B, A, Q, S)
-    crossed = (softened.sum(3, keepdim=True) - masks @ wanted) / cover.sum(3, keepdim=True).clamp(min=1e-6)
-    dice = 1 - (2 * found @ wanted + 1) / (found.sum(3, keepdim=True) + wanted.sum(2, keepdim=True) + 1)
+    with by_hand(masks):  # sums over cells exceed the numbers of fp16
+        shared, inside = found @ wanted, masks @ wanted  # (B, A, Q, M)
+    crossed = (softened.sum(3, keepdim=True) - inside) / cover.sum(3, keepdim=True).clamp(min=1e-6)
+    dice = 1 - (2 * shared + 1) / (found.sum(3, keepdim=True) + wanted.sum(2, keepdim=True) + 1)
     chosen = labels.clamp(min=0)[:, None, None].expand(-1, *classes.shape[1:3], -1)
     cost = MASK_WEIGHT * crossed + DICE_WEIGHT * dice - CLASS_WEIGHT * classes.softmax(3).gather(3, chosen)
     largest = torch.finfo(cost.dtype).max

@@ -28,6 +28,7 @@ from vitrail.tasks.queries.loss import query_loss
 
 HEAD = "queries"  # the value of ``head`` in config.json
 FEWEST, SPARE = 50, 2  # queries at least, and for each object of the picture with the most
+LIMITS = {"queries": (1, 10_000), "query_blocks": (1, 1000), "upscales": (0, 10)}
 
 
 class QueryTask(DenseTask):
@@ -50,6 +51,7 @@ class QueryTask(DenseTask):
     """
 
     options: ClassVar[tuple[str, ...]] = ("head", "queries", "query_blocks", "upscales")
+    keeps_parts = True
     pixels = {"cpu": 384 * 288, "cuda": 640 * 640}  # noqa: RUF012
 
     def __init__(
@@ -65,9 +67,15 @@ class QueryTask(DenseTask):
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(backbone, classes, preprocessing, provenance=provenance)
-        if not self.classes or head != HEAD:
-            what = f"the head {head!r} for the classes {list(self.classes)}"
-            raise ConfigError(what, f"give one class at least, and the head {HEAD!r}")
+        if not self.classes:
+            raise ConfigError("queries without classes", "give one name at least")
+        if head != HEAD:
+            raise ConfigError(f"the task {self.name} has no head {head!r}", f"leave it out: it is {HEAD!r}")
+        given = {"queries": queries, "query_blocks": query_blocks, "upscales": upscales}
+        for name, value in given.items():
+            least, most = LIMITS[name]
+            if value is not None and (type(value) is not int or not least <= value <= most):
+                raise ConfigError(f"{name} is {value!r}", f"{name} = a whole number from {least} to {most:,}")
         config = backbone.config
         self.head, self.queries = head, queries
         self.query_blocks = max(1, config.blocks // 4) if query_blocks is None else query_blocks
@@ -78,15 +86,16 @@ class QueryTask(DenseTask):
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
-        """The classes, and twice as many queries as the image with the most objects has, at least 50."""
+        """The classes, and queries: at least 50, twice as many as the image with the most objects has, or one for each class of
+        pixels.
+        """
         targets = train.targets
-        most = int(targets.lengths().max()) if isinstance(targets, Objects) and len(targets) else 0
-        return {**super().read_source(train), "queries": max(FEWEST, SPARE * most)}
+        needed = SPARE * int(targets.lengths().max(initial=0)) if isinstance(targets, Objects) else len(train.classes)
+        return {**super().read_source(train), "queries": max(FEWEST, needed)}
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
-        limits = {"queries": (1, 10_000), "query_blocks": (1, 1000), "upscales": (0, 10)}
-        own = {name: read_number(name, description[name], *limits[name], whole=True) for name in limits}
+        own = {name: read_number(name, description[name], *LIMITS[name], whole=True) for name in LIMITS}
         return {**super().read_description(description), **own}
 
     @property
@@ -104,7 +113,8 @@ class QueryTask(DenseTask):
         return pack_logits(*self.own["head"](self.backbone, images))
 
     def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
-        raise NotImplementedError("queries enter the network, and answer with it")
+        what = "answers of queries, which enter the network, have no gradient for maps of its last block"
+        raise ConfigError(what, "explain with the method attention, rollout or occlusion")
 
     def unpack(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Returns logits of classes (B, A, Q, K + 1) and masks (B, A, Q, r, c) of outputs."""

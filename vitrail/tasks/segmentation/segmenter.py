@@ -50,6 +50,13 @@ class MapTask(PixelTask):
     graph_outputs = ("logits",)
     pixels = {"cpu": 704 * 256, "cuda": 640 * 640}  # noqa: RUF012
 
+    @classmethod
+    def read_source(cls, train: Source) -> dict[str, Any]:
+        if len(train.classes) < 2:
+            what = f"the data have {len(train.classes)} class of pixels"
+            raise DataError(what, "name the background as a class, too")
+        return super().read_source(train)
+
     @staticmethod
     def find_values(maps: Tensor) -> Tensor:
         return find_classes(maps)
@@ -171,10 +178,7 @@ class Segmenter(MapTask):
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
         """The classes, and weights by which rare ones are learned; see `weigh_classes`."""
-        if len(train.classes) < 2:
-            what = f"the data have {len(train.classes)} class of pixels"
-            raise DataError(what, "name the background as a class, too")
-        return {"classes": train.classes, "class_weights": weigh_classes(train.counts())}
+        return {**super().read_source(train), "class_weights": weigh_classes(train.counts())}
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,11 @@ OWN_MODULES = (OWN, *sorted({name.partition(".")[0] for name in OF_HEAD.values()
 CLASSES, UPSCALE, EXPAND = f"{OWN}head.classifier.bias", f"{OWN}head.upscale.", ".expand.weight"
 COUNTS = {"queries": "num_queries", "query_blocks": "num_blocks", "upscales": "num_upscale_blocks"}
 # of the answers, which config.json does not state
-ANSWERS: dict[str, dict[str, Any]] = {"panoptic": {"threshold": 0.8}, "instances": {"threshold": 0.3, "most": 100}}
+ANSWERS: dict[str, dict[str, Any]] = {
+    "panoptic": {"threshold": 0.8},
+    "instances": {"threshold": 0.3, "most": 100},
+    "segmentation": {},
+}
 COCO, ADE20K = 133, 150  # classes of the authors' panoptic models
 THINGS = 80  # of COCO's classes, the first
 
@@ -162,14 +166,14 @@ def read_task(weights: Weights, fields: Mapping[str, Any], processor: Mapping[st
     of_windows, name, things = bool(processor.get("do_split_image")), fields.get("task"), fields.get("things")
     assumed = []
     if name is None:
-        name = "panoptic" if of_windows or classes in (COCO, ADE20K) else "instances"
+        name = "segmentation" if of_windows else "panoptic" if classes in (COCO, ADE20K) else "instances"
         assumed.append(f'the task {name} ("task" in config.json: {" or ".join(map(repr, ANSWERS))})')
     if name not in ANSWERS:
         raise CheckpointError(f"it has the task {printable(repr(name))}", f"supported: {', '.join(ANSWERS)}")
     task = {"task": name, "head": HEAD, **{ours: fields[theirs] for ours, theirs in COUNTS.items()}, **ANSWERS[name]}
     if name == "panoptic":
         if things is None:
-            count = 0 if of_windows else THINGS if classes == COCO else classes
+            count = THINGS if classes == COCO else classes
             things = [row < count for row in range(classes)]
             assumed.append(
                 f'things: the first {count} of {classes} classes ("things" in config.json: true or false for each)'
