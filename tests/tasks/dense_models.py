@@ -24,11 +24,14 @@ BACKBONES = {
     **{name: SHALLOW[name] for name in ("pvt v2", "bit", "cait", "beit")},
 }
 CLASSES = ("cell", "dot", "line")
-QUERIES = {
-    "segmentation": {},
-    "instances": {"threshold": 0.01},
-    "panoptic": {"threshold": 0.01},
-}  # by task, with arguments
+QUERIES = ("segmentation", "instances", "panoptic")  # tasks whose answers queries can give
+WITH_QUERIES = {
+    "vit": VIT,
+    "distillation token and registers": replace(VIT, prefix=("cls", "dist"), registers=2),
+    "mean of the patches": replace(VIT, pool="gap", prefix=(), pool_norm=True, in_channels=1),
+    "rotary positions": replace(VIT, positions="none", rope="dinov3", rope_jitter=2.0, layer_scale=0.5, in_channels=5),
+    "windows": replace(TINY["vit, windows"], image_size=(32, 32), depth=2, global_blocks=1),
+}
 
 
 def create(task="detection", config=VIT, *, shake=True, classes=CLASSES, size=None, **arguments):
@@ -40,6 +43,12 @@ def create(task="detection", config=VIT, *, shake=True, classes=CLASSES, size=No
     if shake:
         shaken(model.own)
     return model.eval()
+
+
+def create_queries(task, config=VIT, **arguments):
+    """The same with a head of queries; low scores are answers."""
+    low = {} if task == "segmentation" else {"threshold": 0.01}
+    return create(task, config, head="queries", **{**low, **arguments})
 
 
 def draw_images(model, batch=2, size=None, seed=1):

@@ -1,23 +1,36 @@
-"""Every kind of network and both dense tasks, and what is asked of them."""
+"""Every kind of network and every dense task, with either head, and what is asked of them."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import vitrail
 from tests.models.conftest import gradients
-from tests.tasks.dense_models import BACKBONES, CLASSES, VIT, create, draw_images, draw_targets
+from tests.tasks.dense_models import (
+    BACKBONES,
+    CLASSES,
+    QUERIES,
+    VIT,
+    WITH_QUERIES,
+    create,
+    create_queries,
+    draw_images,
+    draw_targets,
+)
 from vitrail.config.schema import ModelSettings
 from vitrail.data.augment.placement import Frames
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.exports.graph import to_onnx
 from vitrail.objectives import Supervised
+from vitrail.tasks import QuerySegmenter
 from vitrail.tasks.classification.classifier import create_classifier
+from vitrail.tasks.queries.task import QueryTask
 from vitrail.training.optimizer import select_trainable
 from vitrail.weights import adapt
 from vitrail.weights.description import KEY, build_model_around, describe
@@ -27,13 +40,27 @@ from vitrail.weights.onnx import read_onnx
 TASKS = ("segmentation", "detection", "instances")
 OBLONG = (32, 64)
 LOADS_A_COMPILER = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
+NETWORKS = [
+    ("segmentation", "vit"),
+    ("detection", "swin"),
+    *zip(itertools.cycle(["detection", "segmentation", "instances"]), BACKBONES),
+]
 every_task = pytest.mark.parametrize("task", TASKS)
-every_network = pytest.mark.parametrize(
-    ("name", "task"),
+every_head = pytest.mark.parametrize(
+    "make",
     [
-        ("vit", "segmentation"),
-        ("swin", "detection"),
-        *zip(BACKBONES, itertools.cycle(["detection", "segmentation", "instances"])),
+        *(pytest.param(partial(create, task), id=task) for task in TASKS),
+        *(pytest.param(partial(create_queries, task), id=f"{task}, queries") for task in QUERIES),
+    ],
+)
+every_model = pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(partial(create, task, BACKBONES[name]), id=f"{task}, {name}") for task, name in NETWORKS),
+        *(
+            pytest.param(partial(create_queries, task, network), id=f"{task}, queries, {name}")
+            for task, (name, network) in itertools.product(QUERIES, WITH_QUERIES.items())
+        ),
     ],
 )
 
@@ -42,11 +69,11 @@ def distance(one, other):
     return float((one - other).abs().max() / other.abs().max())
 
 
-@every_network
-def test_it_trains_on_oblong_images_with_no_and_with_300_objects(name, task):
-    model = create(task, BACKBONES[name]).train()
-    images = draw_images(model, 2, OBLONG)
-    loss = model.loss(model(images), draw_targets(model, [0, 300], OBLONG))
+@every_model
+def test_it_trains_on_oblong_images_with_no_and_with_many_objects(make):
+    model = make().train()
+    images, most = draw_images(model, 2, OBLONG), 5 if isinstance(model, QueryTask) else 300
+    loss = model.loss(model(images), draw_targets(model, [0, most], OBLONG))
     assert loss.isfinite() and loss > 0
     found = gradients(model, loss)
     assert all(gradient.isfinite().all() for gradient in found.values())
@@ -54,9 +81,9 @@ def test_it_trains_on_oblong_images_with_no_and_with_300_objects(name, task):
     assert found[f"backbone.{model.first_layer}"].any()
 
 
-@every_network
-def test_an_image_alone_is_answered_as_among_others(name, task):
-    model = create(task, BACKBONES[name]).double()
+@every_model
+def test_an_image_alone_is_answered_as_among_others(make):
+    model = make().double()
     images = draw_images(model, 3).double()  # 32 x 32 pixels, a single cell of the coarsest level
     with torch.no_grad():
         torch.testing.assert_close(model(images)[1:2], model(images[1:2]))
@@ -67,31 +94,34 @@ def test_an_image_alone_is_answered_as_among_others(name, task):
 
 def take_logits(model, outputs):
     """The outputs without boxes, flat."""
+    if isinstance(model, QueryTask):
+        return outputs.detach().flatten()
     if model.name == "instances":
         cells, *masks = model.split(outputs)
         return torch.cat([each.detach().flatten() for each in (cells[..., 7:], *masks)])
     return outputs.detach()[..., 7 if model.name == "detection" else 0 :].flatten()
 
 
-@every_network
-def test_fewer_digits_stay_near(name, task):
-    model = create(task, BACKBONES[name])
+@every_model
+def test_fewer_digits_stay_near(make):
+    model = make()
     images = draw_images(model)
     exact = take_logits(model, model(images))
     with torch.autocast("cpu", torch.bfloat16):
-        loss = model.loss(model(images), draw_targets(model, [3, 1], model.config.image_size))
-        found = [model(images)]
+        loss = model.train().loss(model(images), draw_targets(model, [3, 1], model.config.image_size))
+        found = [model.eval()(images)]
     loss.backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
     found.append(model.bfloat16()(images))
     assert {each.dtype for each in found} == {torch.float32}
-    assert distance(take_logits(model, found[0]), exact) < 0.05
-    assert distance(take_logits(model, found[1]), exact) < 0.25  # a ResNet's of bf16 weights; others 0.01
+    # bf16 weights of a ResNet are 0.25 away, of others 0.01; logarithms of small sums are farther
+    limits = (0.1, 0.3) if isinstance(model, QuerySegmenter) else (0.05, 0.25)
+    assert all(distance(take_logits(model, each), exact) < limit for each, limit in zip(found, limits))
 
 
-@every_network
-def test_saving_and_loading_gives_the_same_model(tmp_path, name, task):
-    model = create(task, BACKBONES[name])
+@every_model
+def test_saving_and_loading_gives_the_same_model(tmp_path, make):
+    model = make()
     again = vitrail.load(save_model(tmp_path / "model.safetensors", model))
     assert type(again) is type(model)
     assert again.describe() == model.describe()
@@ -99,11 +129,11 @@ def test_saving_and_loading_gives_the_same_model(tmp_path, name, task):
     assert torch.equal(again(images), model(images))
 
 
-@every_task
-def test_gradient_checkpointing_changes_no_gradient(task):
+@every_head
+def test_gradient_checkpointing_changes_no_gradient(make):
     found = []
     for checkpoint in (False, True):
-        model = create(task, replace(VIT, checkpoint=checkpoint)).double().train()
+        model = make(replace(VIT, checkpoint=checkpoint)).double().train()
         model.own["head"].dropout = torch.nn.Identity()
         targets = draw_targets(model, [2, 3], (32, 32))
         found.append(gradients(model, model.loss(model(draw_images(model).double()), targets)))
@@ -154,9 +184,9 @@ def test_a_description_that_cannot_be_meant_is_refused(tmp_path, task):
                 build_model_around(lambda config: model.backbone, {**describe(model), field: value}, tmp_path)
 
 
-@every_task
-def test_the_head_alone_can_be_trained(task):
-    model = create(task)
+@every_head
+def test_the_head_alone_can_be_trained(make):
+    model = make()
     trained = select_trainable(Supervised(model), ModelSettings(head_only=True))
     assert trained.keys() == {f"own.{name}" for name, _ in model.own.named_parameters()}
 
@@ -172,18 +202,22 @@ def test_the_objective_of_a_run_takes_targets_and_their_weight(task):
 
 # heads on several maps; one of a single row or column would be compiled again
 GRAPHS = [
-    ("detection", "vit", {"levels": (8, 16)}),
-    ("segmentation", "bit", {}),
-    ("instances", "swin", {}),
+    pytest.param(partial(create, "detection", levels=(8, 16)), id="detection, vit"),
+    pytest.param(partial(create, "segmentation", BACKBONES["bit"]), id="segmentation, bit"),
+    pytest.param(partial(create, "instances", BACKBONES["swin"]), id="instances, swin"),
+]
+OTHER_GRAPHS = [
+    pytest.param(partial(create, "segmentation", BACKBONES["vit, windows"]), id="segmentation, vit, windows"),
+    *(pytest.param(partial(create_queries, task), id=f"{task}, queries") for task in QUERIES),
 ]
 
 
 @pytest.mark.slow
 @LOADS_A_COMPILER
-@pytest.mark.parametrize(("task", "name", "arguments"), GRAPHS)
-def test_a_compiled_model_is_the_model(name, task, arguments):
+@pytest.mark.parametrize("make", GRAPHS)
+def test_a_compiled_model_is_the_model(make):
     torch.compiler.reset()
-    model = create(task, BACKBONES[name], **arguments)
+    model = make()
     compiled = torch.compile(model, dynamic=True, backend="aot_eager")
     with torch.no_grad():
         for size in ((64, 96), (96, 128)):
@@ -192,10 +226,11 @@ def test_a_compiled_model_is_the_model(name, task, arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "name", "arguments"), [*GRAPHS, ("segmentation", "vit, windows", {})])
-def test_an_exported_graph_answers_as_the_model_at_any_size(tmp_path, name, task, arguments):
+@LOADS_A_COMPILER
+@pytest.mark.parametrize("make", [*GRAPHS, *OTHER_GRAPHS])
+def test_an_exported_graph_answers_as_the_model_at_any_size(tmp_path, make):
     pytest.importorskip("onnxruntime")
-    model = create(task, BACKBONES[name], **arguments)
+    model = make()
     to_onnx(model, tmp_path / "model.onnx", metadata={KEY: json.dumps(describe(model))})
     graph = read_onnx(tmp_path / "model.onnx")
     assert not graph.own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,104 +10,24 @@ import torch
 import vitrail
 from tests.models.conftest import gradients
 from tests.models.tiny import TINY
-from tests.tasks.dense_models import CLASSES, QUERIES, VIT, create, draw_images, draw_targets, micro_batches
-from vitrail.config.schema import ModelSettings
-from vitrail.data.augment.placement import Frames
+from tests.tasks.dense_models import CLASSES, QUERIES, VIT, create_queries, draw_images, draw_targets, micro_batches
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.exports.graph import to_onnx
 from vitrail.objectives import Supervised
 from vitrail.tasks import QueryInstances, QuerySegmenter, find_task
 from vitrail.tasks.queries.loss import match_queries
-from vitrail.training.optimizer import select_trainable
 from vitrail.weights import adapt
-from vitrail.weights.description import KEY, build_model_around, describe
+from vitrail.weights.description import build_model_around, describe
 from vitrail.weights.native import save_model
-from vitrail.weights.onnx import read_onnx
 
-OBLONG = (32, 64)
-VITS = {
-    "vit": VIT,
-    "distillation token and registers": replace(VIT, prefix=("cls", "dist"), registers=2),
-    "mean of the patches": replace(VIT, pool="gap", prefix=(), pool_norm=True, in_channels=1),
-    "rotary positions": replace(VIT, positions="none", rope="dinov3", rope_jitter=2.0, layer_scale=0.5, in_channels=5),
-    "windows": replace(TINY["vit, windows"], image_size=(32, 32), depth=2, global_blocks=1),
-}
 every_task = pytest.mark.parametrize("task", QUERIES)
-every_network = pytest.mark.parametrize("name", VITS)
 
 
-def create_queries(task, config=VIT, **arguments):
-    return create(task, config, head="queries", **{**QUERIES[task], **arguments})
-
-
-def distance(one, other):
-    return float((one - other).detach().abs().max() / other.abs().max())
-
-
-@every_task
-@every_network
-def test_it_trains_on_oblong_images_with_no_and_with_several_objects(task, name):
-    model = create_queries(task, VITS[name]).train()
-    images = draw_images(model, 2, OBLONG)
-    loss = model.loss(model(images), draw_targets(model, [0, 5], OBLONG))
-    assert loss.isfinite() and loss > 0
-    found = gradients(model, loss)
-    assert all(gradient.isfinite().all() for gradient in found.values())
-    assert all(found[f"own.{parameter}"].any() for parameter, _ in model.own.named_parameters())
-    assert found[f"backbone.{model.first_layer}"].any()
-
-
-@every_task
-@every_network
-def test_an_image_alone_is_answered_as_among_others(task, name):
-    model = create_queries(task, VITS[name]).double()
-    images = draw_images(model, 3, OBLONG).double()
-    with torch.no_grad():
-        torch.testing.assert_close(model(images)[1:2], model(images[1:2]))
-        answers = model.decode(model(images), Frames.whole(3, (20, 30)))
-    assert len(answers) == 3
-    assert all(answer.to_json()["width"] == 30 for answer in answers)
-
-
-@every_task
-@every_network
-def test_fewer_digits_stay_near(task, name):
-    model = create_queries(task, VITS[name])
-    images = draw_images(model)
-    exact = model(images).detach()
-    limits = (0.1, 0.3) if task == "segmentation" else (0.05, 0.1)  # logarithms of small sums
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model.train().loss(model(images), draw_targets(model, [3, 1], model.config.image_size))
-        found = [model.eval()(images)]
-    loss.backward()
-    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
-    found.append(model.bfloat16()(images))
-    assert {each.dtype for each in found} == {torch.float32}
-    assert all(distance(each, exact) < limit for each, limit in zip(found, limits))
-
-
-@every_task
-@every_network
-def test_saving_and_loading_gives_the_same_model(tmp_path, task, name):
-    model = create_queries(task, VITS[name])
+def test_the_probability_of_masks_of_attention_is_saved(tmp_path):
+    model = create_queries("instances")
     model.own["head"].after_step(0.3)
     again = vitrail.load(save_model(tmp_path / "model.safetensors", model))
-    assert type(again) is type(model)
-    assert again.describe() == model.describe()
     assert torch.equal(again.own["head"].masking, model.own["head"].masking)
-    images = draw_images(model)
-    assert torch.equal(again(images), model(images))
-
-
-@every_task
-def test_gradient_checkpointing_changes_no_gradient(task):
-    found = []
-    for checkpoint in (False, True):
-        model = create_queries(task, replace(VIT, checkpoint=checkpoint)).double().train()
-        targets = draw_targets(model, [2, 3], (32, 32))
-        found.append(gradients(model, model.loss(model(draw_images(model).double()), targets)))
-    for plain, again in zip(*(each.values() for each in found)):
-        torch.testing.assert_close(plain, again)
+    assert (again.own["head"].masking < 1).any()
 
 
 @every_task
@@ -170,13 +89,6 @@ def test_a_gradient_to_maps_of_the_last_block_is_refused_with_other_methods():
 
 
 @every_task
-def test_the_head_alone_can_be_trained(task):
-    model = create_queries(task)
-    trained = select_trainable(Supervised(model), ModelSettings(head_only=True))
-    assert trained.keys() == {f"own.{name}" for name, _ in model.own.named_parameters()}
-
-
-@every_task
 def test_the_objective_of_a_run_opens_the_masks_of_attention(task):
     model = create_queries(task).train()
     images, targets = draw_images(model), draw_targets(model, [2, 3], (32, 32))
@@ -194,7 +106,7 @@ def test_the_objective_of_a_run_opens_the_masks_of_attention(task):
 @every_task
 def test_a_description_that_cannot_be_meant_is_refused(tmp_path, task):
     model = create_queries(task)
-    for field, values in (("queries", (0, 1.5, "8")), ("query_blocks", (0, 3, True)), ("upscales", (-1, None))):
+    for field, values in (("queries", (0, 1.5, "8")), ("query_blocks", (0, 3, True)), ("upscales", (-1, 11))):
         for value in values:
             with pytest.raises(CheckpointError, match="cannot be used"):
                 build_model_around(lambda config: model.backbone, {**describe(model), field: value}, tmp_path)
@@ -220,27 +132,6 @@ def test_the_head_of_a_task_is_chosen_by_its_name():
         assert type(model) is kind and model.name == task
     with pytest.raises(ConfigError, match=r"no head 'querys'.*\n.*queries"):
         vitrail.create_model(VIT, task="segmentation", classes=CLASSES, arguments={"head": "querys"})
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
-@every_task
-def test_an_exported_graph_answers_as_the_model_at_any_size(tmp_path, task):
-    pytest.importorskip("onnxruntime")
-    model = create_queries(task)
-    to_onnx(model, tmp_path / "model.onnx", metadata={KEY: json.dumps(describe(model))})
-    graph = read_onnx(tmp_path / "model.onnx")
-    with torch.no_grad():
-        for batch, size in ((1, model.config.image_size), (3, OBLONG), (2, (64, 96))):
-            images = draw_images(model, batch, size)
-            expected, given = model.graph(images), graph.backbone.run_graph(images)
-            assert expected.keys() == given.keys()
-            assert model.difference(expected, given) < 1e-4
-            assert model.agreement(expected, given) == 1
-            answers = graph.decode(graph(images), Frames.whole(batch, (40, 50)))
-            assert [each.row() for each in answers] == [
-                each.row() for each in model.decode(model(images), Frames.whole(batch, (40, 50)))
-            ]
 
 
 @pytest.mark.slow

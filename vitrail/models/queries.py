@@ -99,13 +99,11 @@ class QueryHead(nn.Module):
 
 def check_queries(config: Config, blocks: int) -> None:
     """Raises `ConfigError` for a network whose last ``blocks`` cannot take queries."""
-    wrong = {
-        f"it is {config.about}": not isinstance(config, ViTConfig),
-        f"positions={getattr(config, 'positions', None)!r}": getattr(config, "positions", None) == "relative",
-        f"positions_at={getattr(config, 'positions_at', None)!r}": getattr(config, "positions_at", "stem") != "stem",
-    }
+    wrong = {f"it is {config.about}": True}
     if isinstance(config, ViTConfig):
-        wrong |= {
+        wrong = {
+            f"positions={config.positions!r}": config.positions == "relative",
+            f"positions_at={config.positions_at!r}": config.positions_at != "stem",
             f"query_blocks is {blocks}, and it has {config.depth} blocks": not 1 <= blocks <= config.depth,
             f"window={config.window} in one of the last {blocks} blocks": not all(config.attends_globally[-blocks:]),
         }

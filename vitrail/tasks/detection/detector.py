@@ -7,7 +7,7 @@ pixels from the upper left corner.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -138,6 +138,20 @@ class ObjectTask(DenseTask):
                 raise ConfigError(f"the model finds no {target!r} on this image", "explain another class or image")
         return int(rows[box or 0])
 
+    def describe_subject(
+        self, found: NDArray[np.float64], logit: Callable[[Tensor], Tensor], probability: Callable[[Tensor], Tensor]
+    ) -> Subject:
+        """Returns what is explained: a detection (6,) or longer in pixels of a picture, and its score as functions of outputs."""
+        name = self.classes[int(found[5])]
+        return Subject(
+            label=name,
+            score=float(found[4]),
+            colour=class_colours(self.classes)[name],
+            logit=logit,
+            probability=probability,
+            region=found[:4],
+        )
+
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         """``boxes`` (B, most, 4), ``scores`` and ``labels`` (B, most); boxes are in pixels of the pictures of ``frames``."""
         placed = torch.from_numpy(self.place_in_pictures(self.detect(outputs), frames)).float()
@@ -265,15 +279,9 @@ class Detector(ObjectTask):
         found, cells = self.select(outputs)
         placed = self.place_in_pictures(found, frames)[0]
         row = self.choose_object(placed, target, box)
-        cell, label = int(cells[0, row]), int(placed[row, 5])
-        name = self.classes[label]
-        return Subject(
-            label=name,
-            score=float(placed[row, 4]),
-            colour=class_colours(self.classes)[name],
-            logit=lambda outputs: outputs[:, cell, 7 + label],
-            probability=lambda outputs: outputs[:, cell, 7 + label].sigmoid(),
-            region=placed[row, :4],
+        place = slice(None), int(cells[0, row]), 7 + int(placed[row, 5])
+        return self.describe_subject(
+            placed[row], lambda outputs: outputs[place], lambda outputs: outputs[place].sigmoid()
         )
 
 

@@ -46,11 +46,7 @@ class InstanceMetric(BoxMetric):
         frames = Frames.whole(len(outputs), self.size) if frames is None else frames
         for row, key in enumerate(keys):
             answer = self.decode(outputs[row : row + 1], frames.take(np.array([row])))[0]
-            if self.source is None:
-                height, width = frames.pictures[row].astype(int)
-                objects = read_objects(as_array(targets[row])[:height, :width])
-            else:
-                objects = self.source.targets.of(self.source.rows[key])  # type: ignore[missing-attribute]
+            objects = read_truth(self.source, key, targets[row], frames.pictures[row])
             self._parts.append(match_answer(answer, objects, self.classes, (answer.masks, objects.masks())))
             self._boxes.append(match_answer(answer, objects, self.classes))
         self.keys.extend(keys)
@@ -67,6 +63,17 @@ class InstanceMetric(BoxMetric):
         precision = average_precision(Matches.join(self._boxes), len(self.classes))[0, :, 0]  # (K, T)
         boxes = {"box_ap": mean_of_defined(precision), "box_ap50": mean_of_defined(precision[:, HALF])}
         return {**super().compute(), **{name: value for name, value in boxes.items() if not np.isnan(value)}}
+
+
+def read_truth(source: Source | None, key: str, target: Tensor, picture: NDArray[np.floating]) -> OutlinedObjects:
+    """Returns the objects of an image as the source has them, otherwise those of its map (H, W).
+
+    ``picture`` is (height, width) of the image, beyond which the map is filled up.
+    """
+    if source is not None:
+        return source.targets.of(source.rows[key])  # type: ignore[missing-attribute]
+    height, width = picture.astype(int)
+    return read_objects(as_array(target)[:height, :width])
 
 
 def read_objects(values: NDArray[np.int32]) -> OutlinedObjects:

@@ -16,7 +16,6 @@ from vitrail.data.augment.placement import Frames
 from vitrail.errors import ConfigError
 from vitrail.models.layers import gather_rows
 from vitrail.tasks.dense.answer import Subject
-from vitrail.tasks.dense.drawing import class_colours
 from vitrail.tasks.detection.boxes import split_outputs
 from vitrail.tasks.instances.answer import Instances
 from vitrail.tasks.instances.task import GRID, REGION, InstanceTask, to_bytes
@@ -93,14 +92,10 @@ class QueryInstances(QueryTask, InstanceTask):
         placed = self.place_in_pictures(self.add_masks(found, masks), frames)[0]
         row = self.choose_object(placed, target, box)
         query, label = int(rows[0, row]), int(placed[row, 5])
-        name = self.classes[label]
-        return Subject(
-            label=name,
-            score=float(placed[row, 4]),
-            colour=class_colours(self.classes)[name],
-            logit=lambda outputs: self.unpack(outputs)[0][:, -1, query, label],
-            probability=lambda outputs: self.unpack(outputs)[0][:, -1, query].softmax(1)[:, label],
-            region=placed[row, :4],
+        return self.describe_subject(
+            placed[row],
+            lambda outputs: self.unpack(outputs)[0][:, -1, query, label],
+            lambda outputs: self.unpack(outputs)[0][:, -1, query].softmax(1)[:, label],
         )
 
 

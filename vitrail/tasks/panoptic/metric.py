@@ -20,8 +20,8 @@ from torch import Tensor
 from vitrail.data.augment.placement import Frames
 from vitrail.data.sources.annotations import OutlinedObjects
 from vitrail.data.sources.source import Source
-from vitrail.tasks.instances.metric import read_objects
-from vitrail.tasks.metric import Figures, Metric, Rows, as_array, divide, write_percent
+from vitrail.tasks.instances.metric import read_truth
+from vitrail.tasks.metric import Figures, Metric, Rows, divide, write_percent
 from vitrail.tasks.panoptic.answer import Panoptic
 from vitrail.tasks.segmentation.metric import mean_over_classes
 
@@ -61,12 +61,7 @@ class PanopticMetric(Metric):
         frames = Frames.whole(len(keys), (targets.shape[1], targets.shape[2])) if frames is None else frames
         for row, key in enumerate(keys):
             answer = self.decode(outputs[row : row + 1], frames.take(np.array([row])))[0]
-            if self.source is None:
-                height, width = frames.pictures[row].astype(int)
-                objects = read_objects(as_array(targets[row])[:height, :width])
-            else:
-                objects = self.source.targets.of(self.source.rows[key])  # type: ignore[missing-attribute]
-            matched = match_answer(answer, objects)
+            matched = match_answer(answer, read_truth(self.source, key, targets[row], frames.pictures[row]))
             self._parts.append(matched.counts)
             self.confusion += matched.confusion
         self.keys.extend(keys)

@@ -22,11 +22,11 @@ from vitrail.tasks.answer import AnswerFiles
 from vitrail.tasks.dense.pixels import sample_pixels
 from vitrail.tasks.dense.task import read_number
 from vitrail.tasks.instances.loss import OutlineTargets
+from vitrail.tasks.instances.task import LIKELY
 from vitrail.tasks.panoptic.answer import FORMATS, Panoptic, Segment
 from vitrail.tasks.panoptic.metric import PanopticMetric
 from vitrail.tasks.queries.task import QueryTask, pack_logits
 
-LIKELY = 0.5  # probability from which a pixel belongs to a mask
 OWN_SHARE = 0.8  # pixels that a query wins, likely or not, as a share of those of its mask
 
 
@@ -102,6 +102,8 @@ class PanopticSegmenter(QueryTask):
 
         ``frames`` is what the masks show of the picture.
         """
+        from scipy.ndimage import find_objects  # a dependency of scikit-learn
+
         height, width = frames.pictures[0].astype(int).tolist()
         owners = np.zeros((height, width), np.int64)
         areas, won = torch.zeros(2, len(masks), dtype=torch.int64)
@@ -119,8 +121,6 @@ class PanopticSegmenter(QueryTask):
             owners = next(sample_pixels(masks[None], frames, find_owners)).cpu().numpy()
         kept = np.bincount(owners.ravel(), minlength=len(masks) + 1)[1:]
         answering = np.flatnonzero((kept > 0) & (won.numpy() > OWN_SHARE * areas.numpy()))
-        from scipy.ndimage import find_objects  # a dependency of scikit-learn
-
         names, certain = labels.cpu().numpy(), scores.float().cpu().numpy()
         numbers, table = dict[int, int](), np.zeros(len(masks) + 1, np.int32)
         chosen: list[int] = []  # the most certain query of each segment

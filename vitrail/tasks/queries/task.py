@@ -22,7 +22,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import Backbone
 from vitrail.models.config import grid_of
 from vitrail.models.queries import QueryHead, check_queries, choose_upscales
-from vitrail.tasks.dense.task import DenseTask, read_number
+from vitrail.tasks.dense.task import DenseTask
 from vitrail.tasks.instances.loss import measure_shares
 from vitrail.tasks.queries.loss import query_loss
 
@@ -95,8 +95,7 @@ class QueryTask(DenseTask):
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
-        own = {name: read_number(name, description[name], *LIMITS[name], whole=True) for name in LIMITS}
-        return {**super().read_description(description), **own}
+        return {**super().read_description(description), **{name: description[name] for name in LIMITS}}
 
     @property
     def cell(self) -> tuple[float, float]:
