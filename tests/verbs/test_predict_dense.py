@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import vitrail
-from tests.tasks.dense_models import create
+from tests.tasks.dense_models import VIT, create, create_queries
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.dense.drawing import class_colours
@@ -53,6 +53,26 @@ def predict(model, inputs, out=None, **more):
 def rows(path: Path) -> list[dict[str, str]]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("task", ["classification", "detection", "segmentation", "instances", "panoptic"])
+def test_targets_of_another_task_are_not_read(task, images, tmp_path):
+    """A table with classes of images for a dense model, and one with boxes for a classifier."""
+    if task == "classification":
+        model, columns = vitrail.create_model(VIT, classes=CLASSES), "path,label,x0,y0,x1,y1"
+        values = ",cat,1,2,20,30"
+    else:
+        model, columns, values = (create_queries if task == "panoptic" else create)(task), "path,label", ",cat"
+    names = [str(images / name) for name in ("a.png", "b.png")]
+    (tmp_path / "table.csv").write_text("\n".join([columns, *(f"{name}{values}" for name in names)]))
+    given, expected = (
+        predict(model, inputs, tmp_path / f"{number}.csv")
+        for number, inputs in enumerate([tmp_path / "table.csv", names])
+    )
+    assert rows(given) == rows(expected)
+    both = (tmp_path / "table.csv", names)
+    features = [[row for _, row in vitrail.embed(model, inputs, quiet=True, log=silent)] for inputs in both]
+    assert np.array_equal(*features)
 
 
 def test_a_table_has_a_row_for_each_object_and_one_for_each_image_without(detector, images, tmp_path):

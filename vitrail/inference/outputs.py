@@ -106,7 +106,14 @@ def run_model(
 def _read_batches(
     model: Task, source: Source, options: InferenceOptions, preprocessing: Preprocessing | Windows, **how: Any
 ) -> Generator[Batch]:
-    """Returns the batches of `eval_batches` with ``options``; one picture each where it is cut into windows."""
+    """Returns the batches of `eval_batches` with ``options``; one picture each where it is cut into windows.
+
+    Targets that are not those of the model's task, such as classes of images for a detector, are left out.
+    """
+    try:
+        model.targets.check(source, model.name)
+    except DataError:
+        source = source.drop_targets()
     size = 1 if isinstance(preprocessing, Windows) else options.batch
     how |= {"workers": options.workers, "collate": model.targets.collate, "max_pixels": options.max_pixels}
     return eval_batches(source, preprocessing, batch=size, **how)

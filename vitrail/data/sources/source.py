@@ -130,6 +130,10 @@ class Source:
             digest.update(self._hash_targets().tobytes())
         return digest.hexdigest()
 
+    def drop_targets(self) -> Source:
+        """The images alone."""
+        return replace(self, targets=np.zeros(0, np.int64), classes=())
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
         """The items at these indices, in this order."""
         rows = np.asarray(indices, np.int64)
@@ -181,8 +185,7 @@ def drop_annotations(splits: Splits) -> Splits:
     annotated = {name: part for name, part in list_splits(splits).items() if isinstance(part.targets, Annotations)}
     if not annotated:
         return splits
-    none = np.zeros(0, np.int64)
-    plain: dict[str, Any] = {name: replace(part, targets=none, classes=()) for name, part in annotated.items()}
+    plain: dict[str, Any] = {name: part.drop_targets() for name, part in annotated.items()}
     return replace(splits, classes=(), **plain)
 
 
