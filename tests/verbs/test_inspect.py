@@ -15,7 +15,7 @@ from tests.data.sources.layouts import write_masks, write_voc
 from tests.looked_at import QUIET, picture, shaken
 from tests.models.tiny import QUICK, TINY
 from tests.slow import slow_except
-from tests.tasks.dense_models import create
+from tests.tasks.dense_models import create, create_queries
 from vitrail.analysis.head_statistics import HeadStatistics
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
@@ -165,6 +165,26 @@ def test_images_of_annotated_data_are_looked_at_without_their_annotation(write, 
     model = shaken() if task == "classification" else create(task)
     inspect_model(model, tmp_path / "out", write(tmp_path / "data"), options=QUIET, log=silent)
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize("task", ["segmentation", "detection"])
+def test_a_dense_model_looks_at_images_that_have_classes(task, photos, tmp_path):
+    _, numbers = inspect_model(create(task), tmp_path / "out", str(photos), options=QUIET, log=silent)
+    assert numbers["images"] == 10
+
+
+@pytest.mark.parametrize(
+    ("make", "title", "other"),
+    [
+        (create_queries, "Attention of queries", "Prototypes of masks"),
+        (create, "Prototypes of masks", "Attention of queries"),
+    ],
+)
+def test_the_page_shows_what_masks_are_made_of(make, title, other, photos, tmp_path):
+    report, numbers = inspect_model(make("instances"), tmp_path / "out", str(photos), options=QUIET, log=silent)
+    page = report.read_text()
+    assert title in page and other not in page
+    assert len(list((tmp_path / "out").glob("query-*.png"))) == len(numbers.get("samples", ()))
 
 
 @pytest.mark.slow

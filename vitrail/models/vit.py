@@ -439,17 +439,23 @@ class ViT(Backbone):
         return Tokens(self.norm(x), grid, patches.ids)
 
     def encode_queries(
-        self, images: Tensor, queries: Tensor, blocks: int, close: Callable[[Tokens], Tensor] | None = None
+        self,
+        images: Tensor,
+        queries: Tensor,
+        blocks: int,
+        close: Callable[[Tokens], Tensor] | None = None,
+        on_attention: OnAttention | None = None,
     ) -> Tokens:
         """Encodes images (B, C, H, W) with further tokens ``queries`` (S, D), which come before all others and enter before the
         last ``blocks`` (EoMT, Kerssies et al. 2025): (B, S + P + R + N, D).
 
         ``close`` is called with the tokens before each of these blocks, after the last norm, and returns which tokens the queries
-        do not attend to in it, (B, S, S + P + R + N).
+        do not attend to in it, (B, S, S + P + R + N). ``on_attention`` is called as in `forward_recording`, with ``close`` None.
         """
         patches = self._add_positions(self.patchify(images))
         x, entry = self._begin(patches), self.config.depth - blocks
-        for index, (block, added, context) in enumerate(self._layers(patches, None)):
+        layers = self._layers(patches, None, is_recorded=on_attention is not None)
+        for index, (block, added, context) in enumerate(layers):
             if index == entry:
                 x = torch.cat([queries.to(x.dtype).expand(x.shape[0], -1, -1), x], 1)
             if index >= entry:
@@ -457,7 +463,7 @@ class ViT(Backbone):
                 rotation = context.rotation and context.rotation.follow(len(queries))
                 closed = None if close is None else close(Tokens(self.norm_tokens(x), patches.grid))
                 context = context._replace(rotation=rotation, closed=closed)
-            x = self._run(block, x if added is None else x + added, context)
+            x = self._run(block, x if added is None else x + added, context, on_attention=on_attention)
         return Tokens(self.norm_tokens(x), patches.grid)
 
     def _outputs(

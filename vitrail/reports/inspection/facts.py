@@ -115,6 +115,14 @@ class Painted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prototypes:
+    """Images, the model inputs as uint8 (H, W, 3), and ``maps`` (n, P, r, c), from which the masks of each are summed."""
+
+    pictures: Sequence[np.ndarray]
+    maps: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """A finding tested on this model: true, false, or None if it cannot be tested, with the measured values."""
 
@@ -142,6 +150,8 @@ class Inspection:
     biases: Biases | None = None
     tokens: Tokens | None = None
     painted: Painted | None = None
+    queries: Sequence[Sample] = ()  # one for each query that is shown
+    prototypes: Prototypes | None = None
     cost: Sequence[CostPoint] = ()  # by image size
     cost_by_patch: Sequence[CostPoint] = ()  # of new models that differ only in patch size
     findings: Sequence[Finding] = ()

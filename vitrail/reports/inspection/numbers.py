@@ -42,11 +42,11 @@ def numbers(inspection: Inspection) -> dict[str, Any]:
     if inspection.cost:
         figures["cost"] = [point._asdict() for point in inspection.cost]
         figures["cost_by_patch"] = [point._asdict() for point in inspection.cost_by_patch]
-    if inspection.samples:
+    if shown := inspection.samples or inspection.queries:
         figures["samples"] = [
             {"path": sample.key, "label": sample.label, "score": sample.score}
             | {name: _round(attention) for name, attention in sample.maps.items()}
-            for sample in inspection.samples
+            for sample in shown
         ]
     return replace_nan(figures)
 

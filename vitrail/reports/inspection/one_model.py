@@ -12,7 +12,7 @@ import numpy as np
 from vitrail.analysis.cost import CostPoint, fit_growth
 from vitrail.analysis.equivariance import Response
 from vitrail.analysis.head_statistics import HeadFigures
-from vitrail.analysis.render import draw_filters, draw_mosaic, draw_scale_bar, save_png
+from vitrail.analysis.render import draw_filters, draw_mosaic, draw_scale_bar, save_png, to_uint8
 from vitrail.analysis.tokens import NEAR, OUTLIER
 from vitrail.files import disk_errors
 from vitrail.markup import Markup
@@ -20,17 +20,23 @@ from vitrail.reports.charts import colour_scale, heat_map
 from vitrail.reports.data_uris import Picture, data_uri, overlay_attention, photograph, pixels
 from vitrail.reports.facts import describe_model, list_versions
 from vitrail.reports.inspection import charts
-from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Painted, Sample, Tokens
+from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Painted, Prototypes, Sample, Tokens
 from vitrail.reports.page import Cell, Table, render, write_page
 from vitrail.text import decimal, large, percent, plural
 
 MARKS = {True: ("✓", "true", "holds"), False: ("✗", "false", "fails"), None: ("–", "not tested", "open")}
-METHODS = {"attention": "attention, last layer", "rollout": "attention rollout", "gradient": "gradient relevance"}
+METHODS = {
+    "attention": "attention, last layer",
+    "rollout": "attention rollout",
+    "gradient": "gradient relevance",
+    "query": "attention of the query",
+}
 MAX_OF_VARIANCE = 0.9
 POOR = 0.15  # of the variance, below which three components say little
 MAX_TILES = 16  # tiles per side of the position mosaic
 COLUMNS = 7  # of filters: 28 filters make four rows, as in the paper
 TILE = 96  # pixels per filter
+PROTOTYPE_COLUMNS, PROTOTYPE_IMAGES = 6, 2
 MOSAIC = 784  # pixels of the similarity mosaic per side, without gaps
 
 
@@ -47,7 +53,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
     if inspection.positions is not None:
         bar = draw_scale_bar(-1, 1, label="cosine similarity", width=pictures["positions"].shape[1])
         save_png(out / "positions.png", np.concatenate([pictures["positions"], bar]))
-    for number, sample in enumerate(inspection.samples, 1):
+    for number, sample in enumerate(inspection.samples or inspection.queries, 1):
         for name, attention in sample.maps.items():
             save_png(out / f"{name}-{number}.png", overlay_attention(sample.picture, attention, sample.reach_of(name)))
     page = render(
@@ -72,6 +78,8 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
         painted=inspection.painted and show_components(inspection.painted),
         norms=inspection.tokens and list_norms(inspection.tokens),
         samples=[(sample, *show(sample)) for sample in inspection.samples],
+        queries=[(sample, *show(sample)) for sample in inspection.queries],
+        prototypes=inspection.prototypes and show_prototypes(inspection.prototypes),
         biases=inspection.biases and summarise_biases(inspection.biases),
         growth=fit_powers(inspection.cost),
         costs=list_costs("image", [(point.size, point) for point in inspection.cost]),
@@ -237,6 +245,15 @@ def show_components(painted: Painted) -> dict[str, Any]:
         "explained": float(found.explained.sum()),
         "is_poor": float(found.explained.sum()) < POOR,
     }
+
+
+def show_prototypes(prototypes: Prototypes) -> list[tuple[Picture, Picture]]:
+    """Returns the pictures of the first images beside those of their prototypes, each on a scale of its own."""
+    pairs = []
+    for picture, maps in zip(prototypes.pictures[:PROTOTYPE_IMAGES], prototypes.maps):
+        tiles = to_uint8(scale_tiles(maps))[..., None].repeat(3, -1)  # (P, r, c, 3)
+        pairs.append((photograph(picture), pixels(draw_filters(tiles, PROTOTYPE_COLUMNS, cell=1))))
+    return pairs
 
 
 def summarise_biases(biases: Biases) -> dict[str, Any]:

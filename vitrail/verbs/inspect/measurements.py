@@ -31,6 +31,7 @@ from vitrail.analysis.equivariance import (
 )
 from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
 from vitrail.analysis.locality import measure_locality
+from vitrail.analysis.masks import measure_prototypes, measure_queries
 from vitrail.analysis.offsets import compute_wavelengths, measure_offsets, pair_offsets
 from vitrail.analysis.render import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
@@ -39,7 +40,7 @@ from vitrail.analysis.weight_changes import measure_changes
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, choose_split, drop_annotations
+from vitrail.data.sources.source import Source, choose_split
 from vitrail.errors import DataError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions
@@ -47,7 +48,17 @@ from vitrail.inference.outputs import read_inputs
 from vitrail.models import cost_of, device_of
 from vitrail.models.config import IsotropicConfig
 from vitrail.models.rope import is_rotary
-from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Painted, Positions, Rotations, Sample, Tokens
+from vitrail.reports.inspection.facts import (
+    Biases,
+    Filters,
+    Inspection,
+    Painted,
+    Positions,
+    Prototypes,
+    Rotations,
+    Sample,
+    Tokens,
+)
 from vitrail.reports.inspection.findings import findings, norms_have_outliers
 from vitrail.reports.inspection.numbers import numbers
 from vitrail.reports.inspection.one_model import write_inspection
@@ -57,6 +68,8 @@ from vitrail.runtime.machine import describe, versions
 from vitrail.runtime.process import use_threads
 from vitrail.runtime.progress import LogFunction, ProgressBar, to_stderr
 from vitrail.tasks import Task
+from vitrail.tasks.instances.segmenter import InstanceSegmenter
+from vitrail.tasks.queries.task import QueryTask
 from vitrail.text import sentence
 from vitrail.weights.resolve import resolve_model
 
@@ -200,8 +213,9 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     rotations = measure_rotations(model, few, options, bad) if is_rotary(model.config) else None
     tokens = _measure_tokens(model, some, options, bad)
     painted = _paint(model, source.subset(choose_evenly(len(source), PAINTED)), options, bad)
+    masks = _measure_masks(model, shown, options, bad)
     measured = {"samples": samples, "biases": biases, "heads": heads, "rotations": rotations, "tokens": tokens}
-    return {"data": about, "images": count, "painted": painted, **measured}
+    return {"data": about, "images": count, "painted": painted, **masks, **measured}
 
 
 def _measure_tokens(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Tokens | None:
@@ -219,6 +233,27 @@ def _measure_tokens(model: Task, source: Source, options: InferenceOptions, bad:
     return Tokens(maps=maps, after="block" if isinstance(model.config, IsotropicConfig) else "stage", neuron=neuron)
 
 
+def _measure_masks(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> dict[str, Any]:
+    """Returns the queries that answer on each image, or its prototypes; nothing for a task without masks of objects."""
+    if not isinstance(model, QueryTask | InstanceSegmenter):
+        return {}
+    batches = list(_read_batches(model, source, options, bad))
+    if not batches:
+        return {}
+    images, keys = torch.cat([images for images, _ in batches]), [str(key) for _, names in batches for key in names]
+    pictures = [to_thumbnail(picture) for picture in model.preprocessing.denormalise(images).cpu().numpy()]
+    with in_precision(options.precision, images.device):
+        if isinstance(model, InstanceSegmenter):
+            return {"prototypes": Prototypes(pictures=pictures, maps=measure_prototypes(model, images))}
+        found = measure_queries(model, images)
+    queries = [
+        Sample(key=key, label=query.label, score=query.score, picture=picture, maps=query.maps)
+        for key, picture, answers in zip(keys, pictures, found)
+        for query in answers
+    ]
+    return {"queries": queries}
+
+
 def _paint(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Painted | None:
     """Returns images with the components of their patches; None where there are no components."""
     batches = [images for images, _ in _read_batches(model, source, options, bad)]
@@ -231,9 +266,9 @@ def _paint(model: Task, source: Source, options: InferenceOptions, bad: BadImage
 
 
 def open_images(model: Task, data: Any, most: int) -> tuple[str, Source]:
-    """Returns a description of the data and up to ``most`` of their images, spread evenly, without their annotation."""
+    """Returns a description of the data and up to ``most`` of their images, spread evenly."""
     splits = open_data(data, labelled=False, validation=0, channels=model.config.in_channels)
-    split, source = choose_split(drop_annotations(splits))
+    split, source = choose_split(splits)
     named = str(data) if isinstance(data, str | Path) else ""
     about = ", ".join(filter(None, (named, split * (split != "train"))))
     return about, source.subset(choose_evenly(len(source), most))
