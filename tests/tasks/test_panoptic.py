@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from tests.tasks.dense_models import create, whole
+from tests.tasks.dense_models import create, draw_objects, outline_boxes, whole
 from vitrail.data.augment.placement import Frames
-from vitrail.data.sources.annotations import LABEL_BITS, UNCOUNTED
+from vitrail.data.sources.annotations import LABEL_BITS, UNCOUNTED, PanopticObjects
+from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.open import open_data
-from vitrail.errors import ConfigError
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.panoptic.answer import Panoptic
 from vitrail.tasks.queries.task import pack_logits
 
@@ -107,6 +111,20 @@ def test_real_annotations_answered_as_they_are_have_a_quality_of_one(segmenter, 
         metric.update(torch.zeros(1), torch.zeros(1, *size, dtype=torch.int32), [key], Frames.whole(1, size))
     figures = metric.compute()
     assert figures["pq"] == figures["pq_stuff"] == figures["pq_things"] == 1
+
+
+def test_a_class_of_things_in_the_data_and_of_stuff_for_the_model_is_refused(segmenter):
+    objects = outline_boxes(draw_objects([4], SIZE), SIZE, PanopticObjects)
+    objects = replace(objects, labels=np.array([0, 2, 2, 0], np.int32))
+    images = Arrays(np.zeros((1, *SIZE, 3), np.uint8), Strings(["a.png"]))
+    source = Source(contents=images, targets=objects, classes=CLASSES)
+    for things, found in (
+        ((True, True, True), "'sky' is a class of stuff"),
+        ((False, True, False), "'cat' is a class of things"),
+    ):
+        with pytest.raises(DataError, match=f"{found} for the model, and of \\w+ in the data"):
+            segmenter.metric(replace(source, targets=replace(objects, things=things)))
+    segmenter.metric(replace(source, targets=replace(objects, things=(True, False, False))))  # no dog in the data
 
 
 def test_windows_and_things_of_another_number_are_refused(segmenter):

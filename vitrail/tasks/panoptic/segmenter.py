@@ -17,7 +17,7 @@ from torch import Tensor
 from vitrail.data.augment.placement import Frames
 from vitrail.data.sources.annotations import PanopticObjects
 from vitrail.data.sources.source import Source
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.answer import AnswerFiles
 from vitrail.tasks.dense.pixels import sample_pixels
 from vitrail.tasks.dense.task import read_number
@@ -163,6 +163,15 @@ class PanopticSegmenter(QueryTask):
         return {name: each.numpy() for name, each in self.name_outputs(outputs).items()}
 
     def metric(self, source: Source | None = None) -> PanopticMetric:
+        """As of `Task`. Raises `DataError` where a class of the data is one of things, and of stuff for the model, or vice versa."""
+        if source is not None and isinstance(source.targets, PanopticObjects):
+            for label in np.unique(source.targets.labels).tolist():
+                if source.targets.things[label] != self.things[label]:
+                    kinds = ("things", "stuff") if self.things[label] else ("stuff", "things")
+                    what = "{!r} is a class of {} for the model, and of {} in the data".format(
+                        self.classes[label], *kinds
+                    )
+                    raise DataError(what, "give data whose isthing is that of the training")
         return PanopticMetric(self.classes, self.things, self.decode, source)
 
     def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
