@@ -73,16 +73,16 @@ class Recipe:
 OF_TASK = {"segmentation": "segment", "detection": "detect", "instances": "instances", "panoptic": "panoptic"}
 
 # data with boxes or masks are small, and few updates leave a new head unfinished, hence the average: see docs/decisions.md
-DENSE_OPTIM = OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, layer_decay=None, clip=1.0, ema=0.999)
-DETECT = Run(
-    recipe="detect",
-    task="detection",
-    model=ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
-    data=DataSettings(batch=4),
-    optim=DENSE_OPTIM,
-    schedule=ScheduleSettings(epochs=18, warmup=0.05, kind="cosine"),
-    augment=Augment(crop="jitter", crop_scale=(0.5, 1.5), jitter=(0.2, 0.2, 0.2)),
-)
+DENSE = {
+    "model": ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
+    "data": DataSettings(batch=4),
+    "optim": OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, layer_decay=None, clip=1.0, ema=0.999),
+}
+DETECT = {
+    **DENSE,
+    "schedule": ScheduleSettings(epochs=18, warmup=0.05, kind="cosine"),
+    "augment": Augment(crop="jitter", crop_scale=(0.5, 1.5), jitter=(0.2, 0.2, 0.2)),
+}
 
 # of the ViT paper
 BATCH, WARMUP = 4096, 10_000  # of all pre-training
@@ -96,6 +96,11 @@ DECODER = {"decoder_width": 64, "decoder_depth": 2, "decoder_heads": 2}
 HEADS = {"hidden": 1024, "out": 128}
 # of short runs on small sets, those with a higher temperature, a faster teacher or trained prototypes collapsed
 PROTOTYPES = {"hidden": 1024, "bottleneck": 128, "teacher_temperature": 0.02, "freeze_last": 1.0}
+
+
+def _recipe(name: str, *, source: str, expect: str, rows: Mapping[str, Row] = {}, **settings: Any) -> Recipe:
+    """Returns a recipe whose run has these groups of ``settings``."""
+    return Recipe(run=Run(recipe=name, **settings), source=source, expect=expect, rows=rows)
 
 
 def _updates(epochs: float, images: float) -> int:
@@ -129,178 +134,161 @@ def _pretrain_small(
     expect: str,
     *,
     lr: float = 1e-3,
-    changes: dict[str, Any] | None = None,
-    model: dict[str, Any] | None = None,
+    changes: Mapping[str, Any] = {},
+    model: Mapping[str, Any] = SMALL,
 ) -> Recipe:
-    run = Run(
-        recipe=objective,
-        model=ModelSettings(changes=SMALL if model is None else model),
+    return _recipe(
+        objective,
+        source=source,
+        expect=expect,
+        model=ModelSettings(changes=dict(model)),
         data=DataSettings(batch=256, validation=0.05),
-        objective=ObjectiveSettings(name=objective, changes=changes or {}),
+        objective=ObjectiveSettings(name=objective, changes=dict(changes)),
         optim=OptimSettings(name="adamw", lr=lr, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
         schedule=ScheduleSettings(epochs=100, warmup=0.05, kind="cosine"),
         augment=augment,
     )
-    return Recipe(run=run, source=source, expect=expect)
 
 
 _RECIPES = (
-    Recipe(
+    _recipe(
+        "small-data",
         source="ours: Muon, mimetic initialisation, most patches dropped; tuned on two CPU cores (docs/decisions.md)",
         expect="a small ViT from scratch on thousands of images; patch and width follow the size of the images",
-        run=Run(
-            recipe="small-data",
-            model=ModelSettings(changes={"pool": "gap", "prefix": [], "gelu": "exact", "initial": "mimetic"}),
-            data=DataSettings(batch=128),
-            optim=OptimSettings(name="muon", lr=4e-3, weight_decay=0.05, clip=1.0),
-            schedule=ScheduleSettings(epochs=60, warmup=0.05, kind="cosine"),
-            augment=POLICIES["small"],
-        ),
+        model=ModelSettings(changes={"pool": "gap", "prefix": [], "gelu": "exact", "initial": "mimetic"}),
+        data=DataSettings(batch=128),
+        optim=OptimSettings(name="muon", lr=4e-3, weight_decay=0.05, clip=1.0),
+        schedule=ScheduleSettings(epochs=60, warmup=0.05, kind="cosine"),
+        augment=POLICIES["small"],
     ),
-    Recipe(
+    _recipe(
+        "finetune",
         source="ours: AdamW with layer-wise decay (BEiT; MAE, appendix A.2) on the light augmentation of AugReg",
         expect="fine-tuning of pre-trained weights on hundreds of images or more",
-        run=Run(
-            recipe="finetune",
-            data=DataSettings(batch=32),
-            optim=OptimSettings(name="adamw", lr=3e-4, weight_decay=0.05, layer_decay=None, clip=1.0),
-            schedule=ScheduleSettings(epochs=12, warmup=0.1, kind="cosine"),
-            augment=POLICIES["finetune"],
-        ),
+        data=DataSettings(batch=32),
+        optim=OptimSettings(name="adamw", lr=3e-4, weight_decay=0.05, layer_decay=None, clip=1.0),
+        schedule=ScheduleSettings(epochs=12, warmup=0.1, kind="cosine"),
+        augment=POLICIES["finetune"],
     ),
-    Recipe(
+    _recipe(
+        "lora",
         source="ours: low-rank adapters in every dense layer (Hu et al. 2022), at ten times the rate of fine-tuning",
         expect="a strong backbone on few images: checkpoints and optimiser a tenth as large, the time of fine-tuning",
-        run=Run(
-            recipe="lora",
-            model=ModelSettings(adapters=AdapterSettings(rank=8)),
-            data=DataSettings(batch=32),
-            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=1.0),
-            schedule=ScheduleSettings(epochs=12, warmup=0.1, kind="cosine"),
-            augment=POLICIES["finetune"],
-        ),
+        model=ModelSettings(adapters=AdapterSettings(rank=8)),
+        data=DataSettings(batch=32),
+        optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=1.0),
+        schedule=ScheduleSettings(epochs=12, warmup=0.1, kind="cosine"),
+        augment=POLICIES["finetune"],
     ),
-    Recipe(
+    _recipe(
+        "head-only",
         source="ours: a linear classifier on frozen features, as pre-trained models are evaluated (DINOv2, section 7.1)",
         expect="the head alone, on features that are computed once: minutes become seconds on a small machine",
-        run=Run(
-            recipe="head-only",
-            model=ModelSettings(head_only=True),
-            data=DataSettings(batch=128),
-            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=None),
-            schedule=ScheduleSettings(epochs=30, warmup=0.05, kind="cosine"),
-            augment=POLICIES["none"],
-        ),
+        model=ModelSettings(head_only=True),
+        data=DataSettings(batch=128),
+        optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=None),
+        schedule=ScheduleSettings(epochs=30, warmup=0.05, kind="cosine"),
+        augment=POLICIES["none"],
     ),
-    Recipe(
+    _recipe(
+        "t4",
         source="the project's recipe for one 16 GB T4: width 384, 6 heads, 12 layers, MLP 1536, patch 16, image 224",
         expect="32 images a micro-step, 4 micro-steps an update, 50,000 updates; fp16, as the T4 has no bf16",
-        run=Run(
-            recipe="t4",
-            model=ModelSettings(name="vit-s16", size=(224, 224)),
-            data=DataSettings(batch=128, micro_batch=32),
-            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
-            schedule=ScheduleSettings(steps=50_000, warmup_steps=1_000, recipe_steps=50_000, kind="cosine"),
-            augment=POLICIES["inception"],
-        ),
+        model=ModelSettings(name="vit-s16", size=(224, 224)),
+        data=DataSettings(batch=128, micro_batch=32),
+        optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
+        schedule=ScheduleSettings(steps=50_000, warmup_steps=1_000, recipe_steps=50_000, kind="cosine"),
+        augment=POLICIES["inception"],
     ),
-    Recipe(
+    _recipe(
+        "plain-vit",
         source="Beyer et al. 2022, Better plain ViT baselines for ImageNet-1k",
         expect="ViT-S/16: 76.5 % top-1 on ImageNet-1k after 90 epochs",
-        run=Run(
-            recipe="plain-vit",
-            model=ModelSettings(
-                name="vit-s16",
-                size=(224, 224),
-                changes={"pool": "gap", "prefix": [], "positions": "sincos2d", "pre_logits": True},
-            ),
-            data=DataSettings(batch=1024),
-            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
-            schedule=ScheduleSettings(epochs=90, warmup_steps=10_000, recipe_steps=112_603, kind="cosine"),
-            augment=POLICIES["plain_vit"],
+        model=ModelSettings(
+            name="vit-s16",
+            size=(224, 224),
+            changes={"pool": "gap", "prefix": [], "positions": "sincos2d", "pre_logits": True},
         ),
+        data=DataSettings(batch=1024),
+        optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
+        schedule=ScheduleSettings(epochs=90, warmup_steps=10_000, recipe_steps=112_603, kind="cosine"),
+        augment=POLICIES["plain_vit"],
     ),
-    Recipe(
+    _recipe(
+        "augreg",
         source="Steiner et al. 2022, How to train your ViT, figure 4: medium2 and regularisation for B/16 on ImageNet-1k",
         expect="ViT-B/16: about 80 % top-1 on ImageNet-1k after 300 epochs",
-        run=Run(
-            recipe="augreg",
-            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "drop_path": 0.1}),
-            data=DataSettings(batch=4096),
-            objective=ObjectiveSettings(loss="softmax"),
-            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
-            schedule=ScheduleSettings(epochs=300, warmup_steps=10_000, recipe_steps=93_835, kind="cosine"),
-            augment=POLICIES["medium2"],
-        ),
+        model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "drop_path": 0.1}),
+        data=DataSettings(batch=4096),
+        objective=ObjectiveSettings(loss="softmax"),
+        optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
+        schedule=ScheduleSettings(epochs=300, warmup_steps=10_000, recipe_steps=93_835, kind="cosine"),
+        augment=POLICIES["medium2"],
     ),
-    Recipe(
+    _recipe(
+        "deit",
         source="Touvron et al. 2021, table 9",
         expect="DeiT-S: 79.8 % top-1 on ImageNet-1k after 300 epochs",
-        run=Run(
-            recipe="deit",
-            model=ModelSettings(name="vit-s16", size=(224, 224), changes={"drop_path": 0.1, "gelu": "exact"}),
-            data=DataSettings(batch=1024, repeats=3),
-            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=None),
-            schedule=ScheduleSettings(epochs=300, warmup=5 / 300, kind="cosine", end=1e-5),
-            augment=POLICIES["deit"],
-        ),
+        model=ModelSettings(name="vit-s16", size=(224, 224), changes={"drop_path": 0.1, "gelu": "exact"}),
+        data=DataSettings(batch=1024, repeats=3),
+        optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=None),
+        schedule=ScheduleSettings(epochs=300, warmup=5 / 300, kind="cosine", end=1e-5),
+        augment=POLICIES["deit"],
     ),
-    Recipe(
+    _recipe(
+        "deit3",
         source="Touvron et al. 2022, DeiT III; with AdamW in place of LAMB (docs/decisions.md)",
         expect="ViT-S: 81.4 % top-1 on ImageNet-1k after 800 epochs with LAMB",
-        run=Run(
-            recipe="deit3",
-            model=ModelSettings(
-                name="vit-s16", size=(224, 224), changes={"drop_path": 0.05, "layer_scale": 1e-4, "gelu": "exact"}
-            ),
-            data=DataSettings(batch=2048, repeats=3),
-            objective=ObjectiveSettings(loss="sigmoid", binarise=True),
-            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=None),
-            schedule=ScheduleSettings(epochs=800, warmup=5 / 800, kind="cosine"),
-            augment=POLICIES["three_augment"],
+        model=ModelSettings(
+            name="vit-s16", size=(224, 224), changes={"drop_path": 0.05, "layer_scale": 1e-4, "gelu": "exact"}
         ),
+        data=DataSettings(batch=2048, repeats=3),
+        objective=ObjectiveSettings(loss="sigmoid", binarise=True),
+        optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=None),
+        schedule=ScheduleSettings(epochs=800, warmup=5 / 800, kind="cosine"),
+        augment=POLICIES["three_augment"],
     ),
-    Recipe(
+    _recipe(
+        "segment",
         source="ours: layer-wise decay (BEiT; MAE, appendix A.2), SegFormer's head, large-scale jitter (Ghiasi et al. 2021)",
         expect="a class for every pixel, from pre-trained weights of any backbone",
-        run=Run(
-            recipe="segment",
-            task="segmentation",
-            model=ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
-            data=DataSettings(batch=4),
-            optim=DENSE_OPTIM,
-            schedule=ScheduleSettings(epochs=20, warmup=0.05, kind="cosine"),
-            augment=Augment(crop="jitter", crop_scale=(0.75, 2.0), crop_major=0.75, jitter=(0.3, 0.3, 0.3), hue=0.05),
-        ),
+        task="segmentation",
+        **DENSE,
+        schedule=ScheduleSettings(epochs=20, warmup=0.05, kind="cosine"),
+        augment=Augment(crop="jitter", crop_scale=(0.75, 2.0), crop_major=0.75, jitter=(0.3, 0.3, 0.3), hue=0.05),
     ),
-    Recipe(
+    _recipe(
+        "detect",
         source="ours: layer-wise decay, task-aligned assignment (Feng et al. 2021), large-scale jitter (Ghiasi et al. 2021)",
         expect="boxes, from pre-trained weights of any backbone",
-        run=DETECT,
+        task="detection",
+        **DETECT,
     ),
-    Recipe(
+    _recipe(
+        "instances",
         source="ours: the recipe detect with prototypes of masks (YOLACT, Bolya et al. 2019)",
         expect="a mask, a box and a class for every object, from pre-trained weights of any backbone",
-        run=replace(DETECT, recipe="instances", task="instances"),
+        task="instances",
+        **DETECT,
     ),
-    Recipe(
+    _recipe(
+        "panoptic",
         source="ours: the recipe detect with queries (EoMT, Kerssies et al. 2025)",
         expect="a segment of a thing or of stuff for every pixel, from pre-trained weights of a ViT",
-        run=replace(DETECT, recipe="panoptic", task="panoptic"),
+        task="panoptic",
+        **DETECT,
     ),
-    Recipe(
+    _recipe(
+        "paper-jft",
         source="Dosovitskiy et al. 2021, table 3, JFT rows",
         expect="JFT-300M is not public: the rates and the decay for data of this size",
-        run=Run(
-            recipe="paper-jft",
-            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.0, "pre_logits": True}),
-            data=DataSettings(batch=BATCH),
-            optim=OptimSettings(name="adamw", lr=8e-4, weight_decay=0.1, clip=None),
-            schedule=ScheduleSettings(
-                epochs=7, warmup_steps=WARMUP, recipe_steps=_updates(7, JFT), kind="linear", end=1e-5
-            ),
-            augment=POLICIES["inception"],
+        model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.0, "pre_logits": True}),
+        data=DataSettings(batch=BATCH),
+        optim=OptimSettings(name="adamw", lr=8e-4, weight_decay=0.1, clip=None),
+        schedule=ScheduleSettings(
+            epochs=7, warmup_steps=WARMUP, recipe_steps=_updates(7, JFT), kind="linear", end=1e-5
         ),
+        augment=POLICIES["inception"],
         rows={
             "vit-b16": _jft_row("vit-b16", 8e-4),
             "vit-b32": _jft_row("vit-b32", 8e-4),
@@ -323,19 +311,17 @@ _RECIPES = (
             ),
         },
     ),
-    Recipe(
+    _recipe(
+        "paper-imagenet21k",
         source="Dosovitskiy et al. 2021, table 3, ImageNet-21k rows",
         expect="ViT-B/16: 83.97 % top-1 on ImageNet after fine-tuning at 384 (table 5)",
-        run=Run(
-            recipe="paper-imagenet21k",
-            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "pre_logits": True}),
-            data=DataSettings(batch=BATCH),
-            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.03, clip=None),
-            schedule=ScheduleSettings(
-                epochs=90, warmup_steps=WARMUP, recipe_steps=_updates(90, IMAGENET_21K), kind="linear", end=1e-5
-            ),
-            augment=POLICIES["inception"],
+        model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "pre_logits": True}),
+        data=DataSettings(batch=BATCH),
+        optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.03, clip=None),
+        schedule=ScheduleSettings(
+            epochs=90, warmup_steps=WARMUP, recipe_steps=_updates(90, IMAGENET_21K), kind="linear", end=1e-5
         ),
+        augment=POLICIES["inception"],
         rows={
             model: Row(
                 settings={"model": {"name": model}, "schedule": {"recipe_steps": _updates(30, IMAGENET_21K)}},
@@ -344,31 +330,25 @@ _RECIPES = (
             for model in ("vit-l16", "vit-l32")
         },
     ),
-    Recipe(
+    _recipe(
+        "paper-imagenet",
         source="Dosovitskiy et al. 2021, table 3, ImageNet row",
         expect="ViT-B/16 at 384 after fine-tuning: 77.91 % top-1 (table 5)",
-        run=Run(
-            recipe="paper-imagenet",
-            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "pre_logits": True}),
-            data=DataSettings(batch=BATCH),
-            optim=OptimSettings(name="adamw", lr=3e-3, weight_decay=0.3, clip=1.0),
-            schedule=ScheduleSettings(
-                epochs=300, warmup_steps=WARMUP, recipe_steps=_updates(300, IMAGENET), kind="cosine"
-            ),
-            augment=POLICIES["inception"],
-        ),
+        model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "pre_logits": True}),
+        data=DataSettings(batch=BATCH),
+        optim=OptimSettings(name="adamw", lr=3e-3, weight_decay=0.3, clip=1.0),
+        schedule=ScheduleSettings(epochs=300, warmup_steps=WARMUP, recipe_steps=_updates(300, IMAGENET), kind="cosine"),
+        augment=POLICIES["inception"],
     ),
-    Recipe(
+    _recipe(
+        "paper-finetune",
         source="Dosovitskiy et al. 2021, table 4 and appendix B.1.1",
         expect="ViT-B/16 pre-trained on ImageNet-21k: 98.95 % on CIFAR-10 (table 5); pick --lr from 0.001 ... 0.06",
-        run=Run(
-            recipe="paper-finetune",
-            model=ModelSettings(size=(384, 384)),
-            data=DataSettings(batch=512),
-            optim=OptimSettings(name="sgd", lr=0.01, momentum=0.9, weight_decay=0.0, clip=1.0),
-            schedule=ScheduleSettings(steps=10_000, warmup_steps=500, recipe_steps=10_000, kind="cosine"),
-            augment=POLICIES["inception"],
-        ),
+        model=ModelSettings(size=(384, 384)),
+        data=DataSettings(batch=512),
+        optim=OptimSettings(name="sgd", lr=0.01, momentum=0.9, weight_decay=0.0, clip=1.0),
+        schedule=ScheduleSettings(steps=10_000, warmup_steps=500, recipe_steps=10_000, kind="cosine"),
+        augment=POLICIES["inception"],
         rows={
             "imagenet": _finetuning_row("ImageNet", 20_000, 500, 0.01, rates=IMAGENET_RATES),
             "imagenet-512": _finetuning_row(
@@ -393,32 +373,28 @@ _RECIPES = (
             ),
         },
     ),
-    Recipe(
+    _recipe(
+        "paper-masked-patch",
         source="Dosovitskiy et al. 2021, appendix B.1.2; weight decay and clipping, not stated there, as in table 3 for JFT",
         expect="ViT-B/16: 79.9 % top-1 on ImageNet after fine-tuning; little is gained after --steps 100000",
-        run=Run(
-            recipe="paper-masked-patch",
-            model=ModelSettings(name="vit-b16", size=(224, 224)),
-            data=DataSettings(batch=BATCH, validation=0.01),
-            objective=ObjectiveSettings(name="masked-patch"),
-            optim=OptimSettings(name="adamw", lr=2e-4, weight_decay=0.1, clip=None),
-            schedule=ScheduleSettings(steps=1_000_000, warmup_steps=WARMUP, recipe_steps=1_000_000, kind="cosine"),
-            augment=POLICIES["inception"],
-        ),
+        model=ModelSettings(name="vit-b16", size=(224, 224)),
+        data=DataSettings(batch=BATCH, validation=0.01),
+        objective=ObjectiveSettings(name="masked-patch"),
+        optim=OptimSettings(name="adamw", lr=2e-4, weight_decay=0.1, clip=None),
+        schedule=ScheduleSettings(steps=1_000_000, warmup_steps=WARMUP, recipe_steps=1_000_000, kind="cosine"),
+        augment=POLICIES["inception"],
     ),
-    Recipe(
+    _recipe(
+        "continue",
         source="ours, experimental: DINO's heads, then adapters (ExPLoRA, Khanna et al. 2024), held by a Gram anchor (DINOv3)",
         expect="pre-trained weights (--init) for another kind of images, 100,000 or more; figures are in docs/pretraining.md",
-        run=Run(
-            recipe="continue",
-            model=ModelSettings(head_first=0.1, adapters=AdapterSettings(rank=8)),
-            data=DataSettings(batch=64, validation=0.05),
-            objective=ObjectiveSettings(name="dino", changes={"prototypes": 1024, "momentum": 0.999, "anchor": 1.0}),
-            optim=OptimSettings(name="adamw", lr=1e-4, weight_decay=0.05, clip=1.0),
-            schedule=ScheduleSettings(epochs=10, warmup=0.1, kind="cosine"),
-            augment=POLICIES["dino"],
-            save=SaveSettings(stop_below=0.02),
-        ),
+        model=ModelSettings(head_first=0.1, adapters=AdapterSettings(rank=8)),
+        data=DataSettings(batch=64, validation=0.05),
+        objective=ObjectiveSettings(name="dino", changes={"prototypes": 1024, "momentum": 0.999, "anchor": 1.0}),
+        optim=OptimSettings(name="adamw", lr=1e-4, weight_decay=0.05, clip=1.0),
+        schedule=ScheduleSettings(epochs=10, warmup=0.1, kind="cosine"),
+        augment=POLICIES["dino"],
+        save=SaveSettings(stop_below=0.02),
     ),
     _pretrain_small(
         "masked-patch",
@@ -483,69 +459,59 @@ _RECIPES = (
         lr=2e-3,
         model={},
     ),
-    Recipe(
+    _recipe(
+        "paper-mae",
         source="He et al. 2022, appendix A.1: 1.5e-4 a batch of 256, on ImageNet-1k",
         expect="ViT-B/16: 83.6 % top-1 on ImageNet-1k after 1600 epochs and fine-tuning",
-        run=Run(
-            recipe="paper-mae",
-            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"positions": "sincos2d", "gelu": "exact"}),
-            data=DataSettings(batch=4096, validation=0.01),
-            objective=ObjectiveSettings(name="mae"),
-            optim=OptimSettings(name="adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
-            schedule=ScheduleSettings(epochs=800, warmup=40 / 800, kind="cosine"),
-            augment=POLICIES["mae"],
-        ),
+        model=ModelSettings(name="vit-b16", size=(224, 224), changes={"positions": "sincos2d", "gelu": "exact"}),
+        data=DataSettings(batch=4096, validation=0.01),
+        objective=ObjectiveSettings(name="mae"),
+        optim=OptimSettings(name="adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
+        schedule=ScheduleSettings(epochs=800, warmup=40 / 800, kind="cosine"),
+        augment=POLICIES["mae"],
     ),
-    Recipe(
+    _recipe(
+        "paper-beit",
         source="Bao et al. 2022, appendix; with a tokenizer of your own (--tokenizer) in place of DALL-E's",
         expect="BEiT-B/16: 83.2 % top-1 on ImageNet-1k after 800 epochs and fine-tuning, with DALL-E's",
-        run=Run(
-            recipe="paper-beit",
-            model=ModelSettings(
-                name="beit-b16", size=(224, 224), changes={"drop_path": 0.1, "relative_bias": "shared"}
-            ),
-            data=DataSettings(batch=2048, validation=0.01),
-            objective=ObjectiveSettings(name="beit"),
-            optim=OptimSettings(name="adamw", lr=1.5e-3, weight_decay=0.05, clip=3.0),
-            schedule=ScheduleSettings(epochs=800, warmup=10 / 800, end=1e-5, kind="cosine"),
-            augment=POLICIES["mae"],
-        ),
+        model=ModelSettings(name="beit-b16", size=(224, 224), changes={"drop_path": 0.1, "relative_bias": "shared"}),
+        data=DataSettings(batch=2048, validation=0.01),
+        objective=ObjectiveSettings(name="beit"),
+        optim=OptimSettings(name="adamw", lr=1.5e-3, weight_decay=0.05, clip=3.0),
+        schedule=ScheduleSettings(epochs=800, warmup=10 / 800, end=1e-5, kind="cosine"),
+        augment=POLICIES["mae"],
     ),
-    Recipe(
+    _recipe(
+        "paper-moco",
         source="Chen, Xie and He 2021 (MoCo v3): 1.5e-4 a batch of 256, on ImageNet-1k",
         expect="ViT-B/16: 76.5 % top-1 on ImageNet-1k with a linear classifier after 300 epochs",
-        run=Run(
-            recipe="paper-moco",
-            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"positions": "sincos2d", "gelu": "exact"}),
-            data=DataSettings(batch=4096, validation=0.01),
-            objective=ObjectiveSettings(name="moco"),
-            optim=OptimSettings(name="adamw", lr=2.4e-3, weight_decay=0.1, clip=None),
-            schedule=ScheduleSettings(epochs=300, warmup=40 / 300, kind="cosine"),
-            augment=POLICIES["moco"],
-        ),
+        model=ModelSettings(name="vit-b16", size=(224, 224), changes={"positions": "sincos2d", "gelu": "exact"}),
+        data=DataSettings(batch=4096, validation=0.01),
+        objective=ObjectiveSettings(name="moco"),
+        optim=OptimSettings(name="adamw", lr=2.4e-3, weight_decay=0.1, clip=None),
+        schedule=ScheduleSettings(epochs=300, warmup=40 / 300, kind="cosine"),
+        augment=POLICIES["moco"],
     ),
-    Recipe(
+    _recipe(
+        "paper-dino",
         source="Caron et al. 2021 (DINO): 5e-4 a batch of 256, on ImageNet-1k; weight decay stays where theirs begins",
         expect="ViT-S/16: 74.5 % top-1 on ImageNet-1k with nearest neighbours after 800 epochs",
-        run=Run(
-            recipe="paper-dino",
-            model=ModelSettings(name="vit-s16", size=(224, 224), changes={"drop_path": 0.1, "gelu": "exact"}),
-            data=DataSettings(batch=1024, validation=0.01),
-            objective=ObjectiveSettings(
-                name="dino",
-                changes={
-                    "prototypes": 65_536,
-                    "local_views": 8,
-                    "local_size": 96 / 224,
-                    "teacher_temperature": 0.07,
-                    "temperature_warmup": 0.3,
-                    "freeze_patches": False,
-                },
-            ),
-            optim=OptimSettings(name="adamw", lr=2e-3, weight_decay=0.04, clip=3.0),
-            schedule=ScheduleSettings(epochs=100, warmup=0.1, kind="cosine", end=1e-6),
-            augment=replace(POLICIES["dino"], crop_area=(0.4, 1.0), local_crop_area=(0.05, 0.4)),
+        model=ModelSettings(name="vit-s16", size=(224, 224), changes={"drop_path": 0.1, "gelu": "exact"}),
+        data=DataSettings(batch=1024, validation=0.01),
+        objective=ObjectiveSettings(
+            name="dino",
+            changes={
+                "prototypes": 65_536,
+                "local_views": 8,
+                "local_size": 96 / 224,
+                "teacher_temperature": 0.07,
+                "temperature_warmup": 0.3,
+                "freeze_patches": False,
+            },
         ),
+        optim=OptimSettings(name="adamw", lr=2e-3, weight_decay=0.04, clip=3.0),
+        schedule=ScheduleSettings(epochs=100, warmup=0.1, kind="cosine", end=1e-6),
+        augment=replace(POLICIES["dino"], crop_area=(0.4, 1.0), local_crop_area=(0.05, 0.4)),
     ),
 )
 RECIPES: dict[str, Recipe] = {recipe.run.recipe: recipe for recipe in _RECIPES}
