@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tarfile import USTAR_FORMAT, TarInfo
 from typing import NamedTuple, Protocol
 
 from vitrail.errors import DataError, find_fault
@@ -50,17 +51,9 @@ class Member(NamedTuple):
 def pack_header(name: str, size: int) -> bytes:
     """The header of a regular file that belongs to nobody and was written in 1970, so that equal contents give equal archives."""
     assert len(name) <= 100 and name.isascii() and size < 8**11, (name, size)
-    fields = (
-        name.encode().ljust(100, b"\0"),
-        b"0000644\0" + b"0000000\0" * 2,  # mode, user, group
-        b"%011o\0" % size,
-        b"%011o\0" % 0,  # time of modification
-        b" " * 8,  # in place of the checksum
-        b"0".ljust(101, b"\0"),  # a regular file, and no name of a link
-        MAGICS[0].ljust(BLOCK - 257, b"\0"),
-    )
-    header = b"".join(fields)
-    return header[:148] + b"%06o\0 " % sum(header) + header[156:]
+    member = TarInfo(name)
+    member.size = size
+    return member.tobuf(USTAR_FORMAT)
 
 
 def pad(size: int) -> bytes:
