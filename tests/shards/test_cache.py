@@ -41,16 +41,16 @@ def fetch(name):
 def requests(bucket, monkeypatch):
     """What was asked of the store; the first answers can be replaced."""
     asked, answers = [], []
-    call = cache._call
+    read = cache._read
 
-    def answer(system, method, *arguments, **options):
-        asked.append(options)
+    def answer(system, path, **part):
+        asked.append(part)
         answer = answers.pop(0) if answers else None
         if isinstance(answer, Exception):
             raise answer
-        return call(system, method, *arguments, **options) if answer is None else answer
+        return read(system, path, **part) if answer is None else answer
 
-    monkeypatch.setattr(cache, "_call", answer)
+    monkeypatch.setattr(cache, "_read", answer)
     return asked, answers
 
 

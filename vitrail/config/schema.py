@@ -444,5 +444,5 @@ def differences(asked: Run, stored: Run) -> dict[str, tuple[Any, Any]]:
     return {
         path: (old.get(path), new.get(path))
         for path in sorted(old.keys() | new.keys())
-        if not is_open(path) and new[path] != old.get(path) and not (path in FREE_TO_CHANGE or path.startswith("save."))
+        if not is_open(path) and new[path] != old.get(path) and not path.startswith(FREE_TO_CHANGE)
     }

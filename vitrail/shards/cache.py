@@ -94,7 +94,7 @@ def fetch_file(url: str) -> bytes | None:
         with _store_errors(url):
             try:
                 system, path = _open_system(url)
-                return _call(system, "cat_file", path)
+                return _read(system, path)
             except FileNotFoundError:
                 return None
             except Exception:  # every store has types of its own
@@ -204,7 +204,7 @@ def _download(url: str, part: Path, size: int) -> str:
         for start in range(0, size, PART_BYTES):
             end = min(start + PART_BYTES, size)
             try:
-                content = _call(system, "cat_file", path, start=start, end=end)
+                content = _read(system, path, start=start, end=end)
             except Exception as error:  # every store has types of its own
                 raise Unavailable(_describe(error)) from error
             if len(content) != end - start:
@@ -228,13 +228,13 @@ def _open_system(url: str) -> tuple[Any, str]:
         raise DataError(f"{scheme}:// cannot be read: {error}", remedy) from error
 
 
-def _call(system: Any, method: str, *arguments: Any, **options: Any) -> Any:
-    """A method of a file system; one that answers over a network has `STALLED` seconds."""
+def _read(system: Any, path: str, **part: int) -> Any:
+    """A file of a file system, or a ``part`` of it; one that answers over a network has `STALLED` seconds."""
     if not system.async_impl:
-        return getattr(system, method)(*arguments, **options)
+        return system.cat_file(path, **part)
     from fsspec.asyn import sync
 
-    return sync(system.loop, getattr(system, f"_{method}"), *arguments, timeout=STALLED, **options)
+    return sync(system.loop, system._cat_file, path, timeout=STALLED, **part)
 
 
 def _describe(error: BaseException) -> str:

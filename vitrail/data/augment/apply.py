@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.augment.crops import crop_boxes
+from vitrail.data.augment.crops import TRIES, crop_boxes
 from vitrail.data.augment.geometry import Numbers, box, flip, move_image, resample, scale_part, shift, visible
 from vitrail.data.augment.operations import (
     CHUNK,
@@ -94,14 +94,14 @@ def draw_shifts(policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[
 
 
 def draw_erasing(
-    policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[int, int], tries: int = 10
+    policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
     """The images to erase (M,), their boxes (left, top, width, height) (M, 4), and the keys of the noise (M,).
 
     An image whose box never fits is not erased.
     """
     height, width = size
-    draws = uniforms(seed, "erase", *ids.T, count=3 + 2 * tries)  # (B, 3 + 2 tries)
+    draws = uniforms(seed, "erase", *ids.T, count=3 + 2 * TRIES)  # (B, 3 + 2 tries)
     (small, large), (narrow, broad) = policy.erase_area, policy.erase_aspect
     area = height * width * (small + (large - small) * draws[:, 3::2])  # (B, tries)
     aspect = narrow * (broad / narrow) ** draws[:, 4::2]

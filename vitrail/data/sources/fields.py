@@ -45,12 +45,11 @@ def read_numbers(values: Any, count: int, what: str) -> tuple[float, ...]:
     return tuple(to_real(value, what) for value in values)
 
 
-def read_points(values: Any, what: str) -> list[tuple[float, float]]:
+def read_points(values: Any) -> list[tuple[float, float]]:
     """Reads pairs of numbers [[x, y], ...]. Raises `ValueError` for anything else."""
     if not isinstance(values, list):
-        raise ValueError(f"{what} are {values!s:.80}, not pairs of numbers")
-    points = (read_numbers(point, 2, f"a point of {what}") for point in values)
-    return [(x, y) for x, y in points]
+        raise ValueError(f"points are {values!s:.80}, not pairs of numbers")
+    return [(x, y) for x, y in (read_numbers(point, 2, "a point of points") for point in values)]
 
 
 def read_name(value: Any, what: str = "the label") -> str:

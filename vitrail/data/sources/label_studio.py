@@ -169,7 +169,7 @@ def _read_region(region: Mapping[str, Any], size: Size, outlined: Size | None) -
     if "rle" in value:
         return Box.of_patch(name, _read_brush(value["rle"], size), (0, 0), outlined)
     if "points" in value:
-        points = read_points(value["points"], "points")
+        points = read_points(value["points"])
         return Box.of_polygon(name, [(x * width / 100, y * height / 100) for x, y in points], outlined)
     x, y = read("x", width), read("y", height)
     if "radiusX" in value:

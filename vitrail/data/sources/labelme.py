@@ -96,7 +96,7 @@ def _read_shape(shape: Any, key: str, objects: ObjectList, outlined: Size | None
         raise ValueError(f"it is {shape!s:.80}")
     objects.note_unknown(shape, KNOWN, key)
     kind, name = str(shape.get("shape_type") or "polygon"), read_name(shape["label"])
-    points = read_points(shape["points"], "points")
+    points = read_points(shape["points"])
     if len(points) < FEWEST_POINTS.get(kind, math.inf):
         return objects.note(f"shapes without area ({kind:.40}), left out", key)
     if kind == "circle":

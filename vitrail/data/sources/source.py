@@ -142,11 +142,10 @@ class Source:
 
     def pick(self, keys: Sequence[str]) -> Source:
         """The items with these keys, e.g. the held-out ones of a run. Raises `DataError` if one is missing."""
-        index = {key: row for row, key in enumerate(self.keys)}
-        if missing := [key for key in keys if key not in index]:
+        if missing := [key for key in keys if key not in self.rows]:
             fact = f"{len(missing):,} of {len(keys):,} recorded images are not in the data, e.g. {missing[0]!r}"
             raise DataError(fact, "give the same data that the run was started with")
-        return self.subset([index[key] for key in keys])
+        return self.subset([self.rows[key] for key in keys])
 
     @property
     def counted(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from vitrail.config.schema import TASK_ALIASES, TaskAlias
 from vitrail.errors import DataError
 from vitrail.rows import Records
 from vitrail.runtime.progress import to_stderr
@@ -28,7 +29,7 @@ def check_data(
     data: options.Data,
     *,
     task: Annotated[
-        Literal["classify", "segment", "detect", "instances", "panoptic"] | None,
+        TaskAlias | None,
         "What is to be trained; by default what the data are annotated with.",
     ] = None,
     out: Annotated[options.File | None, "A folder for pictures with their boxes or masks: SPLIT/NAME.jpg."] = None,
@@ -50,7 +51,6 @@ def check_data(
     Raises:
         DataError: data that cannot be opened, and with ``out`` data without boxes or masks.
     """
-    from vitrail.config.schema import TASK_ALIASES
     from vitrail.config.units import columns_of_table
     from vitrail.data.sources.open import find_data
     from vitrail.tables import open_table

@@ -37,7 +37,7 @@ from vitrail.images.decode import EXTENSIONS, FORMATS, BadImage
 from vitrail.rows import Records
 from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.shards.cache import is_remote, list_archives, open_archive
-from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, remember_root, write_index
+from vitrail.shards.index import BESIDE, FOLDER, KINDS, NEEDED, Shard, Tables, remember_root, write_index
 from vitrail.shards.tar import BLOCK, MAX_BYTES, Member, pad, read_members, write_archive
 from vitrail.text import plural
 from vitrail.untrusted.json_documents import parse_json
@@ -192,14 +192,7 @@ class Found:
         return name
 
     def tables(self, targets: np.ndarray | None) -> Tables:
-        return Tables(
-            starts=np.frombuffer(self.starts, np.int64),
-            lengths=np.frombuffer(self.lengths, np.int32),
-            checksums=np.frombuffer(self.checksums, np.uint32),
-            names=np.frombuffer(self.names, np.uint8),
-            name_ends=np.frombuffer(self.name_ends, np.int64),
-            targets=targets,
-        )
+        return Tables(**{name: np.frombuffer(getattr(self, name), KINDS[name]) for name in NEEDED}, targets=targets)
 
 
 class Hashed:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.errors import ConfigError, nearest
+from vitrail.errors import ConfigError
 from vitrail.exports.graph import to_onnx, to_program
 from vitrail.exports.openvino import add_metadata, to_openvino
 from vitrail.exports.quantise import to_int8
@@ -70,8 +70,6 @@ class ExportOptions:
     pictures: bool = False
 
     def __post_init__(self) -> None:
-        if self.to not in (*SUFFIXES, *LAYOUTS):
-            raise ConfigError(f"there is no export to {self.to!r}", nearest(self.to, (*SUFFIXES, *LAYOUTS)))
         for flag, formats in {"int8": ("onnx", "openvino"), "pictures": ("onnx",)}.items():
             if getattr(self, flag) and self.to not in formats:
                 what = f"--{flag} is not for {self.to}"

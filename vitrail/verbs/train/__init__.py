@@ -194,16 +194,11 @@ def check_callbacks(callbacks: Any) -> None:
     """Raises `ConfigError` for anything but a list of objects of `vitrail.Callback`."""
     from vitrail.training.callbacks import Callback
 
-    for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
-        if not isinstance(callback, Callback) or not isinstance(callbacks, list | tuple):
-            what = (
-                f"callbacks has {callback!r:.60}"
-                if isinstance(callbacks, list | tuple)
-                else f"callbacks is {callbacks!r:.60}"
-            )
-            raise ConfigError(
-                what, "give a list of objects of classes derived from vitrail.Callback: callbacks=[StopEarly()]"
-            )
+    is_list = isinstance(callbacks, list | tuple)
+    if wrong := [each for each in callbacks if not isinstance(each, Callback)] if is_list else [callbacks]:
+        what = f"callbacks {'has' if is_list else 'is'} {wrong[0]!r:.60}"
+        remedy = "give a list of objects of classes derived from vitrail.Callback: callbacks=[StopEarly()]"
+        raise ConfigError(what, remedy)
 
 
 def read_model_argument(model: Any, init: Any) -> dict[str, Any]:

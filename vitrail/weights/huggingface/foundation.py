@@ -11,7 +11,7 @@ from dataclasses import fields as fields_of
 from functools import partial
 from typing import Any
 
-from torch import Tensor, cat
+from torch import cat
 
 from vitrail.data.preprocessing import CLIP_COLOURS
 from vitrail.errors import CheckpointError
@@ -138,11 +138,6 @@ def _split_ungated(state: State) -> State:
     return rename(state, invert(UNGATED))
 
 
-def _width(state: State, name: str) -> int:
-    tensor: Tensor | None = state.get(name)
-    return 0 if tensor is None else len(tensor)
-
-
 def read_clip(values: dict[str, Any], fields: Mapping[str, Any], state: State) -> ViTConfig:
     """A classifier of transformers takes the mean of the patches without the last norm, others the class token after it."""
     has_classes = values["classes"] > 0
@@ -151,7 +146,7 @@ def read_clip(values: dict[str, Any], fields: Mapping[str, Any], state: State) -
         pre_norm=True,
         pool="gap" if has_classes else "cls",
         final_norm=not has_classes,
-        projection=_width(state, "projection.weight"),
+        projection=len(state.get("projection.weight", ())),
         position_resize="bicubic",
     )
 

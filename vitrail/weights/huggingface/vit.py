@@ -109,9 +109,7 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
     _check_writable(model_type, config)
     fields: dict[str, Any] = {}
     if config.layer_scale is not None:
-        is_gated = config.mlp == "swiglu"
-        ratio = math.ceil(config.mlp_width * 1.5 / config.width) if is_gated else config.mlp_width // config.width
-        fields = {"mlp_ratio": ratio, "use_swiglu_ffn": is_gated}
+        fields = {"mlp_ratio": _whole_ratio(config), "use_swiglu_ffn": config.mlp == "swiglu"}
     if model_type == "deit" and config.classes and config.pool == "cls":
         fields = {"architectures": ["DeiTForImageClassificationWithTeacher"]}
     notes = note_sizes(config, {"positions": (config.position_resize, RULES.get(model_type, "bicubic"))})
@@ -120,14 +118,14 @@ def write(model_type: str, config: ViTConfig) -> tuple[dict[str, Any], list[str]
     return fields, notes
 
 
-def _is_two_thirds(config: ViTConfig) -> bool:
-    """Whether transformers would compute the width of the SwiGLU from a whole ratio."""
-    ratio = math.ceil(config.mlp_width * 1.5 / config.width)
-    return hidden_width(config.width, ratio, gated=True) == config.mlp_width
+def _whole_ratio(config: ViTConfig) -> int:
+    """Returns the ratio from which transformers computes the width of the MLP, if there is one."""
+    return math.ceil(config.mlp_width * (1.5 if config.mlp == "swiglu" else 1) / config.width)
 
 
 def _check_writable(model_type: str, config: ViTConfig) -> None:
-    of_dino = model_type.startswith(DINO)
+    of_dino, is_gated = model_type.startswith(DINO), config.mlp == "swiglu"
+    has_ratio = hidden_width(config.width, _whole_ratio(config), gated=is_gated) == config.mlp_width
     bare = () if model_type == "ijepa" or config.classes else ("cls",)
     pools = (*bare, *POOLS[model_type])
     wrong = {
@@ -137,9 +135,8 @@ def _check_writable(model_type: str, config: ViTConfig) -> None:
         "registers": config.registers > 0 and not of_dino,
         "LayerScale": config.layer_scale is not None and not of_dino,
         "registers without LayerScale": config.layer_scale is None and of_dino,
-        f"an MLP {config.mlp_width} wide, no multiple of {config.width},": of_dino
-        and (config.mlp == "gelu" and config.mlp_width % config.width > 0),
-        "SwiGLU layers": config.mlp == "swiglu" and not (of_dino and _is_two_thirds(config)),
+        f"an MLP {config.mlp_width} wide, no multiple of {config.width},": of_dino and not (is_gated or has_ratio),
+        "SwiGLU layers": is_gated and not (of_dino and has_ratio),
         **find_other_parts(config, but=("mlp", "qkv_bias")),
         f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
         != ("learned", "stem"),

@@ -121,7 +121,7 @@ def _backbone(
     path: Path, size: int, digest: str, open_session: Callable[[Path], Any], program: str, config: Config
 ) -> ExportedBackbone:
     """Builds the backbone. Raises `CheckpointError` if its trial fails, or its inputs and outputs do not match ``config``."""
-    try_out(path, size, IMAGES, (1, config.in_channels, *config.image_size), program)
+    try_out(path, size, (1, config.in_channels, *config.image_size), program)
     session = open_session(path)
     inputs = {value.name: value for value in session.get_inputs()}
     shape = inputs[IMAGES].shape if list(inputs) == [IMAGES] else []
@@ -270,20 +270,19 @@ def read_contents(path: Path, program: str = sandbox.__file__) -> Contents:
     return Contents(**report)
 
 
-def try_out(path: Path, size: int, name: str, shape: Sequence[int], program: str = sandbox.__file__) -> None:
+def try_out(path: Path, size: int, shape: Sequence[int], program: str) -> None:
     """Runs a graph on one image in a process with limited memory and time.
 
     Args:
         path: file with the graph.
         size: bytes of all files of the graph, which set the limits.
-        name: input of the graph for images.
         shape: of one image, (1, C, H, W).
         program: the file of the program that runs it, as `sandbox`.
 
     Raises:
         CheckpointError: the graph cannot be run, needs more than the limits, or ended the process.
     """
-    failure = _run(program, path, size, name, shape)
+    failure = _run(program, path, size, shape)
     if failure == sandbox.MEMORY:
         what = f"{path} of {size / 1e6:,.1f} MB needs more than {_spare_bytes(size) / 1e6:,.0f} MB for one image"
         raise CheckpointError(what, f"{DISTRUST}; for large images, use the model that it was exported from")
@@ -295,12 +294,12 @@ def _spare_bytes(size: int) -> int:
     return SPARE_BYTES + EXPANSION * size
 
 
-def _run(program: str, path: Path, size: int, name: str = "", shape: Sequence[int] | None = None) -> str:
+def _run(program: str, path: Path, size: int, shape: Sequence[int] | None = None) -> str:
     """Returns what a program as `sandbox` prints. Raises `CheckpointError` if it does not end by itself."""
     seconds = MIN_SECONDS + size // BYTES_PER_SECOND
     options = {
         "path": str(path.resolve()),
-        "name": name,
+        "name": IMAGES,
         "shape": shape and list(shape),
         "sys_path": list_import_paths(),
         "seconds": seconds,
