@@ -24,12 +24,7 @@ Rounding = Literal["floor", "round"]
 CropRounding = Literal["even", "floor"]
 Interpolation = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
 INTERPOLATIONS = {name: Image.Resampling[name.upper()] for name in get_args(Interpolation)}
-CHOICES = {
-    "resize": get_args(Resize),
-    "rounding": get_args(Rounding),
-    "crop_rounding": get_args(CropRounding),
-    "interpolation": get_args(Interpolation),
-}
+CHOICES = {"resize": Resize, "rounding": Rounding, "crop_rounding": CropRounding, "interpolation": Interpolation}
 # mean and std of the channels, for values in [0, 1]: of ImageNet, and of the images that CLIP learned from
 IMAGENET_COLOURS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -72,9 +67,9 @@ class Preprocessing:
     pixel_range: Levels | None = None
 
     def __post_init__(self) -> None:
-        for name, names in CHOICES.items():
-            if getattr(self, name) not in names:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), names))
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in get_args(choices):
+                raise ConfigError(f"{name} is {value!r}", nearest(str(value), get_args(choices)))
         sides = (*self.size, *([] if self.resize_to is None else [self.resize_to]))
         if len(self.size) != 2 or not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in sides):
             fact = f"size is {self.size}" + (f", resize_to {self.resize_to}" if len(sides) > 2 else "")

@@ -29,13 +29,7 @@ def check_parts(
     return verify_parts(Path(folder), quiet=quiet)
 
 
-def run_check_parts(
-    folder: str,
-    /,
-    *,
-    json: Annotated[bool, "The findings as one JSON object on the last line of stdout."] = False,
-    **given: Any,
-) -> None:
+def run_check_parts(folder: str, /, *, json: options.FindingsAsJson = False, **given: Any) -> None:
     from json import dumps
 
     found = check_parts(folder, **given)

@@ -22,16 +22,10 @@ ALL = "100%"  # of the images may be bad where they are only named
 Pixels = int | str | Sequence[int]
 File = Path | str
 
-AnyModel = Annotated[
-    "str | Path | Task",
-    "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported graph; in "
-    "Python also a `Classifier`.",
-]
-NetworkModel = Annotated[
-    "str | Path | Task",
-    "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name; in Python also a "
-    "`Classifier`.",
-]
+FILES = "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz)"
+NETWORK, MODEL = f"{FILES}, or hf:owner/name", f"{FILES}, hf:owner/name, or an exported graph"
+AnyModel = Annotated["str | Path | Task", f"{MODEL}; in Python also a `Classifier`."]
+NetworkModel = Annotated["str | Path | Task", f"{NETWORK}; in Python also a `Classifier`."]
 Data = Annotated[Any, "A data set as `vitrail train` takes it: a folder, a table, annotations, or a built-in name."]
 Columns = Annotated[
     str | Mapping[str, str] | None,
@@ -72,6 +66,7 @@ OwnMetrics = Annotated[
 
 # what only the command line has
 AsJson = Annotated[bool, "One JSON object on the last line of stdout."]
+FindingsAsJson = Annotated[bool, "The findings as one JSON object on the last line of stdout."]
 
 
 class Weights(TypedDict, total=False):

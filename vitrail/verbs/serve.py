@@ -13,11 +13,7 @@ from vitrail.verbs.verb import options_of, verb
 
 @verb("host", "port", "runs", "token_file", "device")
 def serve(
-    model: Annotated[
-        str | Path | None,
-        "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported graph; "
-        "with --runs it may be left out.",
-    ] = None,
+    model: Annotated[str | Path | None, f"{options.MODEL}; with --runs it may be left out."] = None,
     *,
     runs: Annotated[options.File | None, "A folder of run directories, which the page lists with their curves."] = None,
     host: Annotated[

@@ -20,9 +20,7 @@ MAX_ROWS = 20  # of tensors that differ or are unused
 
 @verb("to")
 def convert(
-    source: Annotated[
-        str | Path, "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name."
-    ],
+    source: Annotated[str | Path, f"{options.NETWORK}."],
     destination: Annotated[
         str | Path,
         "A new folder (all but google), or a file: .safetensors (native, timm) or .npz (google). With --diff: the other model.",

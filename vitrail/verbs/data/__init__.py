@@ -79,13 +79,7 @@ def check_data(
     return result
 
 
-def run_check(
-    data: str,
-    /,
-    *,
-    json: Annotated[bool, "The findings as one JSON object on the last line of stdout."] = False,
-    **given: Any,
-) -> None:
+def run_check(data: str, /, *, json: options.FindingsAsJson = False, **given: Any) -> None:
     from json import dumps
 
     result = check_data(data, **given)

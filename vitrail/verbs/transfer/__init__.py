@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 @verb("protocols", "seeds", "epochs")
 def transfer(
-    model: Annotated[
-        str | Path,
-        "A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported graph.",
-    ],
+    model: Annotated[str | Path, f"{options.MODEL}."],
     data: Annotated[
         str | Path | Sequence[str | Path],
         "Data sets, each what `vitrail train` takes; with --vtab one folder of the tasks of VTAB-1k.",
