@@ -6,9 +6,11 @@ The command line prints it without a traceback and exits with the ``code`` of th
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class VitrailError(Exception):
@@ -131,7 +133,22 @@ def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
     lowered = {option.lower(): option for option in known}
     close = [lowered[match] for match in get_close_matches(name.lower(), lowered, n=most, cutoff=0.5)]
     if close:
-        return "did you mean " + " or ".join(map(repr, close)) + "?"
+        return suggest(close)
     shown = sorted(known) if len(known) <= LISTED else sorted(known)[:BEGINNING]
     more = f" and {len(known) - len(shown):,} more" if len(known) > len(shown) else ""
     return "choose one of " + ", ".join(shown) + more
+
+
+def suggest(names: Iterable[str]) -> str:
+    return "did you mean " + " or ".join(map(repr, names)) + "?"
+
+
+def find_close_paths(path: Path) -> tuple[Path, list[str]]:
+    """Returns the nearest folder above a path that does not exist, and up to three paths in it whose names are close."""
+    folder = next(each for each in path.parents if os.path.isdir(each))
+    try:
+        names = {name.lower(): name for name in os.listdir(folder) if not name.startswith(".")}
+    except OSError:
+        names = {}
+    close = get_close_matches(path.relative_to(folder).parts[0].lower(), names, n=3, cutoff=0.5)
+    return folder, [str(folder / names[name]) for name in close]

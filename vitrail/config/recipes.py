@@ -24,7 +24,7 @@ The paper does not state, and these are taken from elsewhere:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitrail.config.parse import build, overlay, plain
@@ -60,7 +60,7 @@ class Recipe:
     run: Run
     source: str
     expect: str
-    rows: Mapping[str, Row] = field(default_factory=dict)
+    rows: Mapping[str, Row]
 
     def row(self, name: str) -> Recipe:
         """Returns the recipe of one row, with the name ``recipe/row``."""

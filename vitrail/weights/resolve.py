@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.checksums import sha256_of
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError, ConfigError, find_close_paths, suggest
 from vitrail.files import read_checksummed, settle
 from vitrail.models import MODELS
 from vitrail.models.family import translate_model
@@ -211,22 +211,12 @@ def _explain_missing(path: Path, name: str) -> ConfigError:
     if name in MODELS:
         what = f"no public weights of {name} are known"
         return ConfigError(what, f"train it from scratch: --model {name}; or give a file or hf:owner/name")
-    parent = next(folder for folder in path.parents if folder.is_dir())
-    missing = path.relative_to(parent).parts[0]
-    try:
-        names = sorted(path.name for path in parent.iterdir())
-    except OSError:
-        names = []
-    close = [str(parent / name) for name in get_close_matches(missing, names, n=3, cutoff=0.5)]
+    folder, close = find_close_paths(path)
     close += get_close_matches(name, ["latest", *PUBLIC], cutoff=0.7)
     public = translate_model(path.name.removesuffix(path.suffix))
     public = public if public in PUBLIC else "vit-ti16"
-    known = (
-        "did you mean " + " or ".join(map(repr, close)) + "?"
-        if close
-        else "give a run directory, a model folder or a file"
-    )
+    known = suggest(close) if close else "give a run directory, a model folder or a file"
     named = f"public weights are downloaded by their name, such as {public} (`vitrail models` lists all)"
     as_file = f"`vitrail weights get {public} --out {public}.safetensors` gives a file"
-    nearest = f"nearest existing folder: {parent.absolute()}"
+    nearest = f"nearest existing folder: {folder.absolute()}"
     return ConfigError(f"there are no weights at {name!r}", f"{known}\n  or: {named}; {as_file}", value=nearest)

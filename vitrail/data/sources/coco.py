@@ -48,7 +48,7 @@ def find_files(place: Path, is_wanted: Callable[[Path], bool], kind: str, read_o
         root = place.parent.parent if place.parent.name.lower() == "annotations" else place.parent
         is_one = place.suffix.lower() == ".json" and is_wanted(place)
         return partial(_read_files, kind, read_one, root, {split_of(place, place.parent): place}) if is_one else None
-    folders = [place, *(path for path in list_folders(place) if path.name.lower() in ("annotations", *SPLITS))]
+    folders = [place, *list_folders(place, "annotations", *SPLITS)]
     every = [path for folder in folders for path in list_files(folder, ".json")]
     by_split: dict[str, list[Path]] = {}
     for path in every:

@@ -169,7 +169,7 @@ def find_data_files(root: Path) -> tuple[str, dict[str, list[Path]]] | None:
 
 def _list_files(root: Path, *suffixes: str) -> Iterator[tuple[Path, str]]:
     """The files in a folder and its folders of splits, each with the split that its folder or first word names, or ""."""
-    for folder in (root, *(path for path in list_folders(root) if path.name.lower() in SPLITS)):
+    for folder in (root, *list_folders(root, *SPLITS)):
         for path in filter(Path.is_file, list_files(folder, *suffixes)):
             word = re.split("[-_.]", path.stem.lower())[0]
             yield path, SPLITS.get(folder.name.lower()) or SPLITS.get(word, "")

@@ -32,7 +32,7 @@ KNOWN = frozenset(
 
 def find_labelme(root: Path) -> Read | None:
     """Finds files of labelme in a folder, or in one of a split or of annotations in it; of each one file is read."""
-    folders = [root, *(path for path in list_folders(root) if path.name.lower() in (*SPLITS, *FOLDERS))]
+    folders = [root, *list_folders(root, *SPLITS, *FOLDERS)]
     examples = (next(iter(list_files(folder, ".json")), None) for folder in folders)
     return partial(read_labelme, root) if any(path and has_keys(path, KEYS) for path in examples) else None
 

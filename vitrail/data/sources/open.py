@@ -40,13 +40,13 @@ from vitrail.data.sources.objects import Read
 from vitrail.data.sources.painted import outline_splits, paint_splits
 from vitrail.data.sources.panoptic import find_panoptic, read_segments
 from vitrail.data.sources.parquet import read_parquet
-from vitrail.data.sources.scan import is_system_name, list_files, list_files_below
+from vitrail.data.sources.scan import is_system_name, list_files, list_files_below, list_folders
 from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
 from vitrail.data.sources.source import Source, Splits, choose_held_out, list_splits
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.data.sources.voc import find_voc
 from vitrail.data.sources.yolo import find_yolo, find_yolo_texts
-from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.errors import ConfigError, DataError, find_close_paths, nearest, suggest
 from vitrail.images.decode import EXTENSIONS
 from vitrail.shards.cache import is_remote
 
@@ -355,8 +355,7 @@ def _find_in_folder(root: Path, labelled: bool, found: FoundData) -> RawData:
                 return f"{suffix} files in a folder", parts
             splits[split] = _get_only_split(parts, paths[0])
         return f"{suffix} files for {', '.join(splits)}", splits
-    folders = (root, *(path for path in root.iterdir() if path.name.lower() in SPLITS))
-    if any(list_files(folder, ".tar") for folder in folders if folder.is_dir()):
+    if any(list_files(folder, ".tar") for folder in (root, *list_folders(root, *SPLITS))):
         raise missing_index(root)
     names = sorted(path.name for path in root.iterdir())
     holds = f"it contains {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "it is empty"
@@ -388,13 +387,7 @@ def _show_head(path: Path) -> str:
 
 def _missing_data(path: Path, given: str) -> DataError:
     """The error for a path that does not exist, with the closest existing names."""
-    parent = next(folder for folder in path.parents if os.path.isdir(folder))
-    wanted = path.relative_to(parent).parts[0]
-    try:
-        names = {name.lower(): name for name in os.listdir(parent) if not name.startswith(".")}
-    except OSError:
-        names = {}
-    close = [str(parent / names[name]) for name in get_close_matches(wanted.lower(), names, n=3, cutoff=0.5)]
+    folder, close = find_close_paths(path)
     close += get_close_matches(given, BUILT_IN)
-    remedy = "did you mean " + " or ".join(map(repr, close)) + "?" if close else f"give {READ}"
-    return DataError(f"{path} does not exist", remedy, value=f"the nearest existing folder: {parent}")
+    remedy = suggest(close) if close else f"give {READ}"
+    return DataError(f"{path} does not exist", remedy, value=f"the nearest existing folder: {folder}")

@@ -81,9 +81,9 @@ class Scan:
         return clause
 
 
-def list_folders(folder: Path) -> list[Path]:
-    """Lists the subfolders of a folder in order, without those of the system. Raises `DataError`."""
-    return _list_entries(folder, _is_folder)
+def list_folders(folder: Path, *names: str) -> list[Path]:
+    """Lists the subfolders of a folder in order, or those of these names in any case; none of the system. Raises `DataError`."""
+    return _list_entries(folder, lambda entry: (not names or entry.name.lower() in names) and _is_folder(entry))
 
 
 def list_files(folder: Path, *suffixes: str) -> list[Path]:

@@ -64,9 +64,8 @@ def read_voc(root: Path, *, outlines: bool = False) -> RawData:
 
 def _list_files(root: Path) -> Iterator[Path]:
     """The XML files of VOC in the folders where tools write them, in order."""
-    splits = [path for path in list_folders(root) if path.name.lower() in SPLITS]
-    for above in (root, *splits):
-        inside = [path for path in list_folders(above) if path.name.lower() in ANNOTATIONS]
+    for above in (root, *list_folders(root, *SPLITS)):
+        inside = list_folders(above, *ANNOTATIONS)
         for folder in (above, *inside, *(path for each in inside for path in list_folders(each))):
             for path in list_files(folder, ".xml"):
                 if ROOT.search(read_head(path, HEAD).replace(b"\0", b"")):  # UTF-16 has zeros between

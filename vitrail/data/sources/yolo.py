@@ -151,7 +151,7 @@ def _has_boxes(path: Path) -> bool:
 
 def _find_names(root: Path) -> dict[int, str] | None:
     """The lines of a file of names, in the folder or in that of the text files."""
-    for folder in (root, *(path for path in list_folders(root) if path.name.lower() in (*LABELS, *SPLITS))):
+    for folder in (root, *list_folders(root, *LABELS, *SPLITS)):
         for name in NAMES:
             if (folder / name).is_file():
                 return dict(enumerate(read_lines(folder / name, "give one name a line")))
@@ -232,7 +232,7 @@ def find_yolo_texts(root: Path) -> Read | None:
     folders = list_folders(root)
     near = [path for path in folders if path.name.lower() in (*SPLITS, *IMAGES) or path.name.startswith("obj_")]
     near.insert(0, root)
-    inside = any(path.name.lower() in LABELS for folder in near for path in list_folders(folder))
+    inside = any(list_folders(folder, *LABELS) for folder in near)
     if not inside and not any(list_files(folder, ".txt") for folder in near):
         return None
     keys = list_images_below(root)

@@ -89,12 +89,8 @@ def _describe_tower(vision: Mapping[str, Any], is_quick: bool) -> dict[str, Any]
 
 def _describe_trunk(vision: Mapping[str, Any]) -> dict[str, Any]:
     """``quick_gelu`` has no effect on timm's towers."""
-    arguments = {"img_size": vision["image_size"]}
-    return {
-        "architecture": vision["timm_model_name"],
-        "model_args": arguments,
-        "global_pool": vision["timm_pool"] or None,
-    }
+    arguments, pool = {"img_size": vision["image_size"]}, vision["timm_pool"] or None
+    return {"architecture": vision["timm_model_name"], "model_args": arguments, "global_pool": pool}
 
 
 def _name_projection(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
