@@ -324,10 +324,9 @@ POOLING: Arguments = {
 }
 # others that follow from tensors, or have no effect on the outputs
 UNREAD = frozenset({
-    "pre_norm", "fix_init", "dynamic_img_size", "dynamic_img_pad", "patch_drop_rate", "scale_attn_norm", "scale_mlp_norm",
-    "proj_bias", "pos_embed", "qkv_fused", "swiglu_mlp", "swiglu_align_to", "scale_mlp", "attn_type", "scale_attn_inner",
-    "num_reg_tokens", "use_abs_pos_emb", "use_pre_transformer_norm", "use_post_transformer_norm", "use_fc_norm",
-    "attn_pool_mlp_ratio", "head_init_scale",
+    "fix_init", "dynamic_img_size", "dynamic_img_pad", "patch_drop_rate", "pos_embed", "qk_norm", "qkv_fused", "swiglu_mlp",
+    "swiglu_align_to", "scale_mlp", "attn_type", "scale_attn_inner", "num_reg_tokens", "use_abs_pos_emb",
+    "use_pre_transformer_norm", "use_post_transformer_norm", "use_fc_norm", "attn_pool_mlp_ratio", "head_init_scale",
 })  # fmt: skip
 
 VIT = Family(
@@ -349,7 +348,7 @@ VIT = Family(
         "act_layer": lambda config: "silu" if config.mlp == "swiglu" else NAMES_OF_GELU[config.gelu],
         **{name: partial(_state_unless_plain, field) for name, field in BLOCK_ARGUMENTS.items()},
     },
-    unread=UNREAD | {"qk_norm"},
+    unread=UNREAD,
     find_wrong=_find_wrong,
     architecture=_find_entry,
     prepare=_prepare,
