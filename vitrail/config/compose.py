@@ -55,7 +55,7 @@ def compose_run(
         raise ConfigError(f"--out {out} and --resume {resume} name two folders", "give one of them")
     layers = [read_yaml(config) if config else {}, _drop_none(flags or {}), *map(assignment, settings)]
     asked = reduce(overlay, layers, {})
-    length = _group(reduce(overlay, map(assignment, settings), _drop_none(flags or {})), "schedule")
+    length = _group(reduce(overlay, layers[1:], {}), "schedule")
     if length.get("steps") is not None and length.get("time") is not None:  # in a run's own config they are one length
         raise ConfigError(
             "both steps and time are given as the length of the training", "give one of epochs, steps and time"

@@ -91,9 +91,7 @@ def _read_files(
 
 def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
     """Adds the images and objects of one file, and returns its classes in the order of their ids."""
-    plain = read_tree(path)
-    categories = read_categories(plain["categories"], path)
-    objects.note_unknown(plain, KNOWN_OF_FILE, path.name)
+    plain, categories = read_tree(path, objects)
     pictures = read_pictures(plain["images"], root, path, objects)
     outlined = {number: objects.find_outlined(key, size) for number, (key, size) in pictures.items()}
     found: dict[str, list[Box]] = {number: [] for number in pictures}
@@ -119,14 +117,15 @@ def _read_one(path: Path, root: Path, objects: ObjectList) -> list[str]:
     return sort_categories(categories)
 
 
-def read_tree(path: Path) -> dict[str, Any]:
-    """Reads a file that has the lists `KEYS` of objects. Raises `DataError` for any other."""
+def read_tree(path: Path, objects: ObjectList) -> tuple[dict[str, Any], dict[str, str]]:
+    """Reads a file with the lists `KEYS` of objects, and the name of each category by its id. Raises `DataError` for others."""
     plain = read_document(path, "JSON", parse_json)
     if not isinstance(plain, dict) or not all(isinstance(plain.get(key), list) for key in KEYS):
         raise DataError(f"{path} has no lists {', '.join(KEYS)}", "give a file in the format of COCO's instances")
     if not all(isinstance(entry, dict) for key in KEYS for entry in plain[key]):
         raise DataError(f"the lists of {path} contain entries that are no objects", "export the annotations again")
-    return plain
+    objects.note_unknown(plain, KNOWN_OF_FILE, path.name)
+    return plain, _read_categories(plain["categories"], path)
 
 
 def check_listed(number: str, pictures: Mapping[str, Any], path: Path) -> None:
@@ -146,7 +145,7 @@ def read_id(value: Any) -> str:
     return "" if isinstance(value, bool | dict | list) else format_label(value)
 
 
-def read_categories(entries: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
+def _read_categories(entries: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
     """The name of each category, by its id. Raises `DataError` for one without either, and for two of one id."""
     categories: dict[str, str] = {}
     for entry in entries:

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 
 from vitrail.data.sources.coco import (
     KEYS,
-    KNOWN_OF_FILE,
     SEGMENTS,
     check_listed,
     find_files,
     read_box,
-    read_categories,
     read_id,
     read_pictures,
     read_tree,
@@ -73,9 +71,7 @@ def read_segments(place: Path, objects: Read | None) -> RawData:
 
 def _read_one(path: Path, root: Path, objects: ObjectList, *, stuff: bool = False) -> list[str]:
     """Adds the images of one file with things, and ``stuff``, and returns the classes of these in the order of their ids."""
-    plain = read_tree(path)
-    categories = read_categories(plain["categories"], path)
-    objects.note_unknown(plain, KNOWN_OF_FILE, path.name)
+    plain, categories = read_tree(path, objects)
     flags = {read_id(entry["id"]): entry.get("isthing", 1) for entry in plain["categories"]}
     if wrong := next((number for number, flag in flags.items() if flag not in (0, 1)), None):
         what = f"{path}: isthing of the category {wrong} is {flags[wrong]!s:.60}"
