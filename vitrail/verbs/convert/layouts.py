@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitrail.errors import CheckpointError, ConfigError, nearest
-from vitrail.files import disk_errors, move_files, replace_folder, stage_folder
+from vitrail.files import move_files, replace_folder, stage_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
 from vitrail.runtime.progress import LogFunction, log_nothing
 from vitrail.tasks import Task
@@ -96,8 +96,6 @@ def write_layout(
         preprocessed = replace(model.preprocessing, resize="squash", resize_to=None)
         model = Classifier(model.backbone, (), preprocessed).eval()
     written = ENCODERS[to](model, path)
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     with stage_folder(path, written.files) as aside:
         copy = resolve_model(aside / path.name if path.name in written.files else aside)
         difference = _prove(model, copy)

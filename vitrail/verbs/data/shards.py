@@ -32,7 +32,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split, list_splits
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import ConfigError, DataError
-from vitrail.files import disk_errors, replace_folder, stage_folder
+from vitrail.files import replace_folder, stage_folder
 from vitrail.images.decode import EXTENSIONS, FORMATS, BadImage
 from vitrail.rows import Records
 from vitrail.runtime.progress import LogFunction, ProgressBar
@@ -260,8 +260,6 @@ def _write_found(place: Path, folder: str, shards: list[Shard], found: Found, la
         assert isinstance(labels.values, np.ndarray)
         targets = labels.values.astype(np.uint8) if labels.multi else labels.values
     root = BESIDE if str(place) == folder else folder
-    with disk_errors(place):
-        place.mkdir(parents=True, exist_ok=True)
     with stage_folder(place / FOLDER, {}) as aside:
         names = labels.names if labels else ()
         write_index(aside, root=root, shards=shards, classes=names, tables=found.tables(targets))

@@ -126,7 +126,6 @@ def write_export(
     calibration = [image for images in few for image in images.split(1)] or None  # (1, C, H, W) each
     needed = int(ROOM * sum(tensor.nbytes for tensor in task.backbone.state_dict().values()))
     with disk_errors(path, needed=needed):
-        path.parent.mkdir(parents=True, exist_ok=True)
         if free_bytes(path) < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with stage_folder(path, {}) as aside:
