@@ -18,7 +18,7 @@ from vitrail.errors import DivergedError, Preempted
 from vitrail.objectives import OBJECTIVES
 from vitrail.runs.checkpoint import list_checkpoints
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime.process import StopRequests
+from vitrail.runtime.process import note_stops
 from vitrail.runtime.progress import ProgressBar
 from vitrail.training import cost, loop
 from vitrail.training.goals import ENCODER, GOALS, SUPERVISED, TOKENIZER
@@ -64,7 +64,7 @@ def watch_batches(training: Training) -> list[str]:
 
 def fit(training: Training) -> None:
     training.folder.start_metrics(0, step=0)
-    with StopRequests() as stop, ProgressBar("training", training.steps, quiet=True) as show:
+    with note_stops() as stop, ProgressBar("training", training.steps, quiet=True) as show:
         loop.fit(training, stop, show)
 
 

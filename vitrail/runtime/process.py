@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from vitrail.errors import DiskError, Interrupted, Preempted
@@ -107,39 +107,34 @@ def keep_generators() -> Iterator[None]:
 
 @contextmanager
 def handle_signals(handlers: Mapping[Any, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
-    """Replaces the handlers of signals within the block."""
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    """Replaces the handlers of signals within the block. Python calls them in the main thread only; elsewhere nothing is done."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()} if in_main else {}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None is a handler that was not set from Python
 
 
 class StopRequests:
-    """While entered, the first SIGTERM or SIGINT is noted in `asked`; a second Ctrl-C interrupts at once.
+    """What `note_stops` notes."""
 
-    Python delivers signals to the main thread only; elsewhere this does nothing.
-    """
+    asked = 0  # the number of the signal
 
-    def __init__(self) -> None:
-        self.asked = 0  # the number of the signal
-        self._before: dict[int, object] = {}
 
-    def __enter__(self) -> StopRequests:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
-        return self
+@contextmanager
+def note_stops() -> Iterator[StopRequests]:
+    """Within the block, the first SIGTERM or SIGINT is noted in `StopRequests.asked`; a second Ctrl-C interrupts at once."""
+    stop = StopRequests()
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.asked == signal.SIGINT:
+    def note(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and stop.asked == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = number
+        stop.asked = number
+
+    with handle_signals({signal.SIGTERM: note, signal.SIGINT: note}):
+        yield stop
 
 
 def stopped_by(number: int, where: str) -> Preempted | Interrupted:
@@ -155,12 +150,8 @@ def end_at_once(remedy: str) -> Iterator[None]:
     def preempt(number: int, frame: FrameType | None) -> None:
         raise Preempted("stopped by SIGTERM", remedy)
 
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, preempt) if in_main else None
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted("stopped by Ctrl-C", remedy) from None
-    finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    with handle_signals({signal.SIGTERM: preempt}):
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted("stopped by Ctrl-C", remedy) from None

@@ -29,7 +29,7 @@ from vitrail.runs.folder import (
 )
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
-from vitrail.runtime.process import StopRequests, keep_generators, use_threads
+from vitrail.runtime.process import StopRequests, keep_generators, note_stops, use_threads
 from vitrail.runtime.progress import LogFunction, ProgressBar, duration, to_stderr
 from vitrail.runtime.tuning import forget_if_stale
 from vitrail.text import large, plural
@@ -159,7 +159,7 @@ def train(
             log(f"note     {unfinished} is unfinished; continue it with: vitrail {verb} --resume {unfinished}")
         started = time.perf_counter()
         try:
-            with keep_generators(), StopRequests() as stop, lost_ranks():
+            with keep_generators(), note_stops() as stop, lost_ranks():
                 if recipe := recipe_of(run):
                     log(f"recipe   {run.recipe}: {recipe.expect}; {recipe.source.removeprefix('ours: ')}")
                 if rates := run.optim.rates:
