@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -203,6 +204,15 @@ def is_gone(process: int) -> bool:
 def dump_json(value: Any) -> str:
     """JSON as this project writes it: indented, in insertion order, without escaping non-ASCII text."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def replace_nan(value: Any) -> Any:
+    """Replaces NaN and infinities by None, as JSON has neither."""
+    if isinstance(value, Mapping):
+        return {key: replace_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_checksummed(path: Path, value: Mapping[str, Any]) -> None:

@@ -152,6 +152,11 @@ def test_a_best_rate_at_the_edge_leaves_a_claim_open():
     assert row["effect"]["estimate"] == pytest.approx(0.1, abs=0.03)
 
 
+def test_what_a_single_seed_does_not_tell_is_null():
+    row = evaluate_one(pair(), by_arm(a=0.7), experiment=replace(TWO, seeds=1))
+    assert (row["effect"]["low"], row["effect"]["high"], row["detectable"]) == (None, None, None)
+
+
 def test_the_spread_of_seeds_is_pooled_over_the_trials_of_one_training_size():
     study = make_study(two=SIZED)
     trained = Aggregate(study, train(study, by_arm()), classes=CLASSES, images=IMAGES)

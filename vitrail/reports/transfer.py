@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from vitrail.evaluation.vtab import GROUPS, PUBLISHED, TASKS
-from vitrail.files import disk_errors, replace_file, write_checksummed
+from vitrail.files import disk_errors, replace_file, replace_nan, write_checksummed
 from vitrail.markup import Markup, tag
 from vitrail.reports import page as pages
 from vitrail.reports.cards import escape
@@ -152,17 +152,13 @@ class Transfer(Rows):
         }
         means = {
             name: {
-                protocol: {
-                    "accuracy": _finite(mean.accuracy),
-                    "accuracy_std": _finite(mean.std),
-                    "data_sets": mean.count,
-                }
+                protocol: {"accuracy": mean.accuracy, "accuracy_std": mean.std, "data_sets": mean.count}
                 for protocol, mean in row.items()
             }
             for name, row in self.means().items()
         }
         facts = {name: getattr(self, name) for name in ("model", "command", "machine", "date", "missing", "notes")}
-        return {**facts, "results": cells, "means": means}
+        return replace_nan({**facts, "results": cells, "means": means})
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns the figures of every data set and protocol, or the error; accuracies as fractions."""
@@ -199,10 +195,6 @@ class Transfer(Rows):
 def show_accuracy(accuracy: float, std: float) -> str:
     """Returns a percentage, with its standard deviation if there is one."""
     return percent(accuracy) + (f" ± {100 * std:.2f}" if math.isfinite(std) else "")
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def write_transfer(out: Path, facts: Transfer) -> Path:

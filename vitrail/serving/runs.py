@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import stat
 import sys
@@ -26,7 +25,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
 from vitrail.checksums import is_text_intact, parse_line
-from vitrail.files import parse_checksummed
+from vitrail.files import parse_checksummed, replace_nan
 from vitrail.reports.metric_names import SELECTED_BY, curve_of, metric_of
 from vitrail.runs.folder import is_abandoned
 from vitrail.serving.refusals import Refused
@@ -182,14 +181,9 @@ def parse_rows(content: bytes) -> Iterator[Row]:
             record = parse_line(line)
             if type(record.get("step")) is int:
                 numbers = {name: value for name, value in record.items() if type(value) in (int, float)}
-                yield {sys.intern(str(name)): finite(value) for name, value in numbers.items()}
-        except (ValueError, OverflowError):
+                yield {sys.intern(str(name)): replace_nan(value) for name, value in numbers.items()}
+        except ValueError:
             continue
-
-
-def finite(value: float) -> float | None:
-    """Returns the value, or None if it is not finite: JSON cannot represent it."""
-    return value if math.isfinite(value) else None
 
 
 class RunState(Schema):
@@ -245,7 +239,7 @@ def _read_study(file: Stamp) -> dict[str, Any]:
         "state": "stopped" if silent else state,
         "step": done if type(done) is int else 0,
         "steps": trials if type(trials) is int else None,
-        "seconds_left": finite(left) if isinstance(left, float) and not silent else None,
+        "seconds_left": replace_nan(left) if isinstance(left, float) and not silent else None,
     }
 
 

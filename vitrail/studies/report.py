@@ -6,7 +6,6 @@ The same results give the same figures to the bit, in whatever order and in how 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitrail.config.parse import plain
-from vitrail.files import dump_json, read_checksummed, replace_file
+from vitrail.files import dump_json, read_checksummed, replace_file, replace_nan
 from vitrail.rows import Rows
 from vitrail.runtime.machine import describe, versions
 from vitrail.studies.aggregate import Aggregate, Group, NotAskedError, Placed, UnsureError
@@ -167,26 +166,25 @@ def evaluate_study(
     final = [(name, place, result) for name, placed in trials.items() for place, result in placed.items()]
     of_paper = any(claim.name in paper_claims() for claim in study.claims)
     lost = [training for training in final if training[2].state != "done"]
-    return plain(
-        {
-            "format": FORMAT,
-            "study": study.name,
-            "plan": plan,
-            "data": data,
-            "base": {**common_settings(), **study.base},
-            "claims": [_describe(case, decided.get(case.claim.name)) for case in cases],
-            "arms": list_arms(aggregate),
-            "rates": list_rates(tunings),
-            "published": {metric: fit_table_6(metric) for metric in METRICS} if of_paper else {},
-            "heads": list_heads(aggregate),
-            "not_asked": unasked,
-            "failures": [
-                {"trial": each.key, "experiment": name, "arm": place.arm, "state": each.state, "error": each.error}
-                for name, place, each in sorted(lost, key=lambda training: training[2].key)
-            ],
-            "versions": sorted({result.version for _, _, result in final if result.version}),
-        }
-    )
+    numbers = {
+        "format": FORMAT,
+        "study": study.name,
+        "plan": plan,
+        "data": data,
+        "base": {**common_settings(), **study.base},
+        "claims": [_describe(case, decided.get(case.claim.name)) for case in cases],
+        "arms": list_arms(aggregate),
+        "rates": list_rates(tunings),
+        "published": {metric: fit_table_6(metric) for metric in METRICS} if of_paper else {},
+        "heads": list_heads(aggregate),
+        "not_asked": unasked,
+        "failures": [
+            {"trial": each.key, "experiment": name, "arm": place.arm, "state": each.state, "error": each.error}
+            for name, place, each in sorted(lost, key=lambda training: training[2].key)
+        ],
+        "versions": sorted({result.version for _, _, result in final if result.version}),
+    }
+    return replace_nan(plain(numbers))
 
 
 def _measure(claim: Claim, aggregate: Aggregate, tunings: Mapping[str, Tuning]) -> _Case:
@@ -238,8 +236,8 @@ def _describe(case: _Case, decided: Verdict | None) -> dict[str, Any]:
         **row,
         "verdict": verdict.kind,
         "verdict_level": verdict.level,
-        "effect": {**effect, "df": student and finite(student.freedom)},
-        "detectable": student and finite(student.detectable()),
+        "effect": {**effect, "df": student and student.freedom},
+        "detectable": student and student.detectable(),
         "why": verdict.why,
         "to_tell": case.remedy or _advise(claim, figure, seeds, verdict),
         "regime": ", ".join(dict.fromkeys(group.regime for group in case.groups if group.regime)),
@@ -258,15 +256,10 @@ def _advise(claim: Claim, figure: Estimate, seeds: int, verdict: Verdict) -> str
     return f"no number of seeds {shown}: that needs more test images"
 
 
-def finite(value: float) -> float | None:
-    """Returns a figure as JSON can hold it: None where it is not finite."""
-    return float(value) if math.isfinite(value) else None
-
-
 def with_interval(figure: Estimate) -> dict[str, Any]:
     """Returns ``estimate``, ``low`` and ``high``."""
     low, high = figure.bounds(LEVEL)
-    return {"estimate": finite(figure.value), "low": finite(low), "high": finite(high)}
+    return {"estimate": figure.value, "low": low, "high": high}
 
 
 def list_arms(aggregate: Aggregate) -> list[dict[str, Any]]:
@@ -279,7 +272,7 @@ def list_arms(aggregate: Aggregate) -> list[dict[str, Any]]:
             "limit": group.limit,
             "seeds": len(group.values),
             "accuracy": with_interval(aggregate.combine([group], [1.0], "points")),
-            "train": finite(group.mean("train")),
+            "train": group.mean("train"),
             "regime": group.regime,
             "undertrained": aggregate.find_undertrained(group),
             "curve": [dict(point) for point in group.results[0].curve],
@@ -300,7 +293,7 @@ def list_rates(tunings: Tunings) -> list[dict[str, Any]]:
         {
             "experiment": experiment,
             "arm": arm,
-            "points": [{"lr": rate, "nll": finite(loss)} for rate, loss in losses_of(tuning.tried).items()],
+            "points": [{"lr": rate, "nll": loss} for rate, loss in losses_of(tuning.tried).items()],
             "best": tuning.choice.best,
             "edge": tuning.is_at_edge,
         }

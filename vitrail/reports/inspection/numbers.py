@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from vitrail.analysis.head_statistics import HeadFigures
+from vitrail.files import replace_nan
 from vitrail.reports.inspection.facts import Biases, Inspection, Positions, Rotations, Tokens
 
 
@@ -118,12 +118,3 @@ def _list_tokens(tokens: Tokens) -> dict[str, Any]:
 
 def _round(values: np.ndarray | Tensor | Sequence[float]) -> Any:
     return np.asarray(values, dtype=np.float64).round(6).tolist()
-
-
-def replace_nan(value: Any) -> Any:
-    """Replaces NaN and infinities by None, as JSON has neither."""
-    if isinstance(value, Mapping):
-        return {key: replace_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [replace_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitrail.analysis.render import save_png
 from vitrail.analysis.weight_changes import WeightChange
-from vitrail.files import disk_errors
+from vitrail.files import disk_errors, replace_nan
 from vitrail.markup import Markup
 from vitrail.reports.charts import colour_scale
 from vitrail.reports.data_uris import pixels
@@ -24,7 +24,7 @@ from vitrail.reports.facts import describe_model, list_versions
 from vitrail.reports.inspection import charts
 from vitrail.reports.inspection.facts import Inspection
 from vitrail.reports.inspection.findings import GLOBAL, LOCAL, relative_distances, summarise_heads
-from vitrail.reports.inspection.numbers import numbers, replace_nan
+from vitrail.reports.inspection.numbers import numbers
 from vitrail.reports.inspection.one_model import MARKS, draw_pictures, every_tile, list_heads, number
 from vitrail.reports.page import Cell, Table, render, write_page
 from vitrail.text import decimal, large, percent, plural, sentence
