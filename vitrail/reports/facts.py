@@ -24,7 +24,22 @@ SPLITS = {"val": "validation", "train": "training"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
+class Origin:
+    """How the figures of a page came about: by which command, on which machine, with which versions of packages, and when."""
+
+    command: str = ""
+    machine: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    date: str = ""
+
+    def details(self, own: Mapping[str, str]) -> dict[str, Any]:
+        """Returns what the section of run details shows; ``own`` are rows before those of the machine."""
+        rows = {**own, "Machine": self.machine, "Versions": list_versions(self.versions)}
+        return {"command": self.command, "rows": rows}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts(Origin):
     """The data of the report and the model card of any run; only ``title`` is required.
 
     ``records`` are the lines of ``metrics.jsonl``. ``images`` counts the images of each split. ``base`` names the initial
@@ -34,7 +49,6 @@ class RunFacts:
     """
 
     title: str
-    command: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     data: str = ""
     layout: str = ""
@@ -54,9 +68,6 @@ class RunFacts:
     device_hours: float | None = None
     seconds: float | None = None
     images_per_second: float | None = None
-    machine: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    date: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     location: str = "path/to/this/folder"
     notes: Sequence[str] = ()
@@ -73,10 +84,8 @@ class RunFacts:
             **own,
             "Compute": describe_compute(self.operations, self.device_hours),
             "Time": ", ".join(filter(None, (took, speed))),
-            "Machine": self.machine,
-            "Versions": list_versions(self.versions),
         }
-        return {"command": self.command, "rows": rows, "settings": as_yaml(self.config) if self.config else ""}
+        return {**super().details(rows), "settings": as_yaml(self.config) if self.config else ""}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from vitrail.files import disk_errors, replace_file, replace_nan, write_checksum
 from vitrail.markup import Markup, tag
 from vitrail.reports import page as pages
 from vitrail.reports.cards import escape
-from vitrail.reports.facts import list_versions
+from vitrail.reports.facts import Origin
 from vitrail.reports.page import Table, render
 from vitrail.rows import Rows, show_rows
 from vitrail.tables import open_table
@@ -77,17 +77,13 @@ def deviation(runs: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Transfer(Rows):
+class Transfer(Rows, Origin):
     """The results by data set and protocol, with the run details. With ``vtab`` the data sets are tasks of VTAB-1k."""
 
     model: str
     protocols: tuple[str, ...]
     rows: Mapping[str, Mapping[str, Cell]]
     settings: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""
-    machine: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    date: str = ""
     vtab: bool = False
 
     def mean(self, protocol: str) -> float:
@@ -250,13 +246,6 @@ def page(facts: Transfer) -> str:
         (group, facts.show_mean(group, mean), f"mean accuracy over {plural(mean.count, 'task')}")
         for group, mean in by_group.items()
     ]
-    rows = {
-        "Model": facts.model,
-        "Data": ", ".join(facts.rows),
-        **facts.settings,
-        "Machine": facts.machine,
-        "Versions": list_versions(facts.versions),
-    }
     return render(
         "transfer.html",
         "vitrail transfer",
@@ -272,7 +261,7 @@ def page(facts: Transfer) -> str:
         tiles_rows=tiles,
         notes_lines=list_notes(facts),
         accuracies=list_accuracies(facts),
-        run={"command": facts.command, "rows": rows},
+        run=facts.details({"Model": facts.model, "Data": ", ".join(facts.rows), **facts.settings}),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from vitrail.analysis.cost import LARGEST_BATCH, Speed
 from vitrail.markup import Markup
 from vitrail.reports import charts as draw
-from vitrail.reports.facts import list_versions
+from vitrail.reports.facts import Origin
 from vitrail.reports.page import Table, render, write_page
 from vitrail.text import large, plural
 
@@ -58,17 +58,13 @@ class ComparedCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Origin):
     """All results: the costs, each model at all its sizes, and how they were measured."""
 
     costs: Sequence[ComparedCost]
     precision: str
     device: str
     notes: Sequence[str] = ()
-    command: str = ""
-    machine: str = ""
-    versions: Mapping[str, str]
-    date: str = ""
 
 
 def write_comparison(out: Path, comparison: Comparison) -> Path:
@@ -77,12 +73,6 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
     Raises `DiskError` if the folder cannot be written.
     """
     plots, models = draw_charts(comparison.costs), list(dict.fromkeys(cost.model for cost in comparison.costs))
-    rows = {
-        "Models": ", ".join(models),
-        "Precision": comparison.precision,
-        "Machine": comparison.machine,
-        "Versions": list_versions(comparison.versions),
-    }
     page = render(
         "comparison.html",
         "vitrail inspect --cost",
@@ -93,7 +83,7 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
         batches={cost.largest_batch_is for cost in comparison.costs},
         most=f"{LARGEST_BATCH:,}",
         costs=list_costs(comparison.costs),
-        run={"command": comparison.command, "rows": rows},
+        run=comparison.details({"Models": ", ".join(models), "Precision": comparison.precision}),
     )
     return write_page(out, page, plots, ".")
 

@@ -18,6 +18,7 @@ from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.locality import Locality
 from vitrail.analysis.offsets import OffsetFigures
 from vitrail.analysis.tokens import MapNorms, Neuron, find_onset
+from vitrail.reports.facts import Origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspection:
+class Inspection(Origin):
     """All results. Values that could not be measured are None or empty, and ``notes`` give the reason."""
 
     title: str
@@ -157,8 +158,4 @@ class Inspection:
     findings: Sequence[Finding] = ()
     data: str = ""
     images: int = 0
-    command: str = ""
-    machine: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    date: str = ""
     notes: Sequence[str] = ()

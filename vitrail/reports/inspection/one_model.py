@@ -18,7 +18,7 @@ from vitrail.files import disk_errors
 from vitrail.markup import Markup
 from vitrail.reports.charts import colour_scale, heat_map
 from vitrail.reports.data_uris import Picture, data_uri, overlay_attention, photograph, pixels
-from vitrail.reports.facts import describe_model, list_versions
+from vitrail.reports.facts import describe_model
 from vitrail.reports.inspection import charts
 from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Painted, Prototypes, Sample, Tokens
 from vitrail.reports.page import Cell, Table, render, write_page
@@ -84,7 +84,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
         growth=fit_powers(inspection.cost),
         costs=list_costs("image", [(point.size, point) for point in inspection.cost]),
         costs_by_patch=list_costs("patch", [(point.patch_size, point) for point in inspection.cost_by_patch]),
-        run={"command": inspection.command, "rows": list_details(inspection)},
+        run=inspection.details(list_details(inspection)),
     )
     return write_page(out, page, plots, ".")
 
@@ -313,7 +313,7 @@ def format_time(seconds: float) -> str:
 
 
 def list_details(inspection: Inspection) -> dict[str, str]:
-    """Returns the rows of the run details: model, data and environment."""
+    """Returns the rows of the run details: model and data."""
     counts = [plural(inspection.images, "image") + " for the heads"] if inspection.heads else []
     counts += [f"{len(inspection.tokens.maps[0].norms):,} for the norms"] if inspection.tokens else []
     counts += [f"{inspection.biases.images:,} for the inductive biases"] if inspection.biases else []
@@ -323,6 +323,4 @@ def list_details(inspection: Inspection) -> dict[str, str]:
         "Model": describe_model(inspection.model, inspection.parameters, inspection.multiply_adds, size),
         "Data": inspection.data,
         "Images": ", ".join(counts),
-        "Machine": inspection.machine,
-        "Versions": list_versions(inspection.versions),
     }

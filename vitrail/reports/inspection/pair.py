@@ -20,7 +20,7 @@ from vitrail.files import disk_errors, replace_nan
 from vitrail.markup import Markup
 from vitrail.reports.charts import colour_scale
 from vitrail.reports.data_uris import pixels
-from vitrail.reports.facts import describe_model, list_versions
+from vitrail.reports.facts import describe_model
 from vitrail.reports.inspection import charts
 from vitrail.reports.inspection.facts import Inspection
 from vitrail.reports.inspection.findings import GLOBAL, LOCAL, relative_distances, summarise_heads
@@ -116,10 +116,7 @@ def write_pair(out: Path, pair: Pair, changes: Changes = ()) -> Path:
         tiles=[every_tile(each.positions.similarity) if each.positions else 1 for each in pair],
         variances=[float(np.sum(each.filters.explained[: len(each.filters.pictures)])) for each in pair],
         similarity_scale=colour_scale(-1, 1, "cosine similarity"),
-        run={
-            "command": one.command,
-            "rows": {**models, "Data": one.data, "Machine": one.machine, "Versions": list_versions(one.versions)},
-        },
+        run=one.details({**models, "Data": one.data}),
     )
     return write_page(out, page, plots, ".")
 
