@@ -133,11 +133,10 @@ def test_figures_of_the_training_images_come_with_a_warning(tmp_path):
     assert "trained on these images; expect lower accuracy" in written(tmp_path, facts(split="train")).words
 
 
-def test_the_report_of_a_run_without_evaluation_says_so(tmp_path):
-    page = written(tmp_path, ClassificationFacts(title="bare", classes=["only"], records=[{"step": 1, "loss": 1.25}]))
-    assert "the accuracy on new images is unknown" in page.words
-    assert "1.2500" in page.words
-    assert page.sections == ["curves", "run-details"]
+def test_an_accuracy_that_is_undefined_is_a_dash(tmp_path):
+    labels = evaluated(np.full((60, 3), 0.3), np.zeros((60, 3)))
+    words = written(tmp_path, facts(multi_label=True, metric=labels, figures=labels.compute())).words
+    assert "– mean average precision" in " ".join(words.split())
 
 
 def test_a_run_without_records_and_without_mistakes_leaves_those_sections_out(tmp_path):

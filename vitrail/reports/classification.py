@@ -18,13 +18,12 @@ from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.markup import Markup
 from vitrail.models import device_of
 from vitrail.reports import training_curves as curves
-from vitrail.reports.charts import confusion_chart, reliability_chart
+from vitrail.reports.charts import reliability_chart
 from vitrail.reports.data_uris import Picture, data_uri, overlay_attention, photograph
 from vitrail.reports.facts import SPLITS, EvaluatedRun, RunFacts, list_classes
 from vitrail.reports.metric_names import METRICS, short_percent
 from vitrail.reports.page import Cell, Table
 from vitrail.reports.supervised import (
-    MATRIX_MOST,
     SORTED,
     describe_confusion,
     draw_interval,
@@ -34,7 +33,7 @@ from vitrail.reports.supervised import (
 )
 from vitrail.tasks.task import Task
 from vitrail.tasks.user_images import to_pixels
-from vitrail.text import number, percent, plural
+from vitrail.text import percent, plural
 
 MISCALIBRATED = 0.15  # expected calibration error
 OTHERS = ("top5", "f1_macro", "f1_micro", "nll", "ece", "brier")
@@ -57,24 +56,20 @@ class Mistake:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationFacts(RunFacts):
-    """The data about a classifier; only ``title`` and ``classes`` are required.
+    """The data about a classifier; only ``title``, ``classes`` and ``metric`` are required.
 
-    ``metric`` is the metric computed on ``split``, or None without an evaluation. ``figures`` has ``top1`` (or ``map``) with
-    the ends of its confidence interval, ``top1_low`` and ``top1_high``, and those of ``top5 nll ece brier f1_macro
+    ``metric``, a `ClassMetric` or for multi-label tasks a `LabelMetric`, was computed on ``split``. ``figures`` has ``top1`` (or
+    ``map``) with the ends of its confidence interval, ``top1_low`` and ``top1_high``, and those of ``top5 nll ece brier f1_macro
     f1_micro`` that are known; shares are fractions. ``class_counts`` are the images per class (K,) of each split.
     """
 
     classes: Sequence[str]
+    metric: Any
     class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     split: str = "val"
     figures: Mapping[str, float] = field(default_factory=dict)
     multi_label: bool = False
-    metric: Any = None  # `ClassMetric`, or `LabelMetric` for multi-label tasks
     mistakes: Sequence[Mistake] = ()
-
-    @property
-    def has_evaluation(self) -> bool:
-        return self.metric is not None and len(self.metric.keys) > 0
 
     @property
     def split_name(self) -> str:
@@ -134,14 +129,10 @@ def write_report(folder: Path, facts: ClassificationFacts) -> Path:
 
     Raises `DiskError` if the folder cannot be written.
     """
-    drawn, counts, calibration = {}, None, None
-    if facts.has_evaluation:
-        calibration = facts.metric.calibration
-        drawn["reliability"] = reliability_chart(calibration)
-        if not facts.multi_label and len(facts.classes) >= 2:
-            counts = facts.metric.confusion
-            if len(facts.classes) <= MATRIX_MOST:
-                drawn["confusion"] = confusion_chart(counts, facts.classes)
+    calibration, confusion = facts.metric.calibration, None
+    if not facts.multi_label and len(facts.classes) >= 2:
+        confusion = describe_confusion(facts.metric.confusion, facts.classes)
+    reliability = reliability_chart(calibration)
     best = ("val_map", METRICS["map"].label) if facts.multi_label else ("val_top1", "validation accuracy")
     return write_supervised(
         folder,
@@ -153,13 +144,13 @@ def write_report(folder: Path, facts: ClassificationFacts) -> Path:
         warnings=warn(facts),
         best=curves.best(facts.records, *best),
         figure=explain(facts),
-        confusion=None if counts is None else describe_confusion(counts, facts.classes, drawn.get("confusion")),
-        classes=list_scores(facts) if facts.has_evaluation else None,
+        confusion=confusion,
+        classes=list_scores(facts),
         mistakes=[(mistake, *show(mistake)) for mistake in facts.mistakes],
         calibration=calibration,
-        reliability=drawn.get("reliability"),
-        error=facts.figures.get("ece", calibration.error if calibration else math.nan),
-        drawn=drawn,
+        reliability=reliability,
+        error=facts.figures.get("ece", calibration.error),
+        drawn={"reliability": reliability},
     )
 
 
@@ -176,10 +167,8 @@ def plot_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Markup]:
 
 def warn(facts: ClassificationFacts) -> list[str]:
     """Returns sentences about results that should not be relied on: nothing learned, few images, or probabilities far off."""
-    words = []
-    if facts.has_evaluation:
-        failure = facts.metric.explain_failure(facts.figures)
-        words = [*([failure] if failure else []), *warn_of_few(len(facts.metric.keys))]
+    failure = facts.metric.explain_failure(facts.figures)
+    words = [*([failure] if failure else []), *warn_of_few(len(facts.metric.keys))]
     if (error := facts.figures.get("ece", math.nan)) >= MISCALIBRATED:
         words.append(
             f"The expected calibration error is {percent(error, 0)}. Do not use the confidences as probabilities before "
@@ -192,11 +181,12 @@ def explain(facts: ClassificationFacts) -> dict[str, Any]:
     """Returns the values of the headline: the main metric, its interval and the counts, and the other metrics."""
     key = "map" if facts.multi_label else "top1"
     value, low, high = (facts.figures.get(name, math.nan) for name in (key, f"{key}_low", f"{key}_high"))
-    losses = [record["loss"] for record in facts.records if "loss" in record]
+    count = len(facts.metric.keys)
     figure: dict[str, Any] = {
-        "value": percent(value) if math.isfinite(value) else None,
+        "value": percent(value),
         "name": METRICS[key].label,
-        "last_loss": number(losses[-1]) if losses else None,
+        "images": plural(count, f"{facts.split_name} image"),
+        "of": plural(len(facts.classes), "class", "classes"),
         "interval": None,
         # top-5 only with more than five classes
         "tiles": list_tiles(
@@ -205,21 +195,13 @@ def explain(facts: ClassificationFacts) -> dict[str, Any]:
         ),
     }
     commonest = None
-    if facts.has_evaluation:
-        count = len(facts.metric.keys)
-        figure |= {
-            "images": plural(count, f"{facts.split_name} image"),
-            "of": plural(len(facts.classes), "class", "classes"),
-        }
-        if not facts.multi_label:
-            wrong = count - int(np.trace(facts.metric.confusion))
-            commonest = float(np.bincount(facts.metric.targets).max() / count)  # of always predicting that class
-            figure |= {"right": count - wrong, "wrong": wrong, "odds": count / wrong if wrong else math.inf}
+    if not facts.multi_label:
+        wrong = count - int(np.trace(facts.metric.confusion))
+        commonest = float(np.bincount(facts.metric.targets).max() / count)  # of always predicting that class
+        figure |= {"right": count - wrong, "wrong": wrong, "odds": count / wrong if wrong else math.inf}
     if math.isfinite(low) and math.isfinite(high):
-        figure |= {
-            "interval": f"{percent(low)} to {percent(high)}",
-            "strip": draw_interval(value, low, high, commonest),
-        }
+        drawn = draw_interval(value, low, high, commonest)
+        figure |= {"interval": f"{percent(low)} to {percent(high)}", "strip": drawn}
     return figure
 
 

@@ -17,7 +17,6 @@ from vitrail.reports.charts import (
     Axis,
     Series,
     chart,
-    confusion_chart,
     dot,
     horizontal_axis,
     line,
@@ -26,7 +25,7 @@ from vitrail.reports.facts import EvaluatedRun, list_classes
 from vitrail.reports.metric_names import SIZES
 from vitrail.reports.page import Cell, Table
 from vitrail.reports.samples import draw_chosen
-from vitrail.reports.supervised import MATRIX_MOST, describe_confusion, warn_of_few
+from vitrail.reports.supervised import describe_confusion, warn_of_few
 from vitrail.tasks.detection.detector import ObjectTask
 from vitrail.tasks.detection.matching import AREAS
 from vitrail.tasks.detection.metric import BoxMetric, Curve
@@ -102,20 +101,16 @@ def share_axes() -> tuple[Axis, Axis]:
 def describe(evaluated: EvaluatedRun, metric: BoxMetric) -> dict[str, Any]:
     """Returns the values of the sections that only detectors have."""
     assert isinstance(evaluated.model, ObjectTask), evaluated.model.name
-    found, names = not math.isnan(metric.threshold), (*metric.classes, NOTHING)
+    found = not math.isnan(metric.threshold)
     shape, shapes = ("mask", "masks") if isinstance(metric, InstanceMetric) else ("box", "boxes")
     curves, confusion = draw_detection_charts(metric), None
-    drawn = dict(curves)
-    if curves and len(metric.classes) < MATRIX_MOST:
-        drawn["confusion"] = confusion_chart(metric.confusion, names, noun="object")
     if found:
         about = (
             f"{shapes.capitalize()} with a score of at least {decimal(metric.threshold)}, at an IoU of 0.5. The row "
             f"“{NOTHING}” has the {shapes} that found no object, badly placed ones included; the column “{NOTHING}” has the "
             f"objects that no {shape} found."
         )
-        chart = drawn.get("confusion")
-        confusion = describe_confusion(metric.confusion, names, chart, noun="object", about=about)
+        confusion = describe_confusion(metric.confusion, (*metric.classes, NOTHING), noun="object", about=about)
     shown = metric.threshold if found else evaluated.model.threshold  # the least score of a box that is shown
     return {
         "template": "detection.html",
@@ -130,7 +125,7 @@ def describe(evaluated: EvaluatedRun, metric: BoxMetric) -> dict[str, Any]:
         "errors": list_errors(metric) if found else None,
         "sizes": list_sizes(metric, evaluated.result.figures),
         "confusion": confusion,
-        "drawn": drawn,
+        "drawn": curves,
         **draw_chosen(evaluated, metric, shown),
     }
 

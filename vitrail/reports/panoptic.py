@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitrail.reports.charts import confusion_chart
 from vitrail.reports.facts import EvaluatedRun, list_classes
 from vitrail.reports.samples import draw_chosen
-from vitrail.reports.supervised import MATRIX_MOST, describe_confusion, warn_of_few
+from vitrail.reports.supervised import describe_confusion, warn_of_few
 from vitrail.tasks.panoptic.metric import PanopticMetric
 
 NOTHING = "no segment"  # the name of what matches none, in the confusion matrix
@@ -15,9 +14,6 @@ NOTHING = "no segment"  # the name of what matches none, in the confusion matrix
 
 def describe(evaluated: EvaluatedRun, metric: PanopticMetric) -> dict[str, Any]:
     """Returns the values of the sections that only panoptic segmenters have."""
-    drawn, names = {}, (*metric.classes, NOTHING)
-    if len(metric.classes) < MATRIX_MOST:
-        drawn["confusion"] = confusion_chart(metric.confusion, names, noun="segment")
     about = (
         f"Segments at an IoU above 0.5. The row “{NOTHING}” has the answers that match no segment, the column “{NOTHING}” the "
         "segments that no answer matches."
@@ -26,7 +22,6 @@ def describe(evaluated: EvaluatedRun, metric: PanopticMetric) -> dict[str, Any]:
         "template": "panoptic.html",
         "task": {"Task": evaluated.model.name, "Classes": list_classes(evaluated.result.classes)},
         "warnings": warn_of_few(len(metric.keys)),
-        "confusion": describe_confusion(metric.confusion, names, drawn.get("confusion"), noun="segment", about=about),
-        "drawn": drawn,
+        "confusion": describe_confusion(metric.confusion, (*metric.classes, NOTHING), noun="segment", about=about),
         **draw_chosen(evaluated, metric),
     }

@@ -16,7 +16,7 @@ import numpy as np
 from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.markup import Markup
 from vitrail.reports import training_curves as curves
-from vitrail.reports.charts import strip
+from vitrail.reports.charts import confusion_chart, strip
 from vitrail.reports.facts import SPLITS, RunFacts
 from vitrail.reports.metric_names import metric_of
 from vitrail.reports.page import Cell, Table, render, write_page
@@ -39,6 +39,8 @@ def write_supervised(
     task: Mapping[str, str],
     warnings: Sequence[str] = (),
     best: Sequence[str] = (),
+    confusion: Mapping[str, Any] | None = None,
+    drawn: Mapping[str, Markup] = {},
     **values: Any,
 ) -> Path:
     """Writes ``report.html`` and its charts into ``folder``; returns the path of the page.
@@ -48,9 +50,12 @@ def write_supervised(
         plots: the charts against the training step.
         task: rows of the run details.
         best: sentences about the best evaluation.
-        values: what the sections of the task show; ``drawn`` are further charts for files.
+        confusion: the result of `describe_confusion`.
+        drawn: further charts for files.
+        values: what the sections of the task show.
     """
-    drawn = values.pop("drawn", {})
+    if confusion and confusion["chart"]:
+        drawn = {**drawn, "confusion": confusion["chart"]}
     page = render(
         template,
         "vitrail report",
@@ -62,7 +67,8 @@ def write_supervised(
         about_curves=[*best, *explain_precision(facts), *curves.troubles(facts.records)],
         corruptions=list_corruptions(figures),
         run=facts.details(task),
-        **{"confusion": None, "classes": None, **values},
+        confusion=confusion,
+        **{"classes": None, **values},
     )
     return write_page(folder, page, {**plots, **drawn})
 
@@ -146,15 +152,17 @@ def warn_of_few(images: int) -> list[str]:
 
 
 def describe_confusion(
-    counts: np.ndarray, classes: Sequence[str], chart: Markup | None, *, noun: str = "image", about: str = ""
+    counts: np.ndarray, classes: Sequence[str], *, noun: str = "image", about: str = "", in_percent: bool = False
 ) -> dict[str, Any]:
-    """Returns the values of the section of a matrix (K, K), rows are true classes.
+    """Returns the values of the section of a matrix (K, K), rows are true classes. It is drawn for up to `MATRIX_MOST` classes.
 
     Args:
-        chart: the matrix; None if there are too many classes.
         noun: what is counted, in the singular.
         about: sentences before the list.
+        in_percent: cells show the share of their row instead of the count.
     """
+    is_drawn = len(classes) <= MATRIX_MOST
+    chart = confusion_chart(counts, classes, noun=noun, in_percent=in_percent) if is_drawn else None
     pairs, support = confused_pairs(counts), counts.sum(1)
     rows = [(classes[true], classes[named], f"{n:,}", percent(n / support[true])) for true, named, n in pairs]
     columns = ("true class", "predicted class", f"{noun}s", "share of class")
