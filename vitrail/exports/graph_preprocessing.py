@@ -10,7 +10,6 @@ B pictures, C channels, H x W pixels of a picture, h x w pixels of the model's i
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -150,13 +149,7 @@ def _kernel(distances: Tensor, interpolation: str) -> Tensor:
         inner = ((SHARPNESS + 2) * far - (SHARPNESS + 3)) * far * far + 1
         outer = (((far - 5) * far + 8) * far - 4) * SHARPNESS
         return torch.where(far < 1, inner, torch.where(far < 2, outer, 0.0))
-    return torch.where(far < 3, _sinc(far) * _sinc(far / 3), 0.0)
-
-
-def _sinc(distances: Tensor) -> Tensor:
-    """Returns sin(pi x) / (pi x), and 1 at 0."""
-    angles = math.pi * torch.where(distances == 0, 1.0, distances)
-    return torch.where(distances == 0, 1.0, angles.sin() / angles)
+    return torch.where(far < 3, torch.sinc(far) * torch.sinc(far / 3), 0.0)
 
 
 def _in_8_bits(images: Tensor) -> Tensor:
