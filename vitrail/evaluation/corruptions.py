@@ -32,9 +32,8 @@ def gaussian_noise(picture: np.ndarray, deviation: float, at: At) -> np.ndarray:
 
 def shot_noise(picture: np.ndarray, photons: float, at: At) -> np.ndarray:
     """Poisson noise: full brightness has ``photons`` photons on average."""
-    counts = np.arange(
-        int(photons + 10 * photons**0.5 + 20)
-    )  # beyond this the distribution function is 1 in double precision
+    # beyond these counts the distribution function is 1 in double precision
+    counts = np.arange(int(photons + 10 * photons**0.5 + 20))
     expected = np.arange(256)[:, None] * (photons / 255)  # (256, 1)
     steps = np.cumsum(np.log(np.maximum(counts, 1)))  # log count!
     chance = np.exp(counts * np.log(np.maximum(expected, 1e-300)) - expected - steps)  # (256, M)
@@ -147,10 +146,6 @@ def corrupt(
 
 def _convolve(picture: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     """Convolve (C, H, W) with a square kernel of odd side, normalised to sum 1, with reflection at the border."""
-    half = len(kernel) // 2
-    height, width = picture.shape[1:]
-    padded = np.pad(picture.astype(np.float64), ((0, 0), (half, half), (half, half)), mode="symmetric")
-    blurred = np.zeros(picture.shape)
-    for row, column in np.argwhere(kernel):
-        blurred += kernel[row, column] * padded[:, row : row + height, column : column + width]
-    return blurred / kernel.sum()
+    from scipy.ndimage import correlate  # a dependency of scikit-learn
+
+    return correlate(picture.astype(np.float64), kernel[None], mode="reflect") / kernel.sum()

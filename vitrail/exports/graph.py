@@ -82,18 +82,15 @@ def trace_graph(model: Task, *, pictures: bool = False) -> ExportedProgram:
 
 @contextmanager
 def quiet_exporters() -> Iterator[None]:
-    """Suppresses warnings and log messages of torch's exporters and their libraries."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    """Suppresses warnings and log messages of torch's exporters, of onnxruntime's quantiser and of their libraries."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"(torch|onnxscript|onnx_ir|copyreg)\b")
             yield
     finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 OPSET = 20  # the opset of torch's exporter

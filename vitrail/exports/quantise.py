@@ -20,15 +20,14 @@ the same, after one weights only (this method)      72.0 %  97.3 %     7.4    16
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitrail.errors import ConfigError
+from vitrail.exports.graph import quiet_exporters
 from vitrail.runtime.onnx_runtime import import_onnxruntime
 
 ACTIVATIONS = {"Gelu", "Erf", "Tanh", "Relu", "Sigmoid"}
@@ -65,7 +64,7 @@ def to_int8(source: Path, path: Path) -> int:
     behind = [node for node in layers if _follows_activation(node, producers)]
     for node in behind:
         _store_in_8_bits(model.graph, node)
-    with _quiet_quantiser():
+    with quiet_exporters():  # of the advice to simplify the graph first, which the exporter has done
         quantize_dynamic(
             model,
             path,
@@ -109,14 +108,3 @@ def _store_in_8_bits(graph: Any, node: Any) -> None:
     graph.node.insert(list(graph.node).index(node), restored)
     if not any(name in other.input for other in graph.node):
         graph.initializer.remove(stored)
-
-
-@contextmanager
-def _quiet_quantiser() -> Iterator[None]:
-    """Suppresses onnxruntime's advice to simplify the graph first, which the exporter has done."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

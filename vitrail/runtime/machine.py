@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -62,13 +63,14 @@ def available_memory() -> int | None:
 
 def versions() -> dict[str, str]:
     """Returns the version of each package that counts, ``absent`` where it is not installed."""
-    by_package = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            by_package[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            by_package[name] = "absent"
-    return by_package
+    return {"python": platform.python_version(), **{name: find_version(name) or "absent" for name in PACKAGES}}
+
+
+def find_version(package: str) -> str | None:
+    """Returns the version of a package; None if it is not installed."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
 
 
 def list_extras() -> dict[str, str]:
@@ -79,17 +81,9 @@ def list_extras() -> dict[str, str]:
             packages.setdefault(match["extra"], []).append(match["package"])
     rows = {}
     for extra, purpose in EXTRAS.items():
-        missing = [name for name in packages.get(extra, ()) if not _is_installed(name)]
+        missing = [name for name in packages.get(extra, ()) if find_version(name) is None]
         rows[extra] = f"pip install 'vitrail[{extra}]': {purpose}" if missing else f"installed: {purpose}"
     return rows
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def processor() -> str:
@@ -114,13 +108,10 @@ def describe() -> str:
 
 def examine() -> dict[str, object]:
     """Returns all of these facts, and the result of `self_check`."""
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm" if torch.version.hip else "CPU only"
     return {
         **versions(),
-        "torch build": f"CUDA {torch.version.cuda}"
-        if torch.version.cuda
-        else "ROCm"
-        if torch.version.hip
-        else "CPU only",
+        "torch build": build,
         "processor": processor(),
         "cores": cores(),
         "bf16": "native" if torch.cpu.get_capabilities().get("avx512_bf16") else "emulated",

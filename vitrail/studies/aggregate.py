@@ -80,9 +80,8 @@ class Group:
 
 
 Groups = tuple[Group, ...]
-Measured = tuple[
-    list[Estimate], Groups
-]  # the figures of a contrast, for all of which its rule must hold, and all groups
+# the figures of a contrast, for all of which its rule must hold, and all groups
+Measured = tuple[list[Estimate], Groups]
 
 
 class Aggregate:

@@ -167,9 +167,8 @@ def _compare_positions(model: Any, seed: int) -> float | None:
         torch.manual_seed(seed)
         twin = create_backbone(model.config)
     trained, untrained = (extract_position_embeddings(each) for each in (model, twin))
-    if (
-        trained is None or untrained is None or min(trained.shape[:2]) < 3
-    ):  # in smaller grids most positions are adjacent
+    # in grids smaller than 3 x 3 most positions are adjacent
+    if trained is None or untrained is None or min(trained.shape[:2]) < 3:
         return None
     of_both = (compute_neighbour_rate(compute_position_similarity(each)) for each in (trained, untrained))
     return next(of_both) - next(of_both)

@@ -65,11 +65,7 @@ def record_or_check(training: Training, saved: Checkpoint | None, log: LogFuncti
     if stamped and stamps is None and begun.get("stamps"):
         log(f"warning  {STAMPS} was damaged; names, classes and targets are compared, contents of images are not")
     refused, untrained, unknown = _compare(begun, digests, data.opened, stamps or {})
-    needed = (
-        "teacher",
-        "tokenizer",
-        *(("init",) if run.model.adapters.rank else ()),
-    )  # adapters are added to these weights
+    needed = ("teacher", "tokenizer", *(("init",) if run.model.adapters.rank else ()))  # to which adapters are added
     refused += _compare_weights(begun, weights, needed)
     changed = [*untrained, *unknown, *_compare_weights(begun, weights, ("init",)), *_compare_versions(begun)]
     if refused:

@@ -150,9 +150,8 @@ class TokenizerCodes:
         return renormalise(decoded, self.own, self.preprocessing, size)
 
 
-FrozenNetwork = (
-    Teacher | FeatureTeacher | TokenizerCodes
-)  # not trained; an objective takes its outputs for the images of a batch
+# not trained; an objective takes its outputs for the images of a batch
+FrozenNetwork = Teacher | FeatureTeacher | TokenizerCodes
 
 
 def check_channels(model: Task, preprocessing: Preprocessing) -> None:
