@@ -36,6 +36,11 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_file(path: Path) -> dict[str, Any]:
+    """Returns size and SHA-256 of a file, as manifests state them. Raises `OSError`."""
+    return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+
+
 def add_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON document with its checksum as the last field."""
     content = {name: value for name, value in document.items() if name != FIELD}

@@ -248,10 +248,15 @@ def document_errors(path: Path, remedy: str, kind: type[VitrailError] = DataErro
         raise kind(what, remedy) from error
 
 
+def ensure_folder(folder: Path) -> None:
+    """Creates a folder with those that it is in, unless it exists. Raises `DiskError`."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def make_folder(out: Path) -> None:
     """Create an output folder. Raises `ConfigError` for the folder of a run (its report would be lost), and `DiskError`."""
     if (out / "status.json").exists() and (out / "config.yaml").exists():
         raise ConfigError(f"{out} is the folder of a run", f"give another folder, such as {out / 'inside'}")
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
+    ensure_folder(out)
     settle_folder(out)

@@ -25,14 +25,14 @@ def fit_temperature(logits: Values, targets: Values, *, multi_label: bool = Fals
         logits: (N, K) of images that were not used in training.
         targets: (N,) indices of classes, or (N, K) of 0 and 1 with ``multi_label``.
     """
-    from scipy.optimize import brentq  # a dependency of scikit-learn
+    from scipy.optimize import root_scalar  # a dependency of scikit-learn
 
     logits, targets = as_array(logits).astype(np.float64), as_array(targets)
     slope = partial(_sigmoid_slope if multi_label else _softmax_slope, logits=logits, targets=targets)
     low, high = 1 / HOTTEST, 1 / COLDEST  # of the inverse temperature
     if (least := slope(low)) >= 0:
         return HOTTEST if slope(high) > least else 1.0  # equal logits do not depend on the temperature
-    return COLDEST if slope(high) <= 0 else 1 / brentq(slope, low, high, xtol=1e-12, rtol=1e-10)
+    return COLDEST if slope(high) <= 0 else 1 / root_scalar(slope, bracket=(low, high), xtol=1e-12).root
 
 
 def _softmax_slope(inverse: float, logits: np.ndarray, targets: np.ndarray) -> float:

@@ -26,7 +26,7 @@ from vitrail.data.sources.contents import Arrays, Contents, Files
 from vitrail.data.sources.parquet import ParquetImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
-from vitrail.files import disk_errors, replace_file, settle_folder
+from vitrail.files import ensure_folder, replace_file, settle_folder
 from vitrail.inference.options import InferenceOptions, tune_options
 from vitrail.inference.outputs import rows_of_rank, run_model, share_bad_images
 from vitrail.models import device_of
@@ -118,8 +118,7 @@ class FeatureCache:
             return log(f"note     the features are not cached: {size}, more than VITRAIL_CACHE_GB allows")
         target = self.root / self.identity / f"{hashlib.sha256(known).hexdigest()}.safetensors"
         try:
-            with disk_errors(target):
-                target.parent.mkdir(parents=True, exist_ok=True)
+            ensure_folder(target.parent)
             settle_folder(target.parent)
             replace_file(target, content)
         except DiskError as error:

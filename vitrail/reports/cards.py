@@ -17,14 +17,14 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 
-from vitrail.files import disk_errors, replace_file
+from vitrail.files import ensure_folder, replace_file
 from vitrail.markup import Markup, safe
 from vitrail.reports.classification import ClassificationFacts
-from vitrail.reports.facts import EvaluatedRun, RunFacts, as_yaml, describe_compute
+from vitrail.reports.facts import EvaluatedRun, RunFacts, as_yaml, describe_compute, describe_model
 from vitrail.reports.metric_names import METRICS, metric_of
 from vitrail.reports.page import TEMPLATES
 from vitrail.reports.pretraining import PretrainingFacts, format_known
-from vitrail.text import THIN, large, plural
+from vitrail.text import THIN, plural
 
 SHOWN = ("top1", "top5", "map", "f1_macro", "f1_micro", "nll", "ece", "brier")
 CLASSES_MOST = 100  # listed in the card; config.json has all of them
@@ -33,8 +33,7 @@ CLASSES_MOST = 100  # listed in the card; config.json has all of them
 def write_card(folder: Path, card: str) -> Path:
     """Writes ``card.md`` into ``folder`` and returns its path. Raises `DiskError` if it cannot be written."""
     path = folder / "card.md"
-    with disk_errors(path):
-        folder.mkdir(parents=True, exist_ok=True)
+    ensure_folder(folder)
     replace_file(path, card)
     return path
 
@@ -99,18 +98,13 @@ def render_card(template: str, facts: RunFacts, task: str, kind: str, **values: 
             sections.append(f"## {name}\n\n{body}")
         return ""
 
-    numbers = (
-        f"{large(facts.parameters)} parameters" if facts.parameters else "",
-        f"{large(facts.multiply_adds)} multiply-adds per image" if facts.multiply_adds else "",
-        f"images of {' × '.join(map(str, facts.image_size))} pixels" if facts.image_size else "",
-    )
     opening = (
         environment()
         .get_template(template)
         .render(
             section=section,
             facts=facts,
-            size=", ".join(filter(None, (facts.model, *numbers))),
+            size=describe_model(facts.model, facts.parameters, facts.multiply_adds, facts.image_size),
             compute=describe_compute(facts.operations, facts.device_hours),
             **values,
         )

@@ -106,7 +106,7 @@ def describe_model(
     about: str, parameters: int | None, multiply_adds: int | None, image_size: tuple[int, int] | None
 ) -> str:
     """Describes the model in one line, as far as it is known."""
-    size = " × ".join(map(str, image_size)) + " pixels" if image_size else None
+    size = f"images of {' × '.join(map(str, image_size))} pixels" if image_size else None
     sums = f"{large(multiply_adds)} multiply-adds per image" if multiply_adds else None
     return ", ".join(filter(None, (about, f"{large(parameters)} parameters" if parameters else None, sums, size)))
 

@@ -20,7 +20,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from vitrail.analysis.palette import DARK_RULE, ICON, LIGHT, OF_LIGHT, SHARED
-from vitrail.files import disk_errors, replace_file
+from vitrail.files import ensure_folder, replace_file
 from vitrail.markup import UNWRITABLE, Markup, join, tag
 from vitrail.reports.charts import standalone
 from vitrail.text import decimal, large, number, percent, plural, scientific, sentence
@@ -133,8 +133,7 @@ def write_page(folder: Path, page: str, plots: Mapping[str, Markup], subfolder: 
 
     Raises `DiskError` if the folder cannot be written.
     """
-    with disk_errors(folder):
-        (folder / subfolder).mkdir(parents=True, exist_ok=True)
+    ensure_folder(folder / subfolder)
     for name, drawing in plots.items():
         replace_file(folder / subfolder / f"{name}.svg", standalone(drawing))
     replace_file(folder / "report.html", page)

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from vitrail.evaluation.vtab import GROUPS, PUBLISHED, TASKS
-from vitrail.files import disk_errors, replace_file, replace_nan, write_checksummed
+from vitrail.files import ensure_folder, replace_file, replace_nan, write_checksummed
 from vitrail.markup import Markup, tag
 from vitrail.reports import page as pages
 from vitrail.reports.cards import escape
@@ -198,8 +198,7 @@ def write_transfer(out: Path, facts: Transfer) -> Path:
 
     Raises `DiskError`.
     """
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
+    ensure_folder(out)
     with open_table(out / "transfer.csv") as write:
         for name, cells in facts.rows.items():
             ends = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import ConfigError
-from vitrail.files import disk_errors, read_checksummed, write_checksummed
+from vitrail.files import ensure_folder, read_checksummed, write_checksummed
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class Cells:
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Keeps a cell. Raises `DiskError`."""
-        with disk_errors(self.folder):
-            self._path(name).parent.mkdir(exist_ok=True)
+        ensure_folder(self._path(name).parent)
         write_checksummed(self._path(name), content)
 
     def _path(self, name: str) -> Path:

@@ -24,7 +24,7 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as bytes_from_tensors
 from torch import Tensor
 
-from vitrail.checksums import add_checksum, hash_file, sha256_of
+from vitrail.checksums import add_checksum, digest_file, hash_file, sha256_of
 from vitrail.errors import CheckpointError, DiskError
 from vitrail.files import disk_errors, dump_json, free_bytes, parse_checksummed, sync_folder, write_bytes
 from vitrail.runtime import fault_injection
@@ -149,11 +149,6 @@ def retire(newest: Path, keep: int) -> None:
 
 def _digest(content: bytes) -> Facts:
     return {"bytes": len(content), "sha256": sha256_of(content)}
-
-
-def digest_file(path: Path) -> Facts:
-    """Returns size and hash of a file, as the manifest has them."""
-    return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import DiskError
-from vitrail.files import cache_folder, disk_errors, read_checksummed, write_checksummed
+from vitrail.files import cache_folder, disk_errors, ensure_folder, read_checksummed, write_checksummed
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.machine import processor
 from vitrail.runtime.process import cores, use_threads
@@ -346,8 +346,7 @@ def _recall(measure: Callable[[], Choice | None], asked: dict[str, Any], config:
     seconds = [[asdict(plan), taken] for plan, taken in choice.seconds.items()]
     content = {**asked, "network": about, "way": asdict(choice.plan), "seconds": seconds, "took": choice.took}
     with suppress(DiskError):  # then it is measured again
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        ensure_folder(path.parent)
         write_checksummed(path, content)
     return replace(choice, file=path)
 

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitrail.checksums import add_checksum, hash_file, sha256_of
+from vitrail.checksums import add_checksum, digest_file, hash_file, sha256_of
 from vitrail.errors import DataError, find_fault
 from vitrail.files import disk_errors, dump_json, parse_checksummed, replace_file, sync_folder, write_bytes
 from vitrail.shards.cache import Unavailable, cache_folder, fetch_file, fetch_shard, fetch_to, is_cached, is_remote
@@ -297,7 +297,7 @@ def write_index(folder: Path, *, root: str, shards: Sequence[Shard], classes: Se
             np.save(path, table, allow_pickle=False)
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
-            digests[name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+            digests[name] = digest_file(path)
     described = {
         "format": FORMAT,
         "root": root,

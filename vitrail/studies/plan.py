@@ -22,7 +22,7 @@ from vitrail.checksums import sha256_of
 from vitrail.config.parse import build, flatten, plain
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, nearest
-from vitrail.files import disk_errors, document_errors, read_checksummed, write_checksummed
+from vitrail.files import document_errors, ensure_folder, read_checksummed, write_checksummed
 from vitrail.runtime.progress import duration
 from vitrail.studies.design import LIMIT, RATE, SEED, STEPS, Experiment, Rates, Study, parse_study
 from vitrail.studies.statistics import expect_difference
@@ -105,8 +105,7 @@ def write_result(folder: Path, result: TrialResult) -> None:
     """Keeps a result in the study's ``folder``, whole or not at all. Raises `DiskError`."""
     bits = base64.b64encode(np.packbits(result.right).tobytes()).decode()
     tree = plain({**vars(result), "format": FORMAT, "right": [len(result.right), bits]})
-    with disk_errors(folder):
-        (folder / TRIALS).mkdir(exist_ok=True)
+    ensure_folder(folder / TRIALS)
     write_checksummed(folder / TRIALS / f"{result.key}.json", tree)
 
 
@@ -299,8 +298,7 @@ def write_plan(folder: Path, plan: Plan) -> list[str]:
     before = read_checksummed(folder / "plan.json")
     earlier = [] if before is None else before["earlier"]
     if before is not None and before["sha256"] != plan.sha256:
-        with disk_errors(folder):
-            (folder / "plans").mkdir(exist_ok=True)
+        ensure_folder(folder / "plans")
         write_checksummed(folder / "plans" / f"{before['sha256']}.json", before)
         earlier = [*earlier, before["sha256"]]
     write_checksummed(folder / "plan.json", {**plan.document, "sha256": plan.sha256, "earlier": earlier})

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitrail.checksums import FIELD, add_checksum, hash_file
+from vitrail.checksums import FIELD, add_checksum, digest_file
 from vitrail.errors import ConfigError, DataError
-from vitrail.files import disk_errors, document_errors, make_folder, read_checksummed, write_checksummed
+from vitrail.files import disk_errors, document_errors, ensure_folder, make_folder, read_checksummed, write_checksummed
 from vitrail.rows import Rows
 from vitrail.runtime.progress import ProgressBar
 from vitrail.shared_work import Claims
@@ -120,8 +120,7 @@ class PartFolder:
             what = f"{path} has files, such as {others[0]}, and no plan of parts"
             raise ConfigError(what, "give a new folder")
         make_folder(path)
-        with disk_errors(path):
-            (path / RECORDS).mkdir(exist_ok=True)
+        ensure_folder(path / RECORDS)
         folder = cls(path, plan)
         folder._claims = claims = Claims(path / CLAIMS)
         try:
@@ -156,7 +155,8 @@ class PartFolder:
             facts: ``images``, ``unreadable`` and ``rows`` as numbers, and others.
         """
         assert self._claims is not None, "only an open folder is written"
-        files = {name: state_of(self.path / name) for name in self.plan.files(number)}
+        with disk_errors(self.path):
+            files = {name: digest_file(self.path / name) for name in self.plan.files(number)}
         record = {"part": number, "plan": self.digest, **facts, "files": files}
         write_checksummed(self._record(number), record)
         self._claims.release(number + 1)
@@ -253,12 +253,6 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def state_of(path: Path) -> dict[str, Any]:
-    """The size and SHA-256 of a file."""
-    with disk_errors(path):
-        return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +356,8 @@ def _check_part(folder: PartFolder, number: int) -> PartState:
     for name, stated in record["files"].items():
         if not (folder.path / name).is_file():
             return PartState(name=name, state="missing", reason="deleted since it was written")
-        found = state_of(folder.path / name)
+        with disk_errors(folder.path):
+            found = digest_file(folder.path / name)
         if found["bytes"] != stated["bytes"]:
             reason = f"{found['bytes']:,} bytes, its record says {stated['bytes']:,}"
             return PartState(name=name, state="damaged", reason=reason, **counts)

@@ -14,7 +14,7 @@ from vitrail.analysis.equivariance import Response
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.render import draw_filters, draw_mosaic, draw_scale_bar, save_png, to_uint8
 from vitrail.analysis.tokens import NEAR, OUTLIER
-from vitrail.files import disk_errors
+from vitrail.files import ensure_folder
 from vitrail.markup import Markup
 from vitrail.reports.charts import colour_scale, heat_map
 from vitrail.reports.data_uris import Picture, data_uri, overlay_attention, photograph, pixels
@@ -46,8 +46,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
     Raises `DiskError` if the folder cannot be written.
     """
     pictures, plots = draw_pictures(inspection), drawings(inspection)
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
+    ensure_folder(out)
     for name, picture in pictures.items():
         save_png(out / f"{name}.png", picture)
     if inspection.positions is not None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitrail.analysis.render import save_png
 from vitrail.analysis.weight_changes import WeightChange
-from vitrail.files import disk_errors, replace_nan
+from vitrail.files import ensure_folder, replace_nan
 from vitrail.markup import Markup
 from vitrail.reports.charts import colour_scale
 from vitrail.reports.data_uris import pixels
@@ -87,8 +87,7 @@ def write_pair(out: Path, pair: Pair, changes: Changes = ()) -> Path:
     Raises `DiskError` if the folder cannot be written.
     """
     sheets, plots, one = [draw_pictures(each) for each in pair], drawings(pair), pair[0]
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
+    ensure_folder(out)
     for place, pictures in enumerate(sheets, 1):
         for name, picture in pictures.items():
             save_png(out / f"{name}-{place}.png", picture)
