@@ -204,14 +204,10 @@ def evaluate_model(
     *,
     split: str,
     seed: int = 0,
-    bad: Bad = stop_at_bad,
-    change: Change | None = None,
-    among: Tensor | None = None,
-    on_outputs: Callable[[Tensor, Targets], None] | None = None,
-    progress: ProgressBar | None = None,
     ranks: Ranks = SINGLE,
+    **how: Any,
 ) -> EvaluationResult:
-    """Returns every figure of ``model`` on ``source``; further arguments are those of `compute_metric`.
+    """Returns every figure of ``model`` on ``source``; ``how`` are further arguments of `compute_metric`.
 
     Raises:
         DataError: an empty or unlabelled source.
@@ -219,7 +215,6 @@ def evaluate_model(
     if not source.labelled:
         what = f"the split {split!r} has no labels"
         raise ranks.collective_error(DataError(what, "use `vitrail predict` for unlabelled images"))
-    how = {"change": change, "among": among, "on_outputs": on_outputs, "progress": progress}
-    metric = compute_metric(model, source, options, bad=bad, ranks=ranks, **how)
+    metric = compute_metric(model, source, options, ranks=ranks, **how)
     assert metric is not None
     return EvaluationResult(split, model.classes, metric, seed)

@@ -23,7 +23,7 @@ from vitrail.reports.classification import ClassificationFacts
 from vitrail.reports.facts import EvaluatedRun, RunFacts, as_yaml, describe_compute, describe_model
 from vitrail.reports.metric_names import METRICS, metric_of
 from vitrail.reports.page import TEMPLATES
-from vitrail.reports.pretraining import PretrainingFacts, format_known
+from vitrail.reports.pretraining import PretrainingFacts, format_known, list_health
 from vitrail.text import THIN, plural
 
 SHOWN = ("top1", "top5", "map", "f1_macro", "f1_micro", "nll", "ece", "brier")
@@ -70,15 +70,10 @@ def classification_card(facts: ClassificationFacts) -> str:
 
 def pretraining_card(facts: PretrainingFacts) -> str:
     """Returns the card of a self-supervised encoder or a tokenizer."""
-    rows = []
-    knn, rank, spread = METRICS["knn"], METRICS["effective_rank"], METRICS["spread"]
-    if (accuracy := facts.last("knn")) is not None:
-        rows.append((knn.label, format_known(facts.untrained("knn"), knn), knn.format(accuracy), knn.gloss))
-    if (now := facts.after) is not None:
-        old_rank, old_spread = (None, None) if facts.before is None else (facts.before.rank, facts.before.spread)
-        gloss = f"{rank.gloss}, at most {now.width:,}"
-        rows.append((rank.label, format_known(old_rank, rank), rank.format(now.rank), gloss))
-        rows.append((spread.label, format_known(old_spread, spread), spread.format(now.spread), spread.gloss))
+    rows = [
+        (metric.label, format_known(old, metric), metric.format(new), gloss)
+        for metric, gloss, old, new in list_health(facts)
+    ]
     if (loss := facts.last("loss")) is not None:
         rows.append((METRICS["loss"].label, "–", METRICS["loss"].format(loss), METRICS["loss"].gloss))
     for column in facts.measurements:

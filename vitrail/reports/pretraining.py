@@ -102,7 +102,7 @@ def write_pretrain_report(folder: Path, facts: PretrainingFacts) -> Path:
         about_curves=about,
         images=list_pictures(facts),
         small=bool(facts.panels) and max(facts.panels[0].pictures.shape[2:]) <= SHORT_SIDE_OF_A_DRAWING,
-        health=None if facts.after is None else compare_health(facts, facts.after),
+        health=compare_health(facts) if facts.after else None,
         run=facts.details({"Objective": facts.objective}),
         next_steps=list_next_steps(facts),
     )
@@ -190,19 +190,25 @@ def list_pictures(facts: PretrainingFacts) -> list[list[Any]]:
     ]
 
 
-def compare_health(facts: PretrainingFacts, now: FeatureHealth) -> Table:
-    """Returns the table of feature health before and after training."""
-    rank, spread, knn, before = METRICS["effective_rank"], METRICS["spread"], METRICS["knn"], facts.before
-    about_rank = f"{rank.gloss}, at most {now.width:,}; a low value indicates a dimensional collapse"
-    lines = [
-        (rank, about_rank, None if before is None else before.rank, now.rank),
-        (spread, f"{spread.gloss} (complete collapse)", None if before is None else before.spread, now.spread),
-    ]
+def list_health(facts: PretrainingFacts) -> list[tuple[Metric, str, float | None, float]]:
+    """Returns the figures of the features with what they say, their values before training, if known, and after it."""
+    figures: list[tuple[Metric, str, float | None, float]] = []
+    if (now := facts.after) is not None:
+        rank, spread = METRICS["effective_rank"], METRICS["spread"]
+        old_rank, old_spread = (None, None) if facts.before is None else (facts.before.rank, facts.before.spread)
+        about = f"{rank.gloss}, at most {now.width:,}; a low value indicates a dimensional collapse"
+        figures.append((rank, about, old_rank, now.rank))
+        figures.append((spread, f"{spread.gloss} (complete collapse)", old_spread, now.spread))
     if (accuracy := facts.last("knn")) is not None:
-        lines.append((knn, knn.gloss, facts.untrained("knn"), accuracy))
+        figures.append((METRICS["knn"], METRICS["knn"].gloss, facts.untrained("knn"), accuracy))
+    return figures
+
+
+def compare_health(facts: PretrainingFacts) -> Table:
+    """Returns the table of feature health before and after training."""
     rows = [
         (Cell(metric.heading, gloss=sentence(gloss)), format_known(old, metric), tag("strong", metric.format(new)))
-        for metric, gloss, old, new in lines
+        for metric, gloss, old, new in list_health(facts)
     ]
     return Table("Feature health", ("metric", "before training", "after training"), rows)
 

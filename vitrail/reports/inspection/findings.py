@@ -63,12 +63,10 @@ def low_layers_mix(heads: Sequence[HeadFigures]) -> Finding:
 def distance_grows(heads: Sequence[HeadFigures]) -> Finding:
     """Figure 7, right: the attention distance increases with depth."""
     claim = "The attention distance grows with depth"
-    shares = relative_distances(heads)
-    if len(shares) < 3:
+    if len(relative_distances(heads)) < 3:
         return Finding(claim=claim, holds=None, words=TOO_FEW if heads else NOT_SEEN)
-    means = np.array([layer.mean() for layer in shares])
-    third = math.ceil(len(means) / 3)
-    low, high, order = means[:third].mean(), means[-third:].mean(), rank_correlation(means)
+    figures = summarise_heads(heads)
+    low, high, order = (figures[name] for name in ("distance_low", "distance_high", "growth"))
     words = (
         f"The mean over heads, relative to uniform attention, is {low:.2f} in the lowest third of the layers and {high:.2f} in "
         f"the highest; its rank correlation with depth is {order:.2f}."
