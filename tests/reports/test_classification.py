@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +19,10 @@ from tests.each_row import each_row
 from tests.reports.reading import PAYLOAD, Page, read_report
 from vitrail.errors import DiskError
 from vitrail.evaluation.evaluate import EvaluationResult
-from vitrail.reports.classification import ClassificationFacts, Mistake, plot_curves, warn, write_report
+from vitrail.reports.classification import Mistake, describe, plot_curves, warn
 from vitrail.reports.data_uris import data_uri
-from vitrail.reports.facts import RunFacts
-from vitrail.reports.supervised import confused_pairs, explain_precision
+from vitrail.reports.facts import EvaluatedRun, RunFacts
+from vitrail.reports.supervised import confused_pairs, explain_precision, write_supervised
 from vitrail.tasks.classification.metric import ClassMetric, LabelMetric, reliability
 
 RECORDS = [
@@ -49,30 +51,55 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(1, keepdims=True)
 
 
-def facts(count: int = 60, classes: Sequence[str] = ("ant", "bee", "cat"), **more: object) -> ClassificationFacts:
-    """A run with everything in it, on ``count`` random answers."""
+def answers(count: int = 60, classes: Sequence[str] = ("ant", "bee", "cat")) -> ClassMetric | LabelMetric:
+    """``count`` random answers."""
     draw = np.random.default_rng(0)
     targets = draw.integers(0, len(classes), count)
     logits = draw.normal(size=(count, len(classes)))
     logits[np.arange(count), targets] += 1.5
+    return evaluated(softmax(logits), targets, classes)
+
+
+def mistakes() -> tuple[Mistake, Mistake]:
+    """One with and one without a map of attention."""
+    draw = np.random.default_rng(0)
     picture = draw.integers(0, 256, (90, 80, 3), dtype=np.uint8)
     mistake = Mistake(key="a/1.jpg", true="ant", predicted="bee", confidence=0.9, picture=picture)
-    lit = replace(mistake, attention=draw.random((3, 4)), picture=picture[:8, :8, :1])
-    given: dict = {
-        "title": "bees", "classes": classes, "command": "vitrail train bees", "config": {"optim": {"lr": 0.001}},
-        "images": {"train": 9, "val": count}, "class_counts": {"train": [3] * len(classes)}, "records": RECORDS,
-        "figures": {"top1": 0.7, "top1_low": 0.6, "top1_high": 0.8, "ece": 0.1},
-        "metric": evaluated(softmax(logits), targets, classes), "mistakes": (mistake, lit), "notes": ["one image was bad"],
+    return mistake, replace(mistake, attention=draw.random((3, 4)), picture=picture[:8, :8, :1])
+
+
+FIGURES = {"top1": 0.7, "top1_low": 0.6, "top1_high": 0.8, "ece": 0.1}
+
+
+def run(
+    metric: ClassMetric | LabelMetric | None = None,
+    figures: Mapping[str, float] = FIGURES,
+    split: str = "val",
+    **more: object,
+) -> EvaluatedRun:
+    """A run with everything in it, and the ``figures`` in place of its own."""
+    metric = metric or answers()
+    facts = {
+        "title": "bees", "command": "vitrail train bees", "config": {"optim": {"lr": 0.001}}, "records": RECORDS,
+        "images": {"train": 9, "val": len(metric.keys)}, "notes": ["one image was bad"],
     }  # fmt: skip
-    return ClassificationFacts(**{**given, **more})
+    splits: Any = {"train": SimpleNamespace(counts=lambda: [3] * len(metric.classes))}
+    result = EvaluationResult(split, metric.classes, metric, further=figures)
+    return EvaluatedRun(facts={**facts, **more}, model=splits, splits=splits, source=splits, result=result)
 
 
-def written(folder: Path, given: ClassificationFacts) -> Page:
-    return read_report(write_report(folder, given))
+def write(folder: Path, given: EvaluatedRun, shown: Sequence[Mistake] = mistakes()) -> Path:
+    facts, metric = RunFacts(**given.facts), given.result.metric
+    assert isinstance(metric, ClassMetric | LabelMetric)
+    return write_supervised(folder, facts, given.result.figures, **describe(given, metric, facts.records, shown))
+
+
+def written(*given: Any) -> Page:
+    return read_report(write(*given))
 
 
 def test_a_full_report_has_every_section_and_every_drawing(tmp_path):
-    page = written(tmp_path, facts())
+    page = written(tmp_path, run())
     assert page.sections == ["curves", "confusion", "classes", "mistakes", "calibration", "run-details"]
     assert [each["href"] for each in page.all("a")] == [f"#{name}" for name in page.sections]
     drawn = {path.stem for path in (tmp_path / "plots").iterdir()}
@@ -80,28 +107,30 @@ def test_a_full_report_has_every_section_and_every_drawing(tmp_path):
 
 
 def test_few_images_and_probabilities_that_are_far_off_are_warned_of_above_all_else(tmp_path):
-    assert warn(facts(100)) == []
-    few, far = warn(facts(figures={"top1": 1.0, "top1_low": 0.9, "top1_high": 1.0, "ece": 0.58}))
+    assert warn(run(answers(100)).result) == []
+    few, far = warn(run(figures={"top1": 1.0, "top1_low": 0.9, "top1_high": 1.0, "ece": 0.58}).result)
     assert few.startswith("Only 60 images were evaluated")
     assert "error is 58" in far and "--calibrate" in far
-    page = written(tmp_path, facts())
+    page = written(tmp_path, run())
     assert page.said.index("Only 60 images") < page.said.index("Training curves")
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one label", "several labels"])
 def test_text_from_the_data_is_never_markup(tmp_path, several):
     names = (PAYLOAD, "bee", PAYLOAD + "2")
-    plain, hostile = facts(), facts(classes=names)
-    wrong = replace(hostile.mistakes[0], key=PAYLOAD, true=PAYLOAD, predicted=PAYLOAD)
-    hostile = replace(
-        hostile, title=PAYLOAD, command=PAYLOAD, config={PAYLOAD: PAYLOAD}, notes=[PAYLOAD], machine=PAYLOAD, data=PAYLOAD,
-        layout=PAYLOAD, recipe=PAYLOAD, model=PAYLOAD, versions={PAYLOAD: PAYLOAD}, images={PAYLOAD: 1}, date=PAYLOAD,
-        mistakes=(wrong, hostile.mistakes[1]), split=PAYLOAD,
-    )  # fmt: skip
+    plain, hostile = answers(), answers(classes=names)
     if several:
-        labels = evaluated(np.full((60, 3), 0.3), np.eye(3)[plain.metric.targets])
-        plain, hostile = (replace(each, multi_label=True, metric=labels) for each in (plain, hostile))
-    before, after = written(tmp_path / "plain", plain), written(tmp_path / "hostile", hostile)
+        targets = np.eye(3)[plain.targets]
+        plain, hostile = (evaluated(np.full((60, 3), 0.3), targets, each.classes) for each in (plain, hostile))
+    facts: dict[str, Any] = {
+        "title": PAYLOAD, "command": PAYLOAD, "config": {PAYLOAD: PAYLOAD}, "notes": [PAYLOAD], "machine": PAYLOAD,
+        "data": PAYLOAD, "layout": PAYLOAD, "recipe": PAYLOAD, "model": PAYLOAD, "versions": {PAYLOAD: PAYLOAD},
+        "images": {PAYLOAD: 1}, "date": PAYLOAD,
+    }  # fmt: skip
+    wrong, lit = mistakes()
+    shown = replace(wrong, key=PAYLOAD, true=PAYLOAD, predicted=PAYLOAD), lit
+    before = written(tmp_path / "plain", run(plain))
+    after = written(tmp_path / "hostile", run(hostile, split=PAYLOAD, **facts), shown)
     assert len(after.scripts) == 1
     assert len(after.all("img")) == len(before.all("img"))
     assert not [each for _, each in after.elements if any(key.startswith("on") for key in each)]
@@ -111,7 +140,7 @@ def test_text_from_the_data_is_never_markup(tmp_path, several):
 
 
 def test_names_that_no_file_can_hold_are_written_with_a_mark(tmp_path):
-    page = written(tmp_path, facts(classes=("\udcff\x00", "bee", "été")))
+    page = written(tmp_path, run(answers(classes=("\udcff\x00", "bee", "été"))))
     assert "\ufffd\ufffd" in page.words
     assert "été" in page.words
 
@@ -119,7 +148,7 @@ def test_names_that_no_file_can_hold_are_written_with_a_mark(tmp_path):
 def test_the_headline_says_the_figure_its_interval_and_the_count_of_mistakes(tmp_path):
     targets = np.array([0] * 30 + [1] * 10)
     predicted = np.where(np.arange(40) < 4, 1 - targets, targets)
-    page = written(tmp_path, facts(classes=("a", "b"), metric=evaluated(np.eye(2)[predicted] * 0.8 + 0.1, targets)))
+    page = written(tmp_path, run(evaluated(np.eye(2)[predicted] * 0.8 + 0.1, targets)))
     words = " ".join(page.words.replace("\u202f", "").split())
     assert "70.0% top-1 accuracy" in words
     assert (
@@ -130,20 +159,18 @@ def test_the_headline_says_the_figure_its_interval_and_the_count_of_mistakes(tmp
 
 
 def test_figures_of_the_training_images_come_with_a_warning(tmp_path):
-    assert "trained on these images; expect lower accuracy" in written(tmp_path, facts(split="train")).words
+    assert "trained on these images; expect lower accuracy" in written(tmp_path, run(split="train")).words
 
 
 def test_an_accuracy_that_is_undefined_is_a_dash(tmp_path):
     labels = evaluated(np.full((60, 3), 0.3), np.zeros((60, 3)))
-    words = written(tmp_path, facts(multi_label=True, metric=labels, figures=labels.compute())).words
+    words = written(tmp_path, run(labels, {})).words
     assert "– mean average precision" in " ".join(words.split())
 
 
 def test_a_run_without_records_and_without_mistakes_leaves_those_sections_out(tmp_path):
-    given = facts()
-    targets = given.metric.targets
-    right = replace(given, metric=evaluated(np.eye(3)[targets], targets), records=(), mistakes=())
-    page = written(tmp_path, right)
+    targets = answers().targets
+    page = written(tmp_path, run(evaluated(np.eye(3)[targets], targets), records=()), ())
     assert page.sections == ["confusion", "classes", "calibration", "run-details"]
     assert "and none incorrectly" in page.said
     assert "No image was misclassified" in page.words
@@ -151,7 +178,7 @@ def test_a_run_without_records_and_without_mistakes_leaves_those_sections_out(tm
 
 @pytest.mark.parametrize("count", [1, 2, 32, 33, 1000])
 def test_any_number_of_classes_has_a_row_each_and_a_matrix_while_it_can_be_read(tmp_path, count):
-    page = written(tmp_path, facts(3 * count, [f"class {index}" for index in range(count)]))
+    page = written(tmp_path, run(answers(3 * count, [f"class {index}" for index in range(count)])))
     rows = [each for each in page.all("th") if each.get("scope") == "row"]
     assert len(rows) == count
     assert (tmp_path / "plots/confusion.svg").exists() == (2 <= count <= 32)
@@ -161,7 +188,7 @@ def test_any_number_of_classes_has_a_row_each_and_a_matrix_while_it_can_be_read(
 
 def test_classes_come_weakest_first_and_what_is_undefined_last(tmp_path):
     targets, predicted = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 0, 1, 1, 0, 0, 0])
-    page = written(tmp_path, facts(classes=tuple("abcd"), metric=evaluated(np.eye(4)[predicted], targets)))
+    page = written(tmp_path, run(evaluated(np.eye(4)[predicted], targets)))
     rows = [each["data-value"] for each in page.all("th") if each.get("scope") == "row"]
     assert rows == ["c", "a", "b", "d"]  # F1: 0, 4/7, 4/5, undefined
     assert [each["data-value"] for each in page.all("td") if "data-value" in each][-5:-2] == ["", "", ""]
@@ -170,12 +197,8 @@ def test_classes_come_weakest_first_and_what_is_undefined_last(tmp_path):
 def test_several_labels_an_image_are_told_by_average_precision(tmp_path):
     draw = np.random.default_rng(1)
     targets = (draw.random((50, 3)) < 0.4).astype(np.float32)
-    given = facts(
-        multi_label=True,
-        metric=evaluated(draw.random((50, 3)), targets),
-        figures={"map": 0.5, "map_low": 0.4, "map_high": 0.6},
-    )
-    page = written(tmp_path, given)
+    given = evaluated(draw.random((50, 3)), targets)
+    page = written(tmp_path, run(given, {"map": 0.5, "map_low": 0.4, "map_high": 0.6}))
     assert "confusion" not in page.sections
     assert "mean average precision" in page.words
     assert " AP " in page.words
@@ -185,7 +208,7 @@ def test_several_labels_an_image_are_told_by_average_precision(tmp_path):
 def test_loss_that_is_not_finite_is_a_gap_and_is_said(tmp_path):
     losses = [3.0, 2.0, float("nan"), float("inf"), 1.0, 0.5, None]
     records = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
-    page = written(tmp_path, facts(records=records))
+    page = written(tmp_path, run(records=records))
     assert "not finite in 3 records" in page.words
     curve = re.search(r'<path d="([^"]*)"', (tmp_path / "plots/loss.svg").read_text())
     assert curve is not None
@@ -193,7 +216,7 @@ def test_loss_that_is_not_finite_is_a_gap_and_is_said(tmp_path):
 
 
 def test_a_perfect_accuracy_is_drawn_on_a_scale_that_ends_at_100_percent(tmp_path):
-    written(tmp_path, facts(records=[{"step": 5, "val_top1": 1.0}]))
+    written(tmp_path, run(records=[{"step": 5, "val_top1": 1.0}]))
     ticks = re.findall(r">([\d.]+) %</text>", (tmp_path / "plots/accuracy.svg").read_text())
     assert [float(tick) for tick in ticks] == [0, 25, 50, 75, 100]
 
@@ -206,7 +229,7 @@ def test_evaluations_of_training_images_are_drawn_beside_those_of_validation():
 
 
 def test_drawings_of_their_own_know_no_variables(tmp_path):
-    written(tmp_path, facts())
+    written(tmp_path, run())
     assert all("var(" not in drawing.read_text() for drawing in (tmp_path / "plots").iterdir())
 
 
@@ -258,7 +281,7 @@ def test_a_large_picture_is_embedded_small():
 def test_a_folder_that_cannot_be_written_is_a_disk_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="cannot be written"):
-        write_report(tmp_path / "file", facts())
+        written(tmp_path / "file", run())
 
 
 @each_row("right, said", [(60, True), (90, False)])

@@ -18,7 +18,7 @@ from tests.reports.test_transfer import DONE
 from vitrail.analysis.cost import Speed
 from vitrail.analysis.palette import DARK, LIGHT
 from vitrail.markup import Markup, join, tag
-from vitrail.reports import classification, pretraining, transfer
+from vitrail.reports import pretraining, transfer
 from vitrail.reports.inspection.comparison import ComparedCost, Comparison, write_comparison
 from vitrail.reports.inspection.one_model import write_inspection
 from vitrail.reports.inspection.pair import write_pair
@@ -30,8 +30,8 @@ COST = ComparedCost(
 )  # fmt: skip
 COMPARISON = Comparison(costs=[COST], precision="fp32", device="cpu", versions={"torch": "2"}, date="2026-05-04")
 PAGES = {
-    "classification": lambda folder: classification.write_report(
-        folder, test_classification.facts(classes=(PAYLOAD, "b"))
+    "classification": lambda folder: test_classification.write(
+        folder, test_classification.run(test_classification.answers(classes=(PAYLOAD, "b")))
     ),
     "pretraining": lambda folder: pretraining.write_pretrain_report(folder, test_pretraining.facts(title=PAYLOAD)),
     "inspection": lambda folder: write_inspection(folder, test_one_model.found(title=PAYLOAD)),

@@ -19,7 +19,6 @@ from jinja2 import Environment
 
 from vitrail.files import ensure_folder, replace_file
 from vitrail.markup import Markup, safe
-from vitrail.reports.classification import ClassificationFacts
 from vitrail.reports.facts import EvaluatedRun, RunFacts, as_yaml, describe_compute, describe_model
 from vitrail.reports.metric_names import METRICS, metric_of
 from vitrail.reports.page import TEMPLATES
@@ -46,11 +45,11 @@ def default_card(evaluated: EvaluatedRun) -> str:
     return render_card("card.md", RunFacts(**evaluated.facts), name, name, name=name, metrics=lines)
 
 
-def classification_card(facts: ClassificationFacts) -> str:
+def classification_card(evaluated: EvaluatedRun) -> str:
     """Returns the card of a classifier."""
-    rows = []
+    facts, result, multi_label, rows = RunFacts(**evaluated.facts), evaluated.result, evaluated.model.multi_label, []
     for metric, key in ((METRICS[key], key) for key in SHOWN):
-        value, low, high = (facts.figures.get(f"{key}{end}", math.nan) for end in ("", "_low", "_high"))
+        value, low, high = (result.figures.get(f"{key}{end}", math.nan) for end in ("", "_low", "_high"))
         known = math.isfinite(low) and math.isfinite(high)
         if math.isfinite(value):
             ends = f"{metric.format(low)} to {metric.format(high)}" if known else ""
@@ -59,12 +58,14 @@ def classification_card(facts: ClassificationFacts) -> str:
         "classification.md",
         facts,
         "image-classification",
-        "multi-label" if facts.multi_label else "single-label",
+        "multi-label" if multi_label else "single-label",
         rows=rows,
-        classes=plural(len(facts.classes), "class", "classes"),
-        names=Markup(", ".join(escape(name) for name in facts.classes[:CLASSES_MOST])),
-        hidden=len(facts.classes) - CLASSES_MOST,
-        evaluated=facts.images.get(facts.split),
+        multi_label=multi_label,
+        split=result.split,
+        classes=plural(len(result.classes), "class", "classes"),
+        names=Markup(", ".join(escape(name) for name in result.classes[:CLASSES_MOST])),
+        hidden=len(result.classes) - CLASSES_MOST,
+        evaluated=facts.images.get(result.split),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,10 @@ def write_report(folder: Path, evaluated: EvaluatedRun) -> Path:
     facts, result, model = RunFacts(**evaluated.facts), evaluated.result, evaluated.model
     values: dict[str, Any]
     match result.metric:
-        case ClassMetric() | LabelMetric():
-            mistakes = classification.find_mistakes(model, evaluated.source, result)
-            return classification.write_report(folder, replace(classification.describe(evaluated), mistakes=mistakes))
+        case ClassMetric() | LabelMetric() as metric:
+            mistakes = classification.find_mistakes(model, evaluated.source, metric)
+            values = classification.describe(evaluated, metric, facts.records, mistakes)
+            return write_supervised(folder, facts, result.figures, **values)
         case BoxMetric() as metric:
             values = detection.describe(evaluated, metric)
         case MapMetric() as metric:
@@ -48,7 +48,7 @@ def write_report(folder: Path, evaluated: EvaluatedRun) -> Path:
 def write_documents(folder: Path, evaluated: EvaluatedRun) -> Path:
     """Writes ``card.md`` as well; see `write_report`."""
     if isinstance(evaluated.result.metric, ClassMetric | LabelMetric):
-        cards.write_card(folder, cards.classification_card(classification.describe(evaluated)))
+        cards.write_card(folder, cards.classification_card(evaluated))
     else:
         cards.write_card(folder, cards.default_card(evaluated))
     return write_report(folder, evaluated)
