@@ -29,7 +29,7 @@ def test_time_by_hand():
     found = estimate(SMALL, CLUSTER, "replicate", 4, mfu=0.5)
     assert found.compute == pytest.approx(6e9 * 4 / (0.5 * 989e12))
     assert found.exchange == pytest.approx(7500 / (100e9 / 8))
-    assert found.step == found.compute
+    assert found.images_per_second == pytest.approx(SMALL.batch / found.compute)
     assert found.days == pytest.approx(100 * found.compute / 86400)
     assert found.fits
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -248,8 +248,7 @@ def keep_busy(count: int, device: str) -> Iterator[None]:
 def measure_network(run: Run, splits: Splits) -> NetworkCost:
     """Measures a network in a few seconds. Raises `ConfigError` for settings that none can have."""
     run = replace(run, data=replace(run.data, limit=None))
-    with tempfile.TemporaryDirectory(prefix="vitrail-study-") as place, keep_generators():
-        folder = RunFolder(Path(place) / "run")
+    with tempfile.TemporaryDirectory() as place, closing(RunFolder(Path(place) / "run")) as folder, keep_generators():
         folder.open()
         try:
             training = prepare(run, folder, data=splits, log=log_nothing).training
@@ -257,6 +256,4 @@ def measure_network(run: Run, splits: Splits) -> NetworkCost:
                 cost = measure_cost(training)
         except ConfigError as error:
             raise ConfigError(f"an arm of the study cannot be trained: {error.what}", error.remedy) from error
-        finally:
-            folder.close()
         return NetworkCost(step=cost.step, image=cost.evaluation / training.validator.count_images(training.ranks))

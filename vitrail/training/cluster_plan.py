@@ -123,7 +123,6 @@ class Estimate:
     sent: tuple[float, float]  # bytes that a device sends in an update, inside its machine and out of it
     images_per_second: float
     days: float | None
-    step: float  # seconds of an update
 
 
 def static_bytes(work: Workload, shards: int) -> float:
@@ -170,7 +169,6 @@ def estimate(work: Workload, cluster: Cluster, parallel: Parallel, micro: int, m
         sent=(inside, outside),
         images_per_second=work.batch / step,
         days=None if work.images is None else work.images / work.batch * step / 86400,
-        step=step,
     )
 
 
