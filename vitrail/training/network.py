@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,15 @@ def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None
 def attach_adapters(model: Task, settings: AdapterSettings, log: LogFunction) -> None:
     """Adds adapters to the backbone of ``model``, and logs what they are and what they save. Raises `ConfigError`."""
     backbone = model.backbone
-    adapted = add_adapters(backbone, **asdict(settings))
+    adapted = add_adapters(
+        backbone,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        layers=settings.layers,
+        slices=settings.slices,
+        blocks=settings.blocks,
+        rslora=settings.rslora,
+    )
     count = sum(parameter.numel() for _, adapter in list_adapters(backbone) for parameter in adapter.parameters())
     frozen = sum(parameter.numel() for parameter in backbone.parameters()) - count
     log(
