@@ -332,7 +332,7 @@ class ComputeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveSettings:
-    """Checkpoints, logs and evaluations. None of these settings but ``stop_below`` changes the trained weights."""
+    """Checkpoints, logs and evaluations. Only ``best``, ``patience`` and ``stop_below`` change the saved weights."""
 
     every: Annotated[float, "seconds between checkpoints"] = 120.0
     keep: Annotated[int, "number of checkpoints kept"] = 2
@@ -343,6 +343,12 @@ class SaveSettings:
     evaluations: Annotated[int, "number of evaluations during the run"] = 12
     stop_below: Annotated[
         float | None, "pre-training on images with labels ends where knn is so far below that of the start, e.g. 0.02"
+    ] = None
+    best: Annotated[
+        bool, "save the model of the best evaluation on val, by its first figure, not that of the last step"
+    ] = False
+    patience: Annotated[
+        int | None, "end after so many evaluations in a row that are not the best on val, by their first figure"
     ] = None
     metrics: Annotated[
         tuple[str, ...], "registered metrics that every evaluation computes beside those of the task"
@@ -356,6 +362,7 @@ class SaveSettings:
         _demand(self.train_images >= 0, f"save.train_images is {self.train_images}", "give 0 or more")
         _demand(self.keep >= 1, f"save.keep is {self.keep}", "keep at least one checkpoint")
         _demand((self.stop_below or 0) >= 0, f"save.stop_below is {self.stop_below}", "give a share, e.g. 0.02")
+        _demand(self.patience is None or self.patience >= 1, f"save.patience is {self.patience}", "give 1 or more")
         _demand(self.evaluations >= 1, f"save.evaluations is {self.evaluations}", "evaluate at least once, at the end")
         _demand((self.log_every or 1) >= 1, f"save.log_every is {self.log_every}", "give steps, at least 1")
 

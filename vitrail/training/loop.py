@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -12,8 +13,9 @@ from vitrail.runtime.process import StopRequests, stopped_by
 from vitrail.runtime.progress import ProgressBar
 from vitrail.training.callbacks import TrainingEvent
 from vitrail.training.schedule import learning_rate
-from vitrail.training.state import Training, collect_state, collect_tensors, use_average
+from vitrail.training.state import Training, collect_evaluated, collect_state, collect_tensors, use_average
 from vitrail.training.step import read_pending, take_step
+from vitrail.training.validation import TaskValidator
 
 
 def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
@@ -31,9 +33,8 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
     progress, ranks, saver = training.progress, training.ranks, training.saver
     saved = time.monotonic()
     clock = _Clock()
-    limit = training.run.save.stop_below
-    fallen = limit is not None and _has_fallen(training, limit, show)  # of a run that is resumed after its end
-    ended = fallen
+    cause = _find_cause(training, show)  # of a run that is resumed after its end
+    ended = bool(cause)
     while True:
         # all ranks stop and save at the same step: any of them may receive a signal, and rank 0 has the clock
         late = time.monotonic() - saved >= training.run.save.every
@@ -46,8 +47,8 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         if _is_evaluation_due(training, ended) and not asked:
             asked = _evaluate(training, stop, show)
             if not asked:
-                fallen = limit is not None and _has_fallen(training, limit, show)
-                ended = _ask(training, "on_evaluation", training.evaluated) or fallen or ended
+                cause = _find_cause(training, show)
+                ended = _ask(training, "on_evaluation", training.evaluated) or bool(cause) or ended
         if asked:
             save(training)
             saver.wait()
@@ -65,8 +66,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
             _log(training, clock, show)
         show.update(progress.step, loss=loss, **clock.figures())
     if progress.step < training.steps:
-        cause = "save.stop_below" if fallen else "a callback"
-        show.log(f"ended by {cause} at step {progress.step:,} of {training.steps:,}")
+        show.log(f"ended by {cause or 'a callback'} at step {progress.step:,} of {training.steps:,}")
         training.steps = progress.step
     save(training)
     saver.wait()
@@ -108,10 +108,32 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
     if figures is None:
         return asked
     training.progress.evaluated, training.evaluated = training.progress.step, figures
+    if training.run.save.best or training.run.save.patience:
+        _compare(training, figures)
     epoch = _write(training, figures, {"evaluation_seconds": round(time.perf_counter() - started, 3)})
     shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
     show.log(f"epoch {epoch:.3g}  step {training.progress.step:,}  {shown}")
     return 0
+
+
+def _compare(training: Training, figures: Mapping[str, float]) -> None:
+    """Compares an evaluation with the best one so far, by its first figure on val, and keeps the weights of the better one."""
+    assert isinstance(training.validator, TaskValidator), "checked by the goal"
+    progress, value = training.progress, next(value for name, value in figures.items() if name.startswith("val_"))
+    sign = 1 if training.validator.higher_is_better else -1
+    progress.compared, progress.waited = progress.compared + 1, progress.waited + 1
+    if math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best):
+        progress.best, progress.best_step, progress.waited = value, progress.step, 0
+        if training.run.save.best:
+            training.best = collect_evaluated(training)
+
+
+def _find_cause(training: Training, show: ProgressBar) -> str:
+    """Returns the setting that ends the training by the evaluations so far, or ""."""
+    save = training.run.save
+    if save.patience is not None and training.progress.waited >= save.patience:
+        return "save.patience"
+    return "save.stop_below" if save.stop_below is not None and _has_fallen(training, save.stop_below, show) else ""
 
 
 def _has_fallen(training: Training, limit: float, show: ProgressBar) -> bool:

@@ -55,11 +55,24 @@ def provenance(training: Training) -> dict[str, Any]:
         "objective": run.objective.name,
         "teacher": run.objective.teacher,
         "tokenizer": run.objective.tokenizer,
-        "steps": training.steps,
+        "steps": training.progress.best_step if training.best else training.steps,
         "operations": training.operations,
         "date": date.today().isoformat(),
         "versions": versions(),
     }
+
+
+def describe_choice(training: Training) -> str:
+    """Returns what evaluations on val have chosen, and which figures this flatters."""
+    progress, save = training.progress, training.run.save
+    compared = plural(progress.compared, "evaluation")
+    chosen = "the length of the run was chosen by {} on val; the best was that of step {:,}"
+    if save.best:
+        chosen = "the model is that of the best of {} on val, of step {:,}"
+    bias = "its figures on val are too good by this choice"
+    if training.batches.data.splits.test is not None:
+        bias += ", those on test are not"
+    return f"{chosen.format(compared, progress.best_step)} of {training.steps:,}: {bias}"
 
 
 def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str, Any]:
@@ -67,6 +80,8 @@ def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str
     run, folder, data, init = training.run, training.folder, training.batches.data, training.run.model.init or ""
     today, unread = date.today().isoformat(), len(data.bad)
     notes = folder.find_damage()
+    if training.progress.best is not None:
+        notes = [describe_choice(training), *notes]
     if unread:
         listed = "they are" if unread > 1 else "it is"
         notes = [f"{plural(unread, 'image')} could not be read; {listed} listed in bad_images.csv", *notes]

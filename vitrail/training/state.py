@@ -42,6 +42,10 @@ class Progress:
     count: int = 0
     evaluated: int = -1  # the last step that was evaluated
     metrics_bytes: int = 0
+    best: float | None = None  # the first figure of the best evaluation, where the run asks for it, and its step
+    best_step: int = -1
+    compared: int = 0  # evaluations
+    waited: int = 0  # since the best one
 
     def add(self, measured: Mapping[str, float]) -> None:
         self.sums = {name: self.sums.get(name, 0.0) + value for name, value in measured.items()}
@@ -97,6 +101,7 @@ class Training:
     callbacks: Sequence[Callback] = ()
     model: Any = None  # what callbacks are given
     warned: bool = False  # of a collapse
+    best: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation, as `collect_evaluated` has them
 
     def __post_init__(self) -> None:
         self.saver = BackgroundSaver(self.ranks)
@@ -159,28 +164,41 @@ class Training:
             copy_(copied, own)
 
 
-@contextmanager
-def use_average(training: Training) -> Iterator[None]:
-    """Inside, the objective has the weights for inference: averaged if the run or the objective averages, and whole on every
-    rank.
-    """
+def collect_averaged(training: Training) -> dict[str, Tensor]:
+    """Returns the trained weights in the form for inference, by name, that are averaged by the run or by the objective."""
     averaged, source = {} if training.average is None else training.average.tensors, training.trained.evaluated
     if source != "encoder":
         slow = training.trained.get_submodule(source).named_parameters()
         named = {f"encoder.{name}": weight.detach() for name, weight in slow}
         averaged = averaged | {name: weight for name, weight in named.items() if name in training.optimiser.parameters}
+    return averaged
+
+
+def collect_evaluated(training: Training) -> dict[str, Tensor]:
+    """Returns copies of all tensors for inference that training changes, by name."""
+    tensors = {**training.trained.state_dict(), **collect_averaged(training)}
+    changing = training.optimiser.parameters.keys() | dict(training.trained.named_buffers()).keys()
+    return {name: tensor.detach().clone() for name, tensor in tensors.items() if name in changing}
+
+
+@contextmanager
+def use_average(training: Training, *, best: bool = False) -> Iterator[None]:
+    """Inside, the objective has the weights for inference: averaged if the run or the objective averages, and whole on every
+    rank. With ``best`` they are those of the best evaluation, where they were kept.
+    """
+    averaged = training.best if best and training.best else collect_averaged(training)
     if training.trained is not training.objective:
         weights = {**training.trained.state_dict(), **averaged}
         _load(training.objective.state_dict(), {name: gather_full(tensor) for name, tensor in weights.items()})
         yield
         return
-    parameters = training.optimiser.parameters
-    before = {name: parameters[name].detach().clone() for name in averaged}
-    _load(parameters, averaged)
+    own = training.trained.state_dict() if averaged else {}
+    before = {name: own[name].detach().clone() for name in averaged}
+    _load(own, averaged)
     try:
         yield
     finally:
-        _load(parameters, before)
+        _load(own, before)
 
 
 @torch.no_grad()
@@ -211,6 +229,8 @@ def collect_tensors(training: Training) -> dict[str, dict[str, Tensor]]:
     groups = {"objective": objective, "optimiser": training.optimiser.tensors()}
     if training.average is not None:
         groups["average"] = training.average.tensors
+    if training.best:
+        groups["best"] = training.best
     return {group: {name: named[name].detach() for name in sorted(named)} for group, named in groups.items()}
 
 
@@ -248,6 +268,7 @@ def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
     if training.average is not None:
         for name, tensor in training.average.tensors.items():
             tensor.copy_(distribute_like(groups["average"][name], tensor))
+    training.best = {name: distribute_like(value, own[name]) for name, value in groups.get("best", {}).items()}
     if training.scaler.is_enabled():
         training.scaler.load_state_dict(saved.state["scaler"])
     training.progress, training.pending = Progress(**saved.state["progress"]), []
@@ -267,6 +288,8 @@ def _read_own_part(training: Training, saved: checkpoint.Checkpoint) -> dict[str
             like = training.optimiser.parameters[name.rpartition("/")[0]].detach()
             like = like if shape == like.shape else torch.empty(shape)
             groups[group][name] = torch.empty_like(like, dtype=dtype)
+        elif group == "best":
+            groups.setdefault(group, {})[name] = torch.empty_like(training.trained.state_dict()[name])
     flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
     read_shards(saved.shards, flat, training.ranks)
     return groups

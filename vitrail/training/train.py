@@ -40,7 +40,7 @@ from vitrail.training.fingerprint import check_finished, record_or_check
 from vitrail.training.goals import ENCODER, GOALS
 from vitrail.training.loop import fit
 from vitrail.training.prepare import Prepared, prepare
-from vitrail.training.provenance import Ending, Outcome, device_hours
+from vitrail.training.provenance import Ending, Outcome, describe_choice, device_hours
 from vitrail.training.state import resume, use_average
 from vitrail.weights.resolve import resolve_model
 
@@ -260,10 +260,12 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, log: LogFunc
 
 
 def _finish(prepared: Prepared, ending: Ending, log: LogFunction, end: End | None) -> Outcome:
-    """Evaluates the averaged weights, and writes the model, the report and the card; or calls ``end``."""
+    """Evaluates the averaged or the best weights, and writes the model, the report and the card; or calls ``end``."""
     training = prepared.training
+    if training.progress.best is not None:
+        log(f"chosen   {describe_choice(training)}")
     fault_injection.hit("run.before_model")
-    with use_average(training):
+    with use_average(training, best=True):
         if end is None:
             outcome = prepared.goal.finish(training, prepared.built, ending)
         else:

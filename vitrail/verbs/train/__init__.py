@@ -109,6 +109,8 @@ def train(
     head_only: Annotated[bool, Sets("model.head_only")] = False,
     lora: Annotated[int | None, Sets("model.adapters.rank")] = None,
     freeze_until: Annotated[int | None, Sets("model.freeze_until")] = None,
+    keep_best: Annotated[bool, Sets("save.best")] = False,
+    patience: Annotated[int | None, Sets("save.patience")] = None,
     loss: Annotated[Any, Sets("objective.loss", "in Python also a function or module")] = None,
     metrics: options.OwnMetrics = None,
     command: options.Command = "vitrail.train",

@@ -47,7 +47,7 @@ def tune_rate(
             run,
             optim=replace(run.optim, lr=rate),
             schedule=_shorten(run.schedule),
-            save=replace(run.save, evaluations=1),
+            save=replace(run.save, evaluations=1, best=False, patience=None),
         )
         how = {"data": data, "transform": transform, "quiet": True, "ranks": ranks}
         try:
