@@ -188,7 +188,8 @@ def test_the_end_callback_gets_the_whole_model_on_every_rank(pool, data, tmp_pat
 @pytest.mark.slow
 def test_a_run_resumes_at_another_number_of_ranks(pool, data, tmp_path):
     """One, three, two sharded and one rank, a step each, against one process; metrics as if nothing had happened."""
-    given = on_ranks.settings("vit", "data.batch=12", "optim.ema=0.9", "schedule.kind=constant", "schedule.warmup=0")
+    kept = "optim.ema=0.9", "save.best=true", "save.evaluations=4"
+    given = on_ranks.settings("vit", "data.batch=12", *kept, "schedule.kind=constant", "schedule.warmup=0")
     on_ranks.alone(tmp_path / "one", (*given, "schedule.steps=4"), data=data)
     out = tmp_path / "all"
     for steps, world, parallel in ((1, 1, ""), (2, 3, "replicate"), (3, 2, "shard"), (4, 1, "")):
@@ -208,7 +209,7 @@ def test_a_run_resumes_at_another_number_of_ranks(pool, data, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_resumed_at_the_same_number_of_ranks_has_the_same_bits(pool, data, tmp_path):
-    given = on_ranks.settings("vit", *EVERYTHING, "compute.parallel=shard")
+    given = on_ranks.settings("vit", *EVERYTHING, "compute.parallel=shard", "save.best=true")
     pool(3, on_ranks.run, tmp_path / "whole", given, "supervised", data)
     stopped = pool(3, on_ranks.run_with, "term", 1, 2, tmp_path / "parts", given, data)
     assert [words.partition(":")[0] for words in stopped] == ["Preempted False", "Preempted True", "Preempted True"]
