@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import vitrail
+from tests.analysis.planted import CONFIG, draw_images, plant_outliers
 from tests.models.tiny import TINY
 from vitrail.analysis.tokens import MapNorms, find_neuron, find_onset, measure_norms
 from vitrail.models import create_backbone
-from vitrail.models.config import changed
 
 CORNERS = ((0, 0), (0, -1), (-1, 0), (-1, -1))
 
@@ -63,19 +63,8 @@ def test_norms_are_those_of_the_raw_maps_in_any_batches():
 
 
 def test_the_neuron_that_makes_outliers_is_found():
-    """Neuron 5 of block 1 is on for the one patch that is not black, and writes a large number."""
-    model = create_backbone(changed(TINY["vit"], image_size=(64, 64), positions="none")).eval()
-    images, inputs = torch.zeros(8, 3, 64, 64), []
-    images[:, :, :8, :8] = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(0))
-    mlp = model.blocks[1].mlp
-    mlp.register_forward_pre_hook(lambda _, given: inputs.append(given[0][0, -64:]))  # (64, D)
-    with torch.no_grad():
-        model.feature_maps(images)
-        bright, black = inputs[0][0], inputs[0][1:].mean(0)
-        mlp.fc1.weight[5] = 40 * (bright - black) / (bright - black).square().sum()
-        mlp.fc1.bias[5] = -mlp.fc1.weight[5] @ (bright + black) / 2
-        mlp.fc2.weight[:, 5] = 0.0
-        mlp.fc2.weight[3, 5] = 500.0
+    model, images = create_backbone(CONFIG).eval(), draw_images(8)
+    plant_outliers(model, images)
     maps = measure_norms(model, [images])
     assert maps[1].outliers == 1 / 64 and maps[1].places[0, 0] == 1
     assert [map_.is_bimodal for map_ in maps] == [False] * len(maps)  # 8 outliers are too few to say so
@@ -83,7 +72,7 @@ def test_the_neuron_that_makes_outliers_is_found():
     assert neuron is not None and neuron.index == 5
     assert neuron.at_outliers == pytest.approx(20, rel=0.1)
     assert find_neuron(model, images, 0) is None
-    assert not mlp.fc2._forward_pre_hooks
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_model_without_such_an_mlp_has_no_neuron():

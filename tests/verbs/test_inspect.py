@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.analysis.planted import CONFIG, plant_outliers
 from tests.data.sources.layouts import write_masks, write_voc
-from tests.looked_at import QUIET, picture, shaken
+from tests.looked_at import NAMES, QUIET, picture, shaken
 from tests.models.tiny import QUICK, TINY
 from tests.slow import slow_except
 from tests.tasks.dense_models import create, create_queries
@@ -21,6 +22,7 @@ from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import changed
 from vitrail.runtime.process import use_threads
+from vitrail.tasks.classification.classifier import create_classifier
 from vitrail.verbs.inspect import inspect
 from vitrail.verbs.inspect import measurements as verb
 from vitrail.verbs.inspect.measurements import inspect_model
@@ -70,6 +72,39 @@ def test_every_architecture_can_be_inspected(name, tmp_path):
     assert numbers["components_images"] == 4 and 0 < sum(numbers["components_explained"]) <= 1
     assert all(each["median"] > 0 for each in numbers["patch_norms"])
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_page_with_a_test_time_register_says_so(tmp_path):
+    model, images = create_classifier(CONFIG, classes=NAMES).eval(), np.zeros((12, 64, 64, 3), np.uint8)
+    images[:, :8, :8] = np.random.default_rng(0).integers(0, 256, (8, 8, 3))
+    plant_outliers(model.backbone, model.preprocess(list(images)))
+    for registers in (0, 1):
+        out = tmp_path / str(registers)
+        report, numbers = inspect(model, data=images, registers=registers, out=out, quiet=True, log=silent)
+        artefacts = numbers["findings"]["A few patches have outlier norms (artefacts)"]
+        assert (artefacts, "register" in numbers, "Test-time register" in report.read_text()) == (
+            not registers,
+            bool(registers),
+            bool(registers),
+        )
+    assert [(neuron["block"], neuron["index"]) for neuron in numbers["register"]["neurons"]] == [(1, 5)]
+    assert numbers["register"]["norms_before"][1]["largest"] > 100 * numbers["patch_norms"][1]["largest"]
+    assert 0 <= numbers["register"]["same_answers"] <= 1
+    assert np.shape(numbers["samples"][0]["rollout"]) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"registers": 2}, "one model and images"),
+        ({"registers": 2, "data": "photos", "against": "other"}, "one model and images"),
+        ({"registers": -1, "data": "photos"}, "registers is -1"),
+    ],
+    ids=["no images", "two models", "negative"],
+)
+def test_registers_without_what_they_need_are_refused(given, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        inspect(shaken(), out=tmp_path / "out", **given)
 
 
 def test_rotary_positions_are_shown_by_offset(photos, tmp_path):

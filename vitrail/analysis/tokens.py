@@ -3,7 +3,7 @@
 
 The norms are those of the blocks' raw output: the last norm hides the outliers.
 
-B images, h x w cells of a map, D channels, M hidden neurons of an MLP.
+B images, h x w = N cells of a map, D channels, M hidden neurons of an MLP.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from vitrail.analysis.equivariance import Model
 from vitrail.models.backbone import eval_mode
@@ -103,21 +104,38 @@ def find_neuron(model: Model, images: Tensor, block: int) -> Neuron | None:
     block's output (Jiang et al. 2025, "Vision Transformers Don't Need Trained Registers"); None if none stands out, or if
     the model has no such block.
     """
-    layers = {name.removeprefix("backbone."): layer for name, layer in model.named_modules()}
-    second, hidden = layers.get(f"blocks.{block}.mlp.fc2"), []
-    if second is None:
+    if (means := measure_neurons(model, images, block)) is None:
         return None
-    with eval_mode(model) as device:
-        hook = second.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
-        try:
-            norms = model.feature_maps(images.to(device))[block].float().norm(dim=1).flatten(1)  # (B, N)
-        finally:
-            hook.remove()
-    is_outlier = norms > OUTLIER * norms.median()
-    if not is_outlier.any():
-        return None
-    strength = hidden[0][:, -norms.shape[1] :].float().abs()  # (B, N, M)
-    at, elsewhere = strength[is_outlier].mean(0), strength[~is_outlier].mean(0)  # (M,)
+    at, elsewhere = means[:, block]  # (M,) each
     (first, second_largest), (index, _) = (each.tolist() for each in at.topk(2))
     found = Neuron(index, first, elsewhere[index].item(), second_largest)
     return found if first > STANDS_OUT * max(second_largest, found.elsewhere) else None
+
+
+def measure_neurons(model: Model, images: Tensor, block: int) -> Tensor | None:
+    """Returns the mean |activation| of the hidden neurons of the MLPs of the first L blocks, up to ``block``, at the outliers of
+    its output and at the other patches: (2, L, M). None without outliers, or if the model has no such blocks.
+    """
+    layers = {name.removeprefix("backbone."): layer for name, layer in model.named_modules()}
+    seconds = [layers.get(f"blocks.{index}.mlp.fc2") for index in range(block + 1)]
+    if None in seconds:
+        return None
+    means: list[Tensor] = []
+    with eval_mode(model) as device:
+        images = images.to(device)
+        norms = model.feature_maps(images)[block].float().norm(dim=1).flatten(1)  # (B, N)
+        is_outlier = norms > OUTLIER * norms.median()
+        if not is_outlier.any():
+            return None
+
+        def observe(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            strength = inputs[0][:, -norms.shape[1] :].float().abs()  # (B, N, M)
+            means.append(torch.stack([strength[is_outlier].mean(0), strength[~is_outlier].mean(0)]))  # (2, M)
+
+        hooks = [layer.register_forward_pre_hook(observe) for layer in seconds if layer is not None]
+        try:
+            model.feature_maps(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return torch.stack(means, 1)

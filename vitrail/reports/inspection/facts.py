@@ -17,6 +17,7 @@ from vitrail.analysis.equivariance import MapEquivariance, PermutationResponse, 
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.locality import Locality
 from vitrail.analysis.offsets import OffsetFigures
+from vitrail.analysis.registers import Register
 from vitrail.analysis.tokens import MapNorms, Neuron, find_onset
 from vitrail.reports.facts import Origin
 
@@ -150,6 +151,7 @@ class Inspection(Origin):
     samples: Sequence[Sample] = ()
     biases: Biases | None = None
     tokens: Tokens | None = None
+    register: Register | None = None
     painted: Painted | None = None
     queries: Sequence[Sample] = ()  # one for each query that is shown
     prototypes: Prototypes | None = None

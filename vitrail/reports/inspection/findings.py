@@ -119,7 +119,8 @@ def norms_have_outliers(tokens: Tokens) -> Finding:
     )
     if tokens.neuron is not None:
         words += f" Neuron {tokens.neuron.index} of the MLP of {tokens.after} {onset + 1} makes them."
-    words += " Attention and similarity maps are unreliable there. Models with registers lack such patches."
+    words += " Attention and similarity maps are unreliable there. Models with registers lack such patches;"
+    words += " vitrail inspect --registers 2 gives a ViT a test-time register."
     return Finding(claim=claim, holds=True, words=words, of_paper=False)
 
 

@@ -32,6 +32,12 @@ def numbers(inspection: Inspection) -> dict[str, Any]:
         figures |= _list_biases(inspection.biases)
     if inspection.tokens is not None:
         figures |= _list_tokens(inspection.tokens)
+    if (register := inspection.register) is not None:
+        figures["register"] = {
+            "neurons": [neuron._asdict() for neuron in register.neurons],
+            "norms_before": [{"median": map_.median, "largest": map_.largest} for map_ in register.before],
+            "same_answers": register.same_answers,
+        }
     if inspection.painted is not None:
         found = inspection.painted.components
         figures |= {

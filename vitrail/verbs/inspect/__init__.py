@@ -38,6 +38,11 @@ def inspect(
         Any,
         "Another model, beside the first on one page: heads, findings, positions and filters of both, with their differences.",
     ] = None,
+    registers: Annotated[
+        int,
+        "Neurons that write outlier norms into a test-time register instead of patches: everything measured on images is then "
+        "that of a ViT with this register. Its weights do not change.",
+    ] = 0,
     cost: Annotated[
         bool,
         "Also measure time and memory at larger image sizes; of several models, compare images per second and the largest "
@@ -64,8 +69,9 @@ def inspect(
         The path of the report, and the numbers.
 
     Raises:
-        ConfigError: several models without ``cost`` or with ``against``; no model that supports any of the sizes.
-        DataError: none of the images could be read.
+        ConfigError: several models without ``cost`` or with ``against``; no model that supports any of the sizes; ``registers``
+            without ``data``, or of a model that is no ViT.
+        DataError: none of the images could be read; ``registers`` of a model without outlier norms on them.
         DiskError: ``out`` cannot be written.
     """
     reading = options.parse(given)
@@ -76,6 +82,12 @@ def inspect(
     how: dict[str, Any] = {"options": reading, "command": command, "log": log}
     if most < 1:
         raise ConfigError(f"most is {most}", "use at least one image, such as --most 128")
+    if registers < 0:
+        raise ConfigError(
+            f"registers is {registers}", "give the number of neurons, such as --registers 2, or 0 for none"
+        )
+    if registers and (data is None or against is not None or len(models) != 1):
+        raise ConfigError("--registers is for one model and images", "give one MODEL and --data, without --against")
     if against is not None:
         if len(models) != 1 or cost:
             remedy = "give one model before --against; vitrail inspect MODEL OTHER --cost compares speed and memory"
@@ -91,7 +103,7 @@ def inspect(
 
         pixels = SIZES if sizes is None else [size_in_pixels(size) for size in split_commas(sizes)]
         return compare_costs(models, folder, sizes=pixels, batch=cost_batch, **how)
-    return inspect_model(models[0], folder, data, most=most, cost=cost, **how)
+    return inspect_model(models[0], folder, data, most=most, registers=registers, cost=cost, **how)
 
 
 def run(

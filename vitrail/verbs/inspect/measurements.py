@@ -33,6 +33,7 @@ from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
 from vitrail.analysis.locality import measure_locality
 from vitrail.analysis.masks import measure_prototypes, measure_queries
 from vitrail.analysis.offsets import compute_wavelengths, measure_offsets, pair_offsets
+from vitrail.analysis.registers import add_register
 from vitrail.analysis.render import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.analysis.tokens import find_neuron, find_onset, measure_norms
@@ -87,6 +88,7 @@ def inspect_model(
     data: Any = None,
     *,
     most: int = MAX_IMAGES,
+    registers: int = 0,
     cost: bool = False,
     options: InferenceOptions = InferenceOptions(),
     command: str = "",
@@ -97,7 +99,7 @@ def inspect_model(
     make_folder(out)
     results = measure_weights(task)
     if data is not None:
-        results |= _measure_images(task, data, most, out, options)
+        results |= _measure_images(task, data, most, out, options, registers)
     if cost:
         log("measuring time and memory on one thread")
         with use_threads(1):  # CPU time of one thread depends little on other processes
@@ -106,6 +108,10 @@ def inspect_model(
     notes = []
     if data is None:
         notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
+    elif registers:
+        notes.append(
+            "All that was measured on images is that of the model with a test-time register (see Patch norms)."
+        )
     elif not results["heads"]:
         notes.append(f"{sentence(task.config.about)} has no attention to measure.")
     if is_rotary(task.config) and results.get("rotations") is None:
@@ -197,14 +203,20 @@ def measure_rotations(model: Task, source: Source, options: InferenceOptions, ba
     )
 
 
-def _measure_images(model: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
-    """Returns heads, samples and biases: all that needs images."""
+def _measure_images(
+    model: Task, data: Any, most: int, out: Path, options: InferenceOptions, registers: int
+) -> dict[str, Any]:
+    """Returns heads, samples and biases: all that needs images, of the model with a test-time register if there is one."""
     about, source = open_images(model, data, most)
     bad_list = out / "bad_images.csv"
     bad = options.record_bad(source, bad_list)
+    some, few, shown = (source.subset(choose_evenly(len(source), count)) for count in (MEASURED, PAIRED, SAMPLES))
+    register = None
+    if registers and (batches := [images for images, _ in _read_batches(model, some, options, bad)]):
+        with in_precision(options.precision, device_of(model)):
+            model, register = add_register(model, batches, registers)
     has_attention = bool(model.attention_grids(model.preprocessing.size))
     heads, done = measure_heads(model, source, options, bad) if has_attention else ([], 0)
-    some, few, shown = (source.subset(choose_evenly(len(source), count)) for count in (MEASURED, PAIRED, SAMPLES))
     biases = _measure_biases(model, few, options, bad)
     count = done if has_attention else biases.images if biases else 0
     if not count:
@@ -215,7 +227,7 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     painted = _paint(model, source.subset(choose_evenly(len(source), PAINTED)), options, bad)
     masks = _measure_masks(model, shown, options, bad)
     measured = {"samples": samples, "biases": biases, "heads": heads, "rotations": rotations, "tokens": tokens}
-    return {"data": about, "images": count, "painted": painted, **masks, **measured}
+    return {"data": about, "images": count, "painted": painted, "register": register, **masks, **measured}
 
 
 def _measure_tokens(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Tokens | None:
