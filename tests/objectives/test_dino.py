@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.models.conftest import shaken
 from tests.models.tiny import TINY
+from tests.objectives.test_gradient_cache import assert_same, gradients, seed
 from tests.training.test_goals import learn
 from vitrail.data.augment.apply import augment
 from vitrail.data.augment.crops import crop_boxes
@@ -25,7 +26,8 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
-from vitrail.objectives.dino import DINO, IBOT, PrototypeHead, dino_loss, patch_cross_entropy
+from vitrail.objectives.contrastive import cached_backward
+from vitrail.objectives.dino import DINO, IBOT, PrototypeHead, dino_loss, koleo_loss, patch_cross_entropy, sinkhorn
 from vitrail.objectives.objective import configure_objective
 from vitrail.runs.checkpoint import load_newest
 from vitrail.training.inputs import Augmented, ViewInputs
@@ -63,6 +65,9 @@ def draw_outputs():
 # centres, after each of two steps; the head is DINOProjectionHead(12, 16, 8, 20) with the weights of the test
 DINO_LOSSES, DINO_CENTRES = (22.6815185546875, 21.577468872070312), (0.20239025354385376, 0.2589585483074188)
 IBOT_LOSSES, IBOT_CENTRES = (23.518579483032227, 16.19811248779297), (0.10234615951776505, 0.16559456288814545)
+# KoLeoLoss() on the teacher's outputs of the first step, view by view; the `sinkhorn` of SwaVLoss on both views, divided by .5
+KOLEO_LOSSES = (-0.2725982964038849, -0.23893363773822784)
+SINKHORN_ROW, SINKHORN_SQUARES = (0.00615882827, 0.00545269158, 0.24274945259, 0.01358703896), 1.4156582355499268
 HEAD_ROW, HEAD_NORM = (0.11905554, 0.26984936, 0.03074083, -0.41863203), 2.665054454039396
 
 
@@ -100,6 +105,71 @@ def test_the_head_is_lightlys():
     found = head(torch.randn(3, 12, generator=generator)).detach()
     torch.testing.assert_close(found[0, :4], torch.tensor(HEAD_ROW), rtol=1e-5, atol=1e-7)
     assert float(found.norm()) == pytest.approx(HEAD_NORM, rel=1e-5)
+
+
+def test_koleo_and_sinkhorns_iteration_are_lightlys():
+    views = draw_outputs()[0][0]  # (A, B, K)
+    for view, loss in zip(views, KOLEO_LOSSES, strict=True):
+        assert koleo_loss(view).item() == pytest.approx(loss, rel=1e-5)
+    answers = sinkhorn(views / 0.5)
+    assert answers[0, 3, :4].tolist() == pytest.approx(SINKHORN_ROW, rel=1e-5)
+    assert answers.square().sum().item() == pytest.approx(SINKHORN_SQUARES, rel=1e-5)
+    assert torch.isfinite(sinkhorn(views / 1e-3)).all()  # lightly's overflows
+
+
+def test_koleo_is_that_of_the_nearest_other_direction():
+    """At 0, 60 and 120 degrees, of any length, the nearest are 1 apart; at 0, 90 and 120 degrees sqrt(2) and twice 2 sin 15."""
+    degrees = torch.tensor([[0.0, 60.0, 120.0], [0.0, 90.0, 120.0]], dtype=torch.float64).deg2rad()
+    points = torch.tensor([[1.0], [3.0], [0.5]]) * torch.stack([degrees.cos(), degrees.sin()], -1)
+    assert koleo_loss(points[0]).item() == pytest.approx(0, abs=1e-7)
+    apart = 2 * math.log(2 * math.sin(math.radians(15))) + math.log(math.sqrt(2))
+    assert koleo_loss(points[1]).item() == pytest.approx(-apart / 3, abs=1e-6)
+    alike = torch.ones(3, 4, requires_grad=True)
+    koleo_loss(alike).backward()
+    assert torch.isfinite(alike.grad).all()
+
+
+@KINDS
+def test_the_weight_of_koleo_and_sinkhorns_answers_enter_the_loss(kind):
+    plain, spread = make(kind), make(kind, koleo=2.0)
+    inputs = inputs_of(plain)
+    loss, measured = spread(*inputs)
+    whole = torch.cat(inputs[:2])
+    if kind is DINO:
+        features = spread.encoder.features(whole)
+    else:
+        features, _ = spread._encode(spread.encoder, whole, torch.cat(inputs[spread.views :]))
+    expected = sum(koleo_loss(view) for view in features.chunk(2))
+    torch.testing.assert_close(measured["koleo"], expected.detach())
+    torch.testing.assert_close(loss, plain(*inputs)[0] + 2 * expected)
+    with pytest.raises(ConfigError, match=r"the batch is 1\n.*two or more"):
+        spread(*(each[:1] for each in inputs))
+    even = make(kind, centring="sinkhorn")
+    outputs = torch.randn(2, 30, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 10
+    torch.testing.assert_close(even._answer(outputs, even.centre), sinkhorn(outputs / 0.04))
+    even.centre.fill_(torch.nan)  # is not read
+    assert torch.isfinite(even(*inputs)[0])
+
+
+@KINDS
+@pytest.mark.parametrize("local_views", [0, 3])
+def test_a_batch_in_pieces_has_the_gradient_of_the_whole_where_images_are_compared(kind, local_views):
+    objective = make(kind, koleo=0.5, centring="sinkhorn", anchor=2.0, local_views=local_views, freeze_patches=False)
+    inputs = inputs_of(objective)
+    assert not make(kind).compares_images
+    assert objective.compares_images and make(kind, koleo=0.5).compares_images
+    assert make(kind, centring="sinkhorn").compares_images
+    loss, measured = objective(*inputs)
+    loss.backward()
+    whole = gradients(objective)
+    ours, found = cached_backward(objective, inputs, 4, seed=seed)
+    torch.testing.assert_close(ours, loss.detach())
+    torch.testing.assert_close(found, measured)
+    assert_same(gradients(objective), whole, 1e-7)
+    for some in zip(*(each.split(3) for each in inputs)):
+        (objective(*some)[0] / 2).backward()
+    with pytest.raises(AssertionError):
+        assert_same(gradients(objective), whole, 1e-2)
 
 
 @pytest.mark.parametrize(("local", "pairs"), [(0, 2), (1, 4), (4, 10)])
@@ -303,6 +373,8 @@ def test_a_compiled_objective_has_the_same_loss(kind):
         ({"momentum": 1.5}, "momentum is 1.5"),
         ({"mask_share": 0.0}, "mask_share is 0.0"),
         ({"anchor": -1}, "anchor is -1"),
+        ({"koleo": -0.1}, "koleo is -0.1"),
+        ({"centring": "mean "}, "centring is 'mean '"),
         ({"mask_ratio": 0.5}, "did you mean 'mask_share'"),
         ({"prototype": 5}, "did you mean 'prototypes'"),
     ],

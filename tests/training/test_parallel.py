@@ -116,12 +116,14 @@ def test_ranks_train_adapters_as_one_process(pool, data, tmp_path, parallel):
         pytest.param("moco", 3, marks=pytest.mark.slow),
         pytest.param("simclr", 2, marks=pytest.mark.slow),
         pytest.param("ibot", 2, marks=pytest.mark.slow),
+        pytest.param("dino", 3, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_learn_without_labels_as_one_process(pool, data, tmp_path, objective, world):
     """Contrastive objectives compare the images of all ranks."""
     changes = {"moco": "{hidden: 24, out: 12}", "simclr": "{hidden: 24, out: 12}"}
     changes["ibot"] = "{prototypes: 20, hidden: 24, bottleneck: 12, local_views: 2, anchor: 1}"
+    changes["dino"] = "{prototypes: 20, hidden: 24, bottleneck: 12, local_views: 2, koleo: 0.1, centring: sinkhorn}"
     given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=14", "optim.clip=1.0")
     given = (*given, f"objective.changes={changes.get(objective, '{}')}")
     on_ranks.alone(tmp_path / "one", given, objective=objective, data=data)

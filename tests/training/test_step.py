@@ -90,9 +90,10 @@ def test_four_micro_steps_give_the_gradient_of_the_whole_batch(tmp_path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", slow_except(["dino", "ibot"], {"dino"}))
-def test_centres_and_weights_move_alike_in_micro_steps(tmp_path, objective) -> None:
+@pytest.mark.parametrize("further", ["", ", koleo: 0.1, centring: sinkhorn, anchor: 1"], ids=["means", "compared"])
+def test_centres_and_weights_move_alike_in_micro_steps(tmp_path, objective, further) -> None:
     """Eight images at a time or four: the centre of an update is that of the updates before."""
-    changes = "{prototypes: 20, hidden: 16, bottleneck: 8, local_views: 2, freeze_last: 0.0}"
+    changes = f"{{prototypes: 20, hidden: 16, bottleneck: 8, local_views: 2, freeze_last: 0.0{further}}}"
     states = []
     for micro in (8, 4, 32):
         found = unlabelled(

@@ -41,6 +41,7 @@ class ContrastiveObjective(Objective):
     """
 
     views = 2
+    compares_images: bool = True  # otherwise the loss is a mean over images
 
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Returns the features through which the encoder gets its gradient, (B, F) of each view (B, C, H, W)."""

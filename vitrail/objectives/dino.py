@@ -4,9 +4,8 @@
 Image BERT Pre-Training with Online Tokenizer"). An answer is a distribution over K prototypes. It could become the same for all
 images in two ways: uniform, which the low temperature of the teacher prevents, or one prototype, which subtracting the mean of
 the teacher's outputs, the centre, prevents. The centre of an update is that of the updates before, so the loss is a mean over
-images, whatever the micro-batches and ranks.
-
-Sinkhorn's iteration in place of the centre, and KoLeo (both DINOv2), which need all images of a batch at once, are left out.
+images, whatever the micro-batches and ranks. With Sinkhorn's iteration in place of the centre, or with KoLeo (both as in DINOv2,
+Oquab et al. 2023), it compares the images of a whole batch, see `ContrastiveObjective`.
 
 B images, V views of each, the first A = 2 of them global, C channels, N patches in M cells, n of them hidden, F width of
 features, D of tokens, Z of the bottleneck, K prototypes.
@@ -15,7 +14,7 @@ features, D of tokens, Z of the bottleneck, K prototypes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar
 
@@ -31,10 +30,9 @@ from vitrail.models import Backbone, sketch
 from vitrail.models.config import is_number, is_whole
 from vitrail.models.initialise import fill_parameter, fills
 from vitrail.models.layers import as_tokens, by_hand, cut_patches, gather_rows, join_patches
-from vitrail.objectives.contrastive import freeze_first_layer, pooled_width, rate_of_average
+from vitrail.objectives.contrastive import ContrastiveObjective, freeze_first_layer, pooled_width, rate_of_average
 from vitrail.objectives.features import compare_patches
 from vitrail.objectives.masking import Grid, Masked, block_mask, cell_grid, check_whole, patches_per_cell
-from vitrail.objectives.objective import Objective
 from vitrail.torch_private import lerp_
 
 GLOBAL = 2  # views
@@ -42,6 +40,7 @@ LOCAL, LOCAL_SIZE = 4, 0.5  # the number of local views, and their side, relativ
 FIRST_TEMPERATURE = 0.04  # of the teacher, from which it rises
 UNIFORM = 0.01  # of ln K: a loss that is no further below is that of uniform answers
 ONE_PROTOTYPE = 0.5  # entropy of the mean answer below which nearly all images have the same
+NEAREST = 1e-8  # added to distances
 SETTLED = 0.1  # of a run, before which a loss near ln K is no collapse
 REMEDY = (
     "Try a lower --lr, and in objective.changes a lower teacher_temperature, freeze_last=1 or, on a small set, fewer prototypes "
@@ -49,7 +48,7 @@ REMEDY = (
 )
 
 
-class DINO(Objective):
+class DINO(ContrastiveObjective):
     """The student's answer to each view has to be the teacher's answer to every other global view of the image.
 
     The teacher is a moving average of the student, without dropout; it is evaluated and saved. Local views, which only the
@@ -70,6 +69,8 @@ class DINO(Objective):
         anchor: weight of the mean squared change of the cosines among the patches of a global view, against the encoder as it is
             given; for further training of pre-trained weights, whose dense features would be lost (DINOv3, section 4.2). The
             patches that `IBOT` hides from the student stay hidden here.
+        koleo: weight of `koleo_loss`, the sum over the global views of the student's features; DINOv2 has 0.1.
+        centring: "mean", or "sinkhorn" for `sinkhorn` of the teacher's outputs of a whole batch in place of the centre.
 
     Raises:
         ConfigError: invalid arguments, or an encoder that does not take local views.
@@ -100,16 +101,22 @@ class DINO(Objective):
         freeze_last: float = 0.01,
         freeze_patches: bool = True,
         anchor: float = 0.0,
+        koleo: float = 0.0,
+        centring: str = "mean",
     ) -> None:
         super().__init__(encoder)
         given = locals()
-        _demand(is_number(anchor) and anchor >= 0, "anchor", anchor, "give a weight such as 1, or 0")
+        for name in ("anchor", "koleo"):
+            _demand(is_number(given[name]) and given[name] >= 0, name, given[name], "give a weight such as 0.1, or 0")
+        _demand(centring in ("mean", "sinkhorn"), "centring", centring, "give mean or sinkhorn")
         for name, least in {"prototypes": 2, "hidden": 1, "bottleneck": 1, "local_views": 0}.items():
             _demand(is_whole(given[name], least), name, given[name], f"give a whole number, from {least}")
         for name in ("student_temperature", "teacher_temperature"):
             _demand(is_number(given[name]) and given[name] > 0, name, given[name], "give a number above 0, such as 0.1")
         for name in ("temperature_warmup", "momentum", "centre_momentum", "freeze_last"):
             _demand(is_number(given[name]) and 0 <= given[name] <= 1, name, given[name], "give a number from 0 to 1")
+        self.koleo, self.centring = koleo, centring
+        self.compares_images = koleo > 0 or centring == "sinkhorn"
         self.views = GLOBAL + local_views
         self.local = plan_local_views(encoder, local_views, local_size) if local_views else None
         self.student_temperature, self.teacher_temperature = student_temperature, teacher_temperature
@@ -139,34 +146,56 @@ class DINO(Objective):
                 frozen.eval()
         return self
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss of the views (B, C, H, W), mean over pairs and images; and, for the teacher, the mean entropy of its
-        answers ``row_entropy``, their divergence from the student's ``kl``, and the vectors of `summarise`.
-        """
-        views = inputs[: self.views]
-        whole, patches = torch.cat(views[:GLOBAL]), None
-        with torch.no_grad():
-            outputs = self.teacher_head(self.teacher_encoder.features(whole))
+    def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Returns the student's features of all views, and with an anchor the tokens (B, N, D) of the global ones."""
+        whole, local, tokens = torch.cat(inputs[:GLOBAL]), inputs[GLOBAL : self.views], ()
         if self.anchor_encoder is None:
             features = self.encoder.features(whole)
         else:
-            features, patches = self.encoder.features_and_map(whole)
-        parts = [features] + ([self.encoder.features(torch.cat(views[GLOBAL:]))] if self.local else [])
-        student = self.head(torch.cat(parts), frozen=self._is_last_frozen())
-        loss, measured = self._compare(student.unflatten(0, (self.views, -1)), outputs.unflatten(0, (GLOBAL, -1)))
-        return self._hold(loss, measured, whole, None if patches is None else as_tokens(patches))
+            features, map_ = self.encoder.features_and_map(whole)
+            tokens = as_tokens(map_).chunk(GLOBAL)
+        return *features.chunk(GLOBAL), *self._encode_local(local), *tokens
 
-    def _hold(
-        self, loss: Tensor, measured: dict[str, Tensor], images: Tensor, tokens: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Adds the loss of the anchor for images (A B, C, H, W) and their tokens (A B, N, D), and measures it as ``drift``."""
-        if self.anchor_encoder is None or tokens is None:
-            return loss, measured
+    def _encode_local(self, views: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        return self.encoder.features(torch.cat(views)).chunk(len(views)) if views else ()
+
+    @torch.no_grad()
+    def references(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Returns the teacher's features of the global views, and with an anchor their tokens at the start."""
+        whole = torch.cat(inputs[:GLOBAL])
+        return *self.teacher_encoder.features(whole).chunk(GLOBAL), *self._encode_start(whole)
+
+    def _encode_start(self, images: Tensor) -> Sequence[Tensor]:
+        return (
+            ()
+            if self.anchor_encoder is None
+            else as_tokens(self.anchor_encoder.features_and_map(images)[1]).chunk(GLOBAL)
+        )
+
+    def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss, mean over pairs and images; and, for the teacher, the mean entropy of its answers ``row_entropy``,
+        their divergence from the student's ``kl``, and the vectors of `summarise`; ``koleo`` and ``drift`` with their weights.
+        """
+        given, references = features[: self._given], features[self._given :]
+        student = self.head(torch.cat(given[: self.views]), frozen=self._is_last_frozen())
         with torch.no_grad():
-            _, start = self.anchor_encoder.features_and_map(images)
-        with by_hand(tokens):
-            drift = F.mse_loss(compare_patches(tokens), compare_patches(as_tokens(start)))
-        return loss + self.anchor * drift, {**measured, "drift": drift.detach()}
+            outputs = self.teacher_head(torch.cat(references[:GLOBAL]))
+        loss, measured = self._compare(student.unflatten(0, (self.views, -1)), outputs.unflatten(0, (GLOBAL, -1)))
+        if self.koleo:
+            _demand(len(given[0]) > 1, "the batch", len(given[0]), "KoLeo compares images: use two or more")
+            koleo = torch.stack([koleo_loss(view) for view in given[:GLOBAL]]).sum()
+            loss, measured = loss + self.koleo * koleo, {**measured, "koleo": koleo.detach()}
+        if self.anchor:
+            tokens, start = torch.cat(given[self.views :]), torch.cat(references[GLOBAL:])  # (A B, N, D) each
+            with by_hand(tokens):
+                drift = F.mse_loss(compare_patches(tokens), compare_patches(start))
+            loss, measured = loss + self.anchor * drift, {**measured, "drift": drift.detach()}
+        return loss, measured
+
+    @property
+    def _given(self) -> int:
+        """Number of tensors that `DINO.features` returns."""
+        return self.views + GLOBAL * bool(self.anchor)
 
     def _compare(self, student: Tensor, outputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns loss and measurements of the outputs of the student (V, B, K) and of the teacher (A, B, K)."""
@@ -186,6 +215,8 @@ class DINO(Objective):
         if self.temperature_warmup:
             risen = (self.share.to(outputs.dtype) / self.temperature_warmup).clamp(max=1)
             temperature = FIRST_TEMPERATURE + (self.teacher_temperature - FIRST_TEMPERATURE) * risen
+        if self.centring == "sinkhorn":
+            return sinkhorn(outputs / temperature)
         return torch.softmax((outputs - centre.to(outputs.dtype)) / temperature, -1)
 
     def _is_last_frozen(self) -> Tensor | None:
@@ -275,28 +306,42 @@ class IBOT(DINO):
     def _count_hidden(self, grid: Grid) -> int:
         return max(round(self.mask_share * math.prod(grid)), 1)
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the sum of the losses of the views (B, C, H, W) and of the patches that are ``hidden``, (B, M) bool for each
-        global view, the last two inputs; measurements as of `DINO`, of images alone, and ``patch_loss``.
+    def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Returns what `DINO.features` does, then the tokens (B, n, D) of the patches that are ``hidden``, (B, M) bool for each
+        global view, the last two inputs.
         """
-        views, hidden = inputs[: self.views], torch.cat(inputs[self.views :])  # (A B, M)
-        whole, frozen = torch.cat(views[:GLOBAL]), self._is_last_frozen()
-        count = self._count_hidden(cell_grid(self.encoder, (whole.shape[2], whole.shape[3])))
-        places = hidden.int().argsort(dim=1, descending=True, stable=True)[:, :count]  # (A B, n)
-        with torch.no_grad():
-            features, tokens = self._encode(self.teacher_encoder, whole)
-            outputs = self.teacher_head(features).unflatten(0, (GLOBAL, -1))
-            targets = (self.teacher_patch_head or self.teacher_head)(gather_rows(tokens, places))  # (A B, n, K)
+        whole, hidden, places = self._find_hidden(inputs)
         features, tokens = self._encode(self.encoder, whole, hidden)
-        parts = [features] + ([self.encoder.features(torch.cat(views[GLOBAL:]))] if self.local else [])
-        student = self.head(torch.cat(parts), frozen=frozen).unflatten(0, (self.views, -1))
-        loss, measured = self._compare(student, outputs)
-        patches = (self.patch_head or self.head)(gather_rows(tokens, places), frozen=frozen)
+        held = tokens.chunk(GLOBAL) if self.anchor else ()
+        local = self._encode_local(inputs[GLOBAL : self.views])
+        return *features.chunk(GLOBAL), *local, *held, *gather_rows(tokens, places).chunk(GLOBAL)
+
+    @torch.no_grad()
+    def references(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Returns what `DINO.references` does, then the teacher's tokens (B, n, D) of the same patches."""
+        whole, _, places = self._find_hidden(inputs)
+        features, tokens = self._encode(self.teacher_encoder, whole)
+        return *features.chunk(GLOBAL), *self._encode_start(whole), *gather_rows(tokens, places).chunk(GLOBAL)
+
+    def _find_hidden(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the global views (A B, C, H, W), what is hidden (A B, M), and its places (A B, n)."""
+        whole, hidden = torch.cat(inputs[:GLOBAL]), torch.cat(inputs[self.views :])
+        count = self._count_hidden(cell_grid(self.encoder, (whole.shape[2], whole.shape[3])))
+        return whole, hidden, hidden.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+
+    def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the sum of the losses of the views and of the hidden patches; measurements as of `DINO`, of images alone, and
+        ``patch_loss``.
+        """
+        start, stop = self._given, self._given + GLOBAL
+        loss, measured = super().compare(*features[:start], *features[stop:-GLOBAL])
+        with torch.no_grad():
+            targets = (self.teacher_patch_head or self.teacher_head)(torch.cat(features[-GLOBAL:]))  # (A B, n, K)
+        patches = (self.patch_head or self.head)(torch.cat(features[start:stop]), frozen=self._is_last_frozen())
         with by_hand(patches):
             answers = self._answer(targets, self.patch_centre)
             patch_loss = patch_cross_entropy(torch.log_softmax(patches / self.student_temperature, -1), answers)
-        measured |= {"patch_loss": patch_loss.detach(), "patch_centre": targets.mean((0, 1))}
-        return self._hold(loss + patch_loss, measured, whole, tokens)
+        return loss + patch_loss, {**measured, "patch_loss": patch_loss.detach(), "patch_centre": targets.mean((0, 1))}
 
     def _encode(self, encoder: Backbone, images: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns features (B, F) and the normed tokens of all cells (B, M, D); cells that are ``hidden`` (B, M) are not seen."""
@@ -355,6 +400,26 @@ def dino_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """
     terms = -(teacher.flatten(1) @ student.flatten(1).mT) / student.shape[1]  # (A, V)
     return (terms.sum() - terms.diagonal().sum()) / (terms.numel() - len(terms))
+
+
+def koleo_loss(features: Tensor) -> Tensor:
+    """Returns minus the mean logarithm of the distance of each direction of features (B, F) to the nearest other one, in fp32 or
+    better (Sablayrolles et al. 2019, "Spreading vectors for similarity search"; DINOv2).
+    """
+    with by_hand(features):
+        units = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
+        nearest = (units @ units.mT).detach().fill_diagonal_(-math.inf).argmax(1)  # (B,)
+        return -(F.pairwise_distance(units, units[nearest], eps=NEAREST) + NEAREST).log().mean()
+
+
+def sinkhorn(logits: Tensor, iterations: int = 3) -> Tensor:
+    """Returns probabilities (..., K) in which prototypes have about equal shares: exp(logits), divided in turn by the sums of its
+    columns and of its rows (Caron et al. 2020, "Unsupervised Learning of Visual Features by Contrasting Cluster Assignments").
+    """
+    rows = logits.flatten(0, -2)
+    for _ in range(iterations):
+        rows = rows.log_softmax(0).log_softmax(1)
+    return rows.exp().view_as(logits)
 
 
 def patch_cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def _operations_an_update(training: Training, few: Sequence[Tensor], *, head_onl
     """Counts one update, over its micro-steps and ranks; with ``head_only`` the backbone is left as it is."""
     data, ranks, objective = training.run.data, training.ranks, training.objective
     micro = min(data.micro_batch or data.batch, -(-data.batch // ranks.world))
-    together = isinstance(objective, ContrastiveObjective) and micro < data.batch
+    together = isinstance(objective, ContrastiveObjective) and objective.compares_images and micro < data.batch
     images = data.batch if together else micro
     inputs = [torch.empty((images, *part.shape[1:]), dtype=part.dtype, device="meta") for part in few]
     frozen = training.optimiser.parameters.keys() - find_head_names(objective) if head_only else ()

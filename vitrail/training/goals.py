@@ -304,7 +304,8 @@ def create_pretraining_objective(
         frozen = FeatureTeacher(model, preprocessing, grid, run.compute.precision or "fp32")
         given = {"images": len(data.train), "features": pooled_width(model.backbone)}
     objective = configure_objective(kind, encoder, settings.changes, **given)
-    if isinstance(objective, ContrastiveObjective) and run.data.batch > len(data.train):
+    compares_images = isinstance(objective, ContrastiveObjective) and objective.compares_images
+    if compares_images and run.data.batch > len(data.train):
         log(
             f"warning  a batch of {run.data.batch} holds each of {len(data.train)} images more than once, and each is to be "
             "unlike itself: give a smaller --batch"

@@ -52,7 +52,7 @@ def parallelise(objective: Kind, compute: ComputeSettings, ranks: Ranks, device:
             module.set_gradient_divide_factor(1.0)
             if compute.exact:
                 module.set_custom_reduce_scatter(InOrder())  # type: ignore[bad-argument-type]
-    if isinstance(parallel, ContrastiveObjective):
+    if isinstance(parallel, ContrastiveObjective) and parallel.compares_images:
         for verb in ("features", "references", "compare"):
             register_fsdp_forward_method(parallel, verb)
     return parallel

@@ -92,8 +92,9 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
     training.optimiser.zero_grad()
     training.compute_model.zero_grad(set_to_none=True)  # left by an attempt that ran out of memory
     ranks, images = training.ranks, len(inputs[0]) if training.ranks.is_single else training.run.data.batch
-    if isinstance(training.compute_model, ContrastiveObjective) and (micro < images or not ranks.is_single):
-        return _backward_contrastive(training, training.compute_model, inputs, micro)
+    objective, is_cut = training.compute_model, micro < images or not ranks.is_single
+    if isinstance(objective, ContrastiveObjective) and objective.compares_images and is_cut:
+        return _backward_contrastive(training, objective, inputs, micro)
     totals: dict[str, Tensor] = {}
     micro_batches = split_batch(training, inputs, micro)
     for count, (chunk, counted) in enumerate(micro_batches):
