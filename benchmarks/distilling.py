@@ -28,7 +28,7 @@ from vitrail.models import configure
 
 IMAGES, TESTED, LABELS = 10_000, 2_000, (100, 1_000)
 STUDENT = {"patch_size": [4, 4], "width": 128, "depth": 6, "heads": 4, "mlp_width": 512, **SMALL}
-STEPS, BATCH = 1_600, 128
+STEPS, BATCH = 2_250, 128
 TUNING_STEPS, TUNING_BATCH = 300, 64
 HOW = ["compute.precision=bf16", "compute.threads=1", "compute.compile=false"]
 
