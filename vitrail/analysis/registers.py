@@ -26,7 +26,7 @@ LOOKED_AT = 32  # images on which neurons are compared
 
 
 class MovedNeuron(NamedTuple):
-    """A hidden neuron of the MLP of a block, with its mean absolute activation at outliers and at the other patches."""
+    """A hidden neuron of the MLP of a block, with its mean |activation| at outliers and at the other patches."""
 
     block: int
     index: int
@@ -49,7 +49,7 @@ def add_register(model: AnyModel, batches: Sequence[Tensor], count: int = 1) -> 
     shares the weights of ``model``, which does not change.
 
     The register is a zero token without position, placed before the patches. At ``count`` neurons it is given the activation of
-    largest magnitude over all tokens, and the patches are given zero: those with the largest mean absolute activation at the outliers,
+    largest magnitude over all tokens, and the patches are given zero: those with the largest mean |activation| at the outliers,
     in the MLPs of all blocks up to the first whose output has them.
 
     Args:

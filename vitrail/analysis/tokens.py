@@ -74,7 +74,7 @@ class MapNorms:
 
 
 class Neuron(NamedTuple):
-    """The hidden neuron of the MLP of a block that makes the outliers, with its mean absolute activation."""
+    """The hidden neuron of the MLP of a block that makes the outliers, with its mean |activation|."""
 
     index: int
     at_outliers: float
@@ -100,7 +100,7 @@ def find_onset(maps: Sequence[MapNorms]) -> int | None:
 
 
 def find_neuron(model: Model, images: Tensor, block: int) -> Neuron | None:
-    """Returns the hidden neuron of the MLP of a ``block`` that has by far the largest mean absolute activation at the outliers of the
+    """Returns the hidden neuron of the MLP of a ``block`` that has by far the largest mean |activation| at the outliers of the
     block's output (Jiang et al. 2025, "Vision Transformers Don't Need Trained Registers"); None if none stands out, or if
     the model has no such block.
     """
@@ -113,7 +113,7 @@ def find_neuron(model: Model, images: Tensor, block: int) -> Neuron | None:
 
 
 def measure_neurons(model: Model, images: Tensor, block: int) -> Tensor | None:
-    """Returns the mean absolute activation of the hidden neurons of the MLPs of the first L blocks, up to ``block``, at the outliers of
+    """Returns the mean |activation| of the hidden neurons of the MLPs of the first L blocks, up to ``block``, at the outliers of
     its output and at the other patches: (2, L, M). None without outliers, or if the model has no such blocks.
     """
     layers = {name.removeprefix("backbone."): layer for name, layer in model.named_modules()}

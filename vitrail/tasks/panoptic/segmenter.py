@@ -163,7 +163,7 @@ class PanopticSegmenter(QueryTask):
         return {name: each.numpy() for name, each in self.name_outputs(outputs).items()}
 
     def metric(self, source: Source | None = None) -> PanopticMetric:
-        """As of `Task`. Raises `DataError` where a class of the data is one of things, and for the model of stuff, or the reverse."""
+        """As of `Task`. Raises `DataError` for a class that is one of things in the data only, or for the model only."""
         if source is not None and isinstance(source.targets, PanopticObjects):
             for label in np.unique(source.targets.labels).tolist():
                 if source.targets.things[label] != self.things[label]:
