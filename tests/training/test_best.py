@@ -96,11 +96,24 @@ def test_a_stopped_run_goes_on_with_its_best_weights(steps, evaluated, tmp_path)
     assert_same_run(whole, train(tmp_path / "parts", keep_best=True, patience=2))
 
 
+def test_a_run_that_goes_on_without_asking_for_it_ends_with_its_last_weights(evaluated, tmp_path):
+    with stopped_after(7):
+        train(tmp_path / "run", keep_best=True)
+    run = train(tmp_path / "run")
+    assert_answers(run, evaluated[8])
+    assert "best of" not in run.report.read_text()
+
+
 def test_a_figure_that_is_not_a_number_is_not_the_best_and_a_lower_one_can_be(evaluated, tmp_path, monkeypatch):
     monkeypatch.setitem(RATES, 2, float("nan"))
     assert_answers(train(tmp_path / "higher", keep_best=True), evaluated[4])
     monkeypatch.setattr(ClassMetric, "higher_is_better", False)
     assert_answers(train(tmp_path / "lower", keep_best=True), evaluated[6])
+    for step in RATES:
+        monkeypatch.setitem(RATES, step, float("nan"))
+    none = train(tmp_path / "none", keep_best=True)
+    assert_answers(none, evaluated[8])
+    assert "no evaluation on val had a figure to choose by" in none.report.read_text()
 
 
 def test_without_images_to_choose_by_it_is_refused(tmp_path):

@@ -65,6 +65,8 @@ def provenance(training: Training) -> dict[str, Any]:
 def describe_choice(training: Training) -> str:
     """Returns what evaluations on val have chosen, and which figures this flatters."""
     progress, save = training.progress, training.run.save
+    if progress.best is None:
+        return "no evaluation on val had a figure to choose by: the model is that of the last step"
     compared = plural(progress.compared, "evaluation")
     chosen = "the length of the run was chosen by {} on val; the best was that of step {:,}"
     if save.best:
@@ -80,7 +82,7 @@ def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str
     run, folder, data, init = training.run, training.folder, training.batches.data, training.run.model.init or ""
     today, unread = date.today().isoformat(), len(data.bad)
     notes = folder.find_damage()
-    if training.progress.best is not None:
+    if run.save.best or run.save.patience:
         notes = [describe_choice(training), *notes]
     if unread:
         listed = "they are" if unread > 1 else "it is"

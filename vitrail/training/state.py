@@ -268,7 +268,8 @@ def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
     if training.average is not None:
         for name, tensor in training.average.tensors.items():
             tensor.copy_(distribute_like(groups["average"][name], tensor))
-    training.best = {name: distribute_like(value, own[name]) for name, value in groups.get("best", {}).items()}
+    best = groups.get("best", {}) if training.run.save.best else {}
+    training.best = {name: distribute_like(value, own[name]) for name, value in best.items()}
     if training.scaler.is_enabled():
         training.scaler.load_state_dict(saved.state["scaler"])
     training.progress, training.pending = Progress(**saved.state["progress"]), []

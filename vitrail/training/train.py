@@ -262,7 +262,7 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, log: LogFunc
 def _finish(prepared: Prepared, ending: Ending, log: LogFunction, end: End | None) -> Outcome:
     """Evaluates the averaged or the best weights, and writes the model, the report and the card; or calls ``end``."""
     training = prepared.training
-    if training.progress.best is not None:
+    if training.run.save.best or training.run.save.patience:
         log(f"chosen   {describe_choice(training)}")
     fault_injection.hit("run.before_model")
     with use_average(training, best=True):
