@@ -80,8 +80,8 @@ FACT: Edits = {
     "reports/facts.py": (
         ('    machine: str = ""\n', '    machine: str = ""\n    weather: str = ""\n'),
         (
-            '            "Machine": self.machine,\n',
-            '            "Machine": self.machine,\n            "Weather": self.weather,\n',
+            '            "Time": ", ".join(filter(None, (took, speed))),\n',
+            '            "Time": ", ".join(filter(None, (took, speed))),\n            "Weather": self.weather,\n',
         ),
     ),
     "training/provenance.py": (

@@ -97,3 +97,12 @@ def test_one_neuron_of_the_public_vit_tiny_makes_its_artefacts(real_data):
     assert find_onset(after) is None
     assert register.same_answers is not None and register.same_answers >= 0.7
     assert add_register(model, images.split(5), 2)[1].same_answers >= 0.8
+
+
+def test_neurons_are_found_on_images_that_have_outliers():
+    """Those behind many without outliers, which the search of neurons does not reach."""
+    model, images = create_backbone(CONFIG).eval(), draw_images(12)
+    plant_outliers(model, images)
+    found = [add_register(model, batches)[1] for batches in ([images], [torch.zeros(60, *images.shape[1:]), images])]
+    assert found[0].neurons[0][:2] == found[1].neurons[0][:2]
+    assert found[0].neurons[0].at_outliers == pytest.approx(found[1].neurons[0].at_outliers, rel=1e-4)

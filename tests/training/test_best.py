@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ def test_the_model_of_the_best_evaluation_is_saved(way, evaluated, base, tmp_pat
     assert_answers(best, evaluated[4])
     assert (best.folder / "metrics.jsonl").read_bytes() == (last.folder / "metrics.jsonl").read_bytes()
     said = "the model is that of the best of 4 evaluations on val, of step 4 of 8: its figures on val are too good by this choice"
-    assert said in (best.folder / "log.txt").read_text() and said in best.report.read_text()
-    assert best.load().provenance["steps"] == 4
+    written = [best.folder / "log.txt", best.report, best.folder / "card.md"]
+    assert all(said in path.read_text() for path in written)
+    assert best.load().provenance["steps"] == 4 and "steps: 4" in (best.folder / "card.md").read_text()
     assert "best of" not in last.report.read_text()
 
 
@@ -82,10 +84,18 @@ def test_a_run_ends_when_it_has_no_more_patience(evaluated, tmp_path):
     assert max(evaluated) == 6
     assert_answers(run, evaluated[6])
     said = (run.folder / "log.txt").read_text()
-    assert "the length of the run was chosen by 3 evaluations on val; the best was that of step 4 of 6" in said
+    assert "ended by save.patience=1 after 3 evaluations on val, of which that of step 4 was the best" in said
+    assert "too good" not in said
+    spent = [
+        json.loads((each.folder / "status.json").read_text())["operations"] for each in (run, train(tmp_path / "all"))
+    ]
+    assert spent[0] == pytest.approx(spent[1] * 6 / 8)
     assert_answers(train(tmp_path / "both", patience=1, keep_best=True), evaluated[4])
-    train(tmp_path / "patient", patience=3)
+    train(tmp_path / "run", patience=1, steps=16)  # a longer run has patience again
     assert max(evaluated) == 8
+    patient = train(tmp_path / "patient", patience=3)
+    assert_answers(patient, evaluated[8])
+    assert "ended by" not in (patient.folder / "card.md").read_text()
 
 
 @pytest.mark.parametrize("steps", slow_except([3, 5, 7], {5}))
@@ -96,12 +106,22 @@ def test_a_stopped_run_goes_on_with_its_best_weights(steps, evaluated, tmp_path)
     assert_same_run(whole, train(tmp_path / "parts", keep_best=True, patience=2))
 
 
-def test_a_run_that_goes_on_without_asking_for_it_ends_with_its_last_weights(evaluated, tmp_path):
-    with stopped_after(7):
+def test_evaluations_of_a_run_that_did_not_keep_the_best_are_not_compared(evaluated, tmp_path):
+    with stopped_after(5):
         train(tmp_path / "run", keep_best=True)
-    run = train(tmp_path / "run")
+    with stopped_after(7):
+        train(tmp_path / "run")
+    run = train(tmp_path / "run", keep_best=True)
     assert_answers(run, evaluated[8])
-    assert "best of" not in run.report.read_text()
+    assert "best of 1 evaluation on val, of step 8 of 8" in run.report.read_text()
+
+
+def test_weights_that_were_not_kept_are_not_claimed(evaluated, tmp_path):
+    with stopped_after(5):
+        train(tmp_path / "run", patience=5)
+    run = train(tmp_path / "run", patience=5, keep_best=True)
+    assert_answers(run, evaluated[6])
+    assert "best of 2 evaluations on val, of step 6 of 8" in run.report.read_text()
 
 
 def test_a_figure_that_is_not_a_number_is_not_the_best_and_a_lower_one_can_be(evaluated, tmp_path, monkeypatch):

@@ -11,18 +11,19 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitrail.analysis.equivariance import Model
-from vitrail.analysis.tokens import LEAST, MapNorms, find_onset, measure_neurons, measure_norms
+from vitrail.analysis.tokens import LEAST, OUTLIER, MapNorms, find_onset, measure_neurons, measure_norms
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.backbone import eval_mode
 from vitrail.models.config import changed
 from vitrail.text import plural
 
 AnyModel = TypeVar("AnyModel", bound=Model)
-LOOKED_AT = 32  # images on which neurons are compared
+LOOKED_AT = 32  # images with outliers on which neurons are compared
 
 
 class MovedNeuron(NamedTuple):
@@ -66,7 +67,8 @@ def add_register(model: AnyModel, batches: Sequence[Tensor], count: int = 1) -> 
     if (onset := find_onset(before)) is None:
         what = f"no feature map has artefacts on {plural(sum(map(len, batches)), 'image')}, so there is nothing to move"
         raise DataError(what, f"leave registers out, or give more images: {LEAST} outliers are the fewest that count")
-    means = measure_neurons(model, torch.cat(list(batches))[:LOOKED_AT], onset)
+    rows = np.flatnonzero((before[onset].ratios > OUTLIER).any((1, 2)))[:LOOKED_AT]
+    means = measure_neurons(model, torch.cat(list(batches))[torch.from_numpy(rows)], onset, before[onset].median)
     assert means is not None, "a ViT with outliers"
     at, elsewhere = means  # (onset + 1, M) each
     found = (divmod(each, at.shape[1]) for each in at.flatten().topk(min(count, at.numel())).indices.tolist())

@@ -112,9 +112,11 @@ def find_neuron(model: Model, images: Tensor, block: int) -> Neuron | None:
     return found if first > STANDS_OUT * max(second_largest, found.elsewhere) else None
 
 
-def measure_neurons(model: Model, images: Tensor, block: int) -> Tensor | None:
+def measure_neurons(model: Model, images: Tensor, block: int, median: float | None = None) -> Tensor | None:
     """Returns the mean |activation| of the hidden neurons of the MLPs of the first L blocks, up to ``block``, at the outliers of
     its output and at the other patches: (2, L, M). None without outliers, or if the model has no such blocks.
+
+    ``median`` is that of the norms, by default of these images.
     """
     layers = {name.removeprefix("backbone."): layer for name, layer in model.named_modules()}
     seconds = [layers.get(f"blocks.{index}.mlp.fc2") for index in range(block + 1)]
@@ -124,7 +126,7 @@ def measure_neurons(model: Model, images: Tensor, block: int) -> Tensor | None:
     with eval_mode(model) as device:
         images = images.to(device)
         norms = model.feature_maps(images)[block].float().norm(dim=1).flatten(1)  # (B, N)
-        is_outlier = norms > OUTLIER * norms.median()
+        is_outlier = norms > OUTLIER * (norms.median() if median is None else median)
         if not is_outlier.any():
             return None
 

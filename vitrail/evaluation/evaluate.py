@@ -215,6 +215,7 @@ def evaluate_model(
     if not source.labelled:
         what = f"the split {split!r} has no labels"
         raise ranks.collective_error(DataError(what, "use `vitrail predict` for unlabelled images"))
+    model.targets.check(source, model.name)
     metric = compute_metric(model, source, options, ranks=ranks, **how)
     assert metric is not None
     return EvaluationResult(split, model.classes, metric, seed)

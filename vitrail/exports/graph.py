@@ -84,7 +84,7 @@ def trace_graph(model: Task, *, pictures: bool = False) -> ExportedProgram:
 def quiet_exporters() -> Iterator[None]:
     """Suppresses warnings and log messages of torch's exporters, of onnxruntime's quantiser and of their libraries."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(max(before, logging.WARNING))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"(torch|onnxscript|onnx_ir|copyreg)\b")

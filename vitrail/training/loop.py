@@ -67,6 +67,8 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         show.update(progress.step, loss=loss, **clock.figures())
     if progress.step < training.steps:
         show.log(f"ended by {cause or 'a callback'} at step {progress.step:,} of {training.steps:,}")
+        if training.operations is not None:
+            training.operations *= progress.step / training.steps
         training.steps = progress.step
     save(training)
     saver.wait()
@@ -119,8 +121,9 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
 def _compare(training: Training, figures: Mapping[str, float]) -> None:
     """Compares an evaluation with the best one so far, by its first figure on val, and keeps the weights of the better one."""
     assert isinstance(training.validator, TaskValidator), "checked by the goal"
-    progress, value = training.progress, next(value for name, value in figures.items() if name.startswith("val_"))
-    sign = 1 if training.validator.higher_is_better else -1
+    first = next(value for name, value in figures.items() if name.startswith("val_"))
+    progress, value = training.progress, training.ranks.run_on_rank0(lambda: first)
+    sign = 1 if training.validator.model.metric().higher_is_better else -1
     progress.compared, progress.waited = progress.compared + 1, progress.waited + 1
     if math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best):
         progress.best, progress.best_step, progress.waited = value, progress.step, 0

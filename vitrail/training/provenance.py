@@ -62,28 +62,32 @@ def provenance(training: Training) -> dict[str, Any]:
     }
 
 
-def describe_choice(training: Training) -> str:
-    """Returns what evaluations on val have chosen, and which figures this flatters."""
-    progress, save = training.progress, training.run.save
-    if progress.best is None:
-        return "no evaluation on val had a figure to choose by: the model is that of the last step"
+def describe_choice(training: Training) -> list[str]:
+    """Returns sentences on what the evaluations on val have decided, and which figures this flatters."""
+    progress, save, sentences = training.progress, training.run.save, []
     compared = plural(progress.compared, "evaluation")
-    chosen = "the length of the run was chosen by {} on val; the best was that of step {:,}"
-    if save.best:
-        chosen = "the model is that of the best of {} on val, of step {:,}"
-    bias = "its figures on val are too good by this choice"
-    if training.batches.data.splits.test is not None:
-        bias += ", those on test are not"
-    return f"{chosen.format(compared, progress.best_step)} of {training.steps:,}: {bias}"
+    if training.best:
+        bias = "its figures on val are too good by this choice"
+        if training.batches.data.splits.test is not None:
+            bias += ", those on test are not"
+        best = f"the best of {compared} on val, of step {progress.best_step:,} of {training.steps:,}"
+        sentences.append(f"the model is that of {best}: {bias}")
+    elif save.best:
+        sentences.append("no evaluation on val had a figure to choose by: the model is that of the last step")
+    if save.patience and progress.waited >= save.patience:
+        best = "" if progress.best is None else f", of which that of step {progress.best_step:,} was the best"
+        sentences.append(f"ended by save.patience={save.patience} after {compared} on val{best}")
+    return sentences
 
 
 def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str, Any]:
     """Returns the fields of `RunFacts`: what the report and the card of every run say."""
     run, folder, data, init = training.run, training.folder, training.batches.data, training.run.model.init or ""
     today, unread = date.today().isoformat(), len(data.bad)
+    saved_at = training.progress.best_step if training.best else training.steps
     notes = folder.find_damage()
     if run.save.best or run.save.patience:
-        notes = [describe_choice(training), *notes]
+        notes = [*describe_choice(training), *notes]
     if unread:
         listed = "they are" if unread > 1 else "it is"
         notes = [f"{plural(unread, 'image')} could not be read; {listed} listed in bad_images.csv", *notes]
@@ -111,7 +115,7 @@ def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str
         "machine": describe(),
         "versions": versions(),
         "date": today,
-        "provenance": versions() | {"seed": run.seed, "steps": training.steps, "date": today},
+        "provenance": versions() | {"seed": run.seed, "steps": saved_at, "date": today},
         "location": str(folder.path),
         "notes": notes,
     }

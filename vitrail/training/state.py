@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -268,11 +268,16 @@ def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
     if training.average is not None:
         for name, tensor in training.average.tensors.items():
             tensor.copy_(distribute_like(groups["average"][name], tensor))
-    best = groups.get("best", {}) if training.run.save.best else {}
-    training.best = {name: distribute_like(value, own[name]) for name, value in best.items()}
+    save, kept = training.run.save, groups.get("best", {})
+    training.best = {name: distribute_like(value, own[name]) for name, value in kept.items() if save.best}
     if training.scaler.is_enabled():
         training.scaler.load_state_dict(saved.state["scaler"])
     training.progress, training.pending = Progress(**saved.state["progress"]), []
+    is_kept = bool(training.best) if save.best else save.patience is not None
+    if training.progress.best is not None and not is_kept:  # it was not asked for then, or is no longer
+        training.progress = replace(training.progress, best=None, best_step=-1, compared=0, waited=0)
+    if training.steps > saved.state.get("steps", training.steps):
+        training.progress.waited = 0
     training.refresh_compute_model()
 
 
@@ -282,7 +287,7 @@ def _read_own_part(training: Training, saved: checkpoint.Checkpoint) -> dict[str
 
     assert saved.shards is not None
     groups = collect_tensors(training)
-    groups["optimiser"] = {}
+    groups["optimiser"], own = {}, training.trained.state_dict()
     for path, (shape, dtype) in list_tensors(saved.shards).items():
         group, _, name = path.partition("/")
         if group == "optimiser":  # which has no state yet
@@ -290,7 +295,7 @@ def _read_own_part(training: Training, saved: checkpoint.Checkpoint) -> dict[str
             like = like if shape == like.shape else torch.empty(shape)
             groups[group][name] = torch.empty_like(like, dtype=dtype)
         elif group == "best":
-            groups.setdefault(group, {})[name] = torch.empty_like(training.trained.state_dict()[name])
+            groups.setdefault(group, {})[name] = torch.empty_like(own[name])
     flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
     read_shards(saved.shards, flat, training.ranks)
     return groups

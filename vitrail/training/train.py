@@ -129,7 +129,8 @@ def train(
         callbacks: called after steps and evaluations, and at the end.
         ranks: the processes that train together, each of which calls this; by default those that torch's launcher started.
         end: called after the last step, on every rank, in place of evaluating the model and writing it; it returns the figures of
-            the result. ``built.model`` then has its final, averaged weights, and `Prepared.evaluate` evaluates it.
+            the result. ``built.model`` then has its final weights, averaged or of the best evaluation, and `Prepared.evaluate`
+            evaluates it.
 
     With ``end`` the folder gets the settings, the split, metrics, timing, log, checkpoints and, with the figures, the status; it
     gets no ``model/``, report, card or mistakes. A run that is stopped in ``end`` calls it again when it is resumed; a finished
@@ -205,6 +206,8 @@ def _begin(
         stored = folder.read_config()
         run, extended = continue_run(run, stored, folder.path)
         before, now = stored.data.micro_batch, run.data.micro_batch
+        if finished and not extended and (run.save.best, run.save.patience) != (stored.save.best, stored.save.patience):
+            notes.append("save.best and save.patience are those of the finished run; give another --out for others")
         if before not in (None, now):
             notes.append(f"micro-batches of {now} images in place of {before}: the run may differ in the last bits")
     if extended or not finished:
@@ -263,7 +266,8 @@ def _finish(prepared: Prepared, ending: Ending, log: LogFunction, end: End | Non
     """Evaluates the averaged or the best weights, and writes the model, the report and the card; or calls ``end``."""
     training = prepared.training
     if training.run.save.best or training.run.save.patience:
-        log(f"chosen   {describe_choice(training)}")
+        for line in describe_choice(training):
+            log(f"chosen   {line}")
     fault_injection.hit("run.before_model")
     with use_average(training, best=True):
         if end is None:

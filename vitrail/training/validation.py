@@ -50,11 +50,6 @@ class TaskValidator:
         if train is not None and (count := min(run.save.train_images, len(train))):
             self.parts["train"] = take_part(train, count=count, seed=run.seed)
 
-    @property
-    def higher_is_better(self) -> bool:
-        """Of the first figure."""
-        return self.model.metric().higher_is_better
-
     def count_images(self, ranks: Ranks) -> float:
         return sum(map(len, self.parts.values())) / ranks.world
 

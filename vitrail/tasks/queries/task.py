@@ -74,7 +74,7 @@ class QueryTask(DenseTask):
         given = {"queries": queries, "query_blocks": query_blocks, "upscales": upscales}
         for name, value in given.items():
             least, most = LIMITS[name]
-            if value is not None and (type(value) is not int or not least <= value <= most):
+            if (value is not None or name == "queries") and (type(value) is not int or not least <= value <= most):
                 raise ConfigError(f"{name} is {value!r}", f"{name} = a whole number from {least} to {most:,}")
         config = backbone.config
         self.head, self.queries = head, queries

@@ -278,12 +278,12 @@ def _paint(model: Task, source: Source, options: InferenceOptions, bad: BadImage
 
 
 def open_images(model: Task, data: Any, most: int) -> tuple[str, Source]:
-    """Returns a description of the data and up to ``most`` of their images, spread evenly."""
+    """Returns a description of the data and up to ``most`` of their images, spread evenly, without targets."""
     splits = open_data(data, labelled=False, validation=0, channels=model.config.in_channels)
     split, source = choose_split(splits)
     named = str(data) if isinstance(data, str | Path) else ""
     about = ", ".join(filter(None, (named, split * (split != "train"))))
-    return about, source.subset(choose_evenly(len(source), most))
+    return about, source.drop_targets().subset(choose_evenly(len(source), most))
 
 
 def measure_heads(
