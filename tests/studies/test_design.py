@@ -94,6 +94,11 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "an unknown claim": ({"claims": ["data-hugry"]}, "there is no claim 'data-hugry'", ""),
     "no experiment": ({"experiments": []}, "has no experiments", "vitrail study write"),
     "no length": ({"base": {}}, "has no schedule.steps", "512"),
+    "a choice by evaluations": (
+        {"base": {**TREE["base"], "save.patience": 2}},
+        "sets save.patience",
+        "equal steps compare",
+    ),
     "one name twice": ({"experiments": TREE["experiments"][:1] * 2}, "two experiments are called 'patch'", "name"),
     "no arms": ({"experiments": [{"name": "a", "arms": {}}]}, "has no arms", "arms"),
     "an empty factor": (

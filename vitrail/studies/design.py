@@ -22,6 +22,7 @@ DEFINITIONS = Path(__file__).parent / "definitions"
 BUILT_IN = ("vit-paper", "vit-paper-m", "digits")
 MEASURES = ("heads", "positions", "shifts")
 LIMIT, STEPS, RATE, SEED = "data.limit", "schedule.steps", "optim.lr", "seed"  # the settings that a study itself varies
+CHOOSING = ("save.best", "save.patience")  # settings by which evaluations choose the length or the model
 MAX_TRIALS = 10_000  # of a study; a few bytes can ask for any number of them
 SAMPLE = 1_000  # at most, of the training images that are evaluated without augmentation, and of the curve's validation images
 Arms = str | tuple[str, ...]
@@ -219,6 +220,9 @@ class Study:
         _check(not twice, f"two experiments are called {min(twice, default='')!r}", "give each a name of its own")
         trials = sum(each.seeds * len(each.arms) * prod(map(len, each.factors.values())) for each in self.experiments)
         _check(trials <= MAX_TRIALS, f"the study {self.name!r} has {trials:,} trials", f"plan at most {MAX_TRIALS:,}")
+        arms = [settings for experiment in self.experiments for settings in experiment.arms.values()]
+        chosen = next((path for settings in (self.base, *arms) for path in settings if path in CHOOSING), None)
+        _check(chosen is None, f"the study {self.name!r} sets {chosen}", "equal steps compare: leave it out")
         _check(STEPS in self.base, f"the base of {self.name!r} has no {STEPS}", "equal steps compare: give e.g. 512")
         for claim in self.claims:
             known = claim.experiment in names

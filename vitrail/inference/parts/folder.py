@@ -155,8 +155,7 @@ class PartFolder:
             facts: ``images``, ``unreadable`` and ``rows`` as numbers, and others.
         """
         assert self._claims is not None, "only an open folder is written"
-        with disk_errors(self.path):
-            files = {name: digest_file(self.path / name) for name in self.plan.files(number)}
+        files = {name: _digest_file(self.path / name) for name in self.plan.files(number)}
         record = {"part": number, "plan": self.digest, **facts, "files": files}
         write_checksummed(self._record(number), record)
         self._claims.release(number + 1)
@@ -253,6 +252,11 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
+
+
+def _digest_file(path: Path) -> dict[str, Any]:
+    with disk_errors(path):
+        return digest_file(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,8 +360,7 @@ def _check_part(folder: PartFolder, number: int) -> PartState:
     for name, stated in record["files"].items():
         if not (folder.path / name).is_file():
             return PartState(name=name, state="missing", reason="deleted since it was written")
-        with disk_errors(folder.path):
-            found = digest_file(folder.path / name)
+        found = _digest_file(folder.path / name)
         if found["bytes"] != stated["bytes"]:
             reason = f"{found['bytes']:,} bytes, its record says {stated['bytes']:,}"
             return PartState(name=name, state="damaged", reason=reason, **counts)
