@@ -23,7 +23,7 @@ from vitrail.training.state import Training
 
 SET = ("save.log_every=1", "save.evaluations=4", "compute.tune=false", "compute.threads=1")
 SMALL = ("model.changes.depth=1",)
-RATES = {2: 0.5, 4: 0.7, 6: 0.6, 8: 0.6}  # by step
+RATES = {2: 0.5, 4: 0.7, 6: 0.6, 8: 0.55}  # by step
 
 
 @pytest.fixture
@@ -74,7 +74,8 @@ def test_the_model_of_the_best_evaluation_is_saved(way, evaluated, base, tmp_pat
     assert (best.folder / "metrics.jsonl").read_bytes() == (last.folder / "metrics.jsonl").read_bytes()
     said = "the model is that of the best of 4 evaluations on val, of step 4 of 8: its figures on val are too good by this choice"
     written = [best.folder / "log.txt", best.report, best.folder / "card.md"]
-    assert all(said in path.read_text() for path in written)
+    assert all(said in path.read_text().replace("The model", "the model") for path in written)
+    assert f"- T{said[1:]}" in written[2].read_text()
     assert best.load().provenance["steps"] == 4 and "steps: 4" in (best.folder / "card.md").read_text()
     assert "best of" not in last.report.read_text()
 
@@ -128,12 +129,21 @@ def test_a_figure_that_is_not_a_number_is_not_the_best_and_a_lower_one_can_be(ev
     monkeypatch.setitem(RATES, 2, float("nan"))
     assert_answers(train(tmp_path / "higher", keep_best=True), evaluated[4])
     monkeypatch.setattr(ClassMetric, "higher_is_better", False)
+    monkeypatch.setitem(RATES, 8, 0.65)
     assert_answers(train(tmp_path / "lower", keep_best=True), evaluated[6])
     for step in RATES:
         monkeypatch.setitem(RATES, step, float("nan"))
     none = train(tmp_path / "none", keep_best=True)
     assert_answers(none, evaluated[8])
-    assert "no evaluation on val had a figure to choose by" in none.report.read_text()
+    assert "No evaluation on val had a figure to choose by" in none.report.read_text()
+
+
+def test_of_equal_evaluations_the_last_is_kept_and_is_no_gain(evaluated, tmp_path, monkeypatch):
+    monkeypatch.setitem(RATES, 6, RATES[4])
+    assert_answers(train(tmp_path / "best", keep_best=True), evaluated[6])
+    evaluated.clear()
+    assert "step 6 was the best" in (train(tmp_path / "ended", patience=1).folder / "log.txt").read_text()
+    assert max(evaluated) == 6
 
 
 def test_without_images_to_choose_by_it_is_refused(tmp_path):

@@ -366,6 +366,11 @@ class SaveSettings:
         _demand(self.evaluations >= 1, f"save.evaluations is {self.evaluations}", "evaluate at least once, at the end")
         _demand((self.log_every or 1) >= 1, f"save.log_every is {self.log_every}", "give steps, at least 1")
 
+    @property
+    def compares(self) -> bool:
+        """Whether evaluations are compared, to choose the best or to end the run."""
+        return self.best or self.patience is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:

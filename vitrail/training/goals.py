@@ -128,7 +128,7 @@ def check_supervised(run: Run) -> None:
 
 def open_labelled(run: Run, data: Any, folder: RunFolder, transform: Transform | None, channels: int | None) -> RunData:
     run_data = open_run_data(run, data, folder, transform, channels=channels, labels=True)
-    if run_data.splits.val is None and (run.save.best or run.save.patience):
+    if run_data.splits.val is None and run.save.compares:
         what = "save.best and save.patience choose by images of val, and the data have none"
         raise DataError(what, "give a val split, or more images of each class, of which some are held out")
     return replace(run_data, arguments=choose_arguments(run_data.splits, run.task, run.model.head))
@@ -211,7 +211,7 @@ def check_pretraining(run: Run) -> None:
     find_objective(run.objective.name)
     if run.model.head_only:
         raise ConfigError("model.head_only is set, and learning without labels has no head", "leave it out")
-    if run.save.best or run.save.patience:
+    if run.save.compares:
         what = "save.best and save.patience choose by figures on val, which learning without labels does not have"
         raise ConfigError(what, "leave them out")
     for name, value in {"head_first": run.model.head_first, "adapters": run.model.adapters.rank}.items():

@@ -110,7 +110,7 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
     if figures is None:
         return asked
     training.progress.evaluated, training.evaluated = training.progress.step, figures
-    if training.run.save.best or training.run.save.patience:
+    if training.run.save.compares:
         _compare(training, figures)
     epoch = _write(training, figures, {"evaluation_seconds": round(time.perf_counter() - started, 3)})
     shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
@@ -119,14 +119,22 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
 
 
 def _compare(training: Training, figures: Mapping[str, float]) -> None:
-    """Compares an evaluation with the best one so far, by its first figure on val, and keeps the weights of the better one."""
+    """Compares an evaluation with the best one so far, by its first figure on val, and keeps the weights of the better one.
+
+    Of equal ones the last is kept, which was trained longer; for ``patience`` it is no gain.
+    """
     assert isinstance(training.validator, TaskValidator), "checked by the goal"
     first = next(value for name, value in figures.items() if name.startswith("val_"))
     progress, value = training.progress, training.ranks.run_on_rank0(lambda: first)
     sign = 1 if training.validator.model.metric().higher_is_better else -1
     progress.compared, progress.waited = progress.compared + 1, progress.waited + 1
-    if math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best):
-        progress.best, progress.best_step, progress.waited = value, progress.step, 0
+    if not math.isfinite(value):
+        return
+    gain = math.inf if progress.best is None else sign * (value - progress.best)
+    if gain > 0:
+        progress.waited = 0
+    if gain >= 0:
+        progress.best, progress.best_step = value, progress.step
         if training.run.save.best:
             training.best = collect_evaluated(training)
 

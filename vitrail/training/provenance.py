@@ -11,7 +11,7 @@ from vitrail.config.parse import plain
 from vitrail.data.sources.source import list_splits
 from vitrail.runs.folder import busy_seconds, join_records, speed
 from vitrail.runtime.machine import describe, versions
-from vitrail.text import plural
+from vitrail.text import plural, sentence
 from vitrail.training.network import BuiltModel
 from vitrail.training.state import Training
 from vitrail.weights.public import find_repository
@@ -86,8 +86,8 @@ def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str
     today, unread = date.today().isoformat(), len(data.bad)
     saved_at = training.progress.best_step if training.best else training.steps
     notes = folder.find_damage()
-    if run.save.best or run.save.patience:
-        notes = [*describe_choice(training), *notes]
+    if run.save.compares:
+        notes = [*map(sentence, describe_choice(training)), *notes]
     if unread:
         listed = "they are" if unread > 1 else "it is"
         notes = [f"{plural(unread, 'image')} could not be read; {listed} listed in bad_images.csv", *notes]

@@ -265,7 +265,7 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, log: LogFunc
 def _finish(prepared: Prepared, ending: Ending, log: LogFunction, end: End | None) -> Outcome:
     """Evaluates the averaged or the best weights, and writes the model, the report and the card; or calls ``end``."""
     training = prepared.training
-    if training.run.save.best or training.run.save.patience:
+    if training.run.save.compares:
         for line in describe_choice(training):
             log(f"chosen   {line}")
     fault_injection.hit("run.before_model")
