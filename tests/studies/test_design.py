@@ -99,6 +99,11 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "sets save.patience",
         "equal steps compare",
     ),
+    "a choice as a factor": (
+        {"experiments": [{"name": "a", "arms": {"b": {}}, "factors": {"save.best": [True, False]}}]},
+        "sets save.best",
+        "equal steps compare",
+    ),
     "one name twice": ({"experiments": TREE["experiments"][:1] * 2}, "two experiments are called 'patch'", "name"),
     "no arms": ({"experiments": [{"name": "a", "arms": {}}]}, "has no arms", "arms"),
     "an empty factor": (

@@ -221,7 +221,10 @@ class Study:
         trials = sum(each.seeds * len(each.arms) * prod(map(len, each.factors.values())) for each in self.experiments)
         _check(trials <= MAX_TRIALS, f"the study {self.name!r} has {trials:,} trials", f"plan at most {MAX_TRIALS:,}")
         arms = [settings for experiment in self.experiments for settings in experiment.arms.values()]
-        chosen = next((path for settings in (self.base, *arms) for path in settings if path in CHOOSING), None)
+        factors = [experiment.factors for experiment in self.experiments]
+        chosen = next(
+            (path for settings in (self.base, *arms, *factors) for path in settings if path in CHOOSING), None
+        )
         _check(chosen is None, f"the study {self.name!r} sets {chosen}", "equal steps compare: leave it out")
         _check(STEPS in self.base, f"the base of {self.name!r} has no {STEPS}", "equal steps compare: give e.g. 512")
         for claim in self.claims:
