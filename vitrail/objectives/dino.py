@@ -166,11 +166,8 @@ class DINO(ContrastiveObjective):
         return *self.teacher_encoder.features(whole).chunk(GLOBAL), *self._encode_start(whole)
 
     def _encode_start(self, images: Tensor) -> Sequence[Tensor]:
-        return (
-            ()
-            if self.anchor_encoder is None
-            else as_tokens(self.anchor_encoder.features_and_map(images)[1]).chunk(GLOBAL)
-        )
+        anchor = self.anchor_encoder
+        return () if anchor is None else as_tokens(anchor.features_and_map(images)[1]).chunk(GLOBAL)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, mean over pairs and images; and, for the teacher, the mean entropy of its answers ``row_entropy``,
