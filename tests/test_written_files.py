@@ -62,7 +62,7 @@ KNOWN = {
         verbs/explain/scores.py:measure_localisation verbs/inspect/measurements.py:inspect_model
         verbs/inspect/cost.py:compare_costs
         verbs/inspect/measurements.py:inspect_pair inference/outputs.py:prepare_drawing verbs/predict.py:write_answers
-        verbs/predict.py:write_rows""",
+        verbs/predict.py:write_rows verbs/train/folds.py:_write""",
     PRESENT: "shards/index.py:remember_root",
     PASSING: """data/workers.py:create_memory data/workers.py:serve
         runs/folder.py:open shared_work.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock

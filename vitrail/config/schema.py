@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, Literal
 
 from vitrail.config.parse import flatten, plain
+from vitrail.config.units import parse_fold
 from vitrail.data.augment.policy import Augment
 from vitrail.data.sources.bad_images import MAX_BAD
 from vitrail.errors import ConfigError, nearest
@@ -128,6 +129,11 @@ class DataSettings:
         int | None, "images per forward pass, a divisor of the batch; null takes the largest that fits in memory"
     ] = None
     validation: Annotated[float, "share of each class that is held out if there is no validation split"] = 0.15
+    fold: Annotated[
+        str | None,
+        "part of the training and validation images together that is held out, 0/5 to 4/5 of five stratified folds; `all` trains "
+        "on both and holds out nothing",
+    ] = None
     limit: Annotated[
         int | None, "number of training images, a random subset by the seed, stratified by class; by default all"
     ] = None
@@ -154,6 +160,11 @@ class DataSettings:
     ] = None
     max_pixels: Annotated[int, "maximum width x height of an image file; a larger one counts as unreadable"] = PIXELS
 
+    @property
+    def share_held_out(self) -> float:
+        """What to hold out where the data have no validation split, before `fold` divides them."""
+        return 0.0 if self.fold else self.validation
+
     def __post_init__(self) -> None:
         _demand(self.batch >= 1, f"data.batch is {self.batch}", "give a batch of at least 1")
         micro = self.micro_batch
@@ -163,6 +174,8 @@ class DataSettings:
             _demand(kind in COLUMNS, f"data.columns names the {kind!r}", nearest(kind, COLUMNS))
         remedy = "give a part between 0 and 1, e.g. 0.15"
         _demand(0 < self.validation < 1, f"data.validation is {self.validation}", remedy)
+        if self.fold is not None:
+            parse_fold(self.fold)
         _demand(self.limit is None or self.limit >= 1, f"data.limit is {self.limit}", "give a number of images")
         share = f"data.fraction is {self.fraction}"
         _demand(self.fraction is None or 0 < self.fraction <= 1, share, "give a part above 0 and up to 1, e.g. 10%")

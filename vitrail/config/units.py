@@ -33,6 +33,24 @@ def parse_fraction(text: str | float) -> float:
         raise ConfigError(f"{text!r} is not a part of a whole", "write 1% or 0.01") from None
 
 
+def parse_share(text: str, what: str) -> tuple[int, int]:
+    """``"3/8"`` as (3, 8), counted from 0; ``what`` names the option. Raises `ConfigError`."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None or not int(match[1]) < int(match[2]):
+        raise ConfigError(f"{what} is {text!r}", "count from 0, as 0/8 to 7/8 for eight")
+    return int(match[1]), int(match[2])
+
+
+def parse_fold(text: str) -> tuple[int, int] | None:
+    """``"0/5"`` as (0, 5), and ``"all"``, of which nothing is held out, as None. Raises `ConfigError`."""
+    if text == "all":
+        return None
+    part, parts = parse_share(text, "data.fold")
+    if parts < 2:
+        raise ConfigError(f"data.fold is {text!r}", "divide by 2 or more, or write all")
+    return part, parts
+
+
 def columns_of_table(text: str | Mapping[str, str]) -> dict[str, str]:
     """``"path=file,label=breed"``, or a mapping, as a dict. Raises `ConfigError` for anything else."""
     if isinstance(text, Mapping):

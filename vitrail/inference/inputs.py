@@ -6,16 +6,17 @@ import glob
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from vitrail.config.units import parse_fold
 from vitrail.data.sources.bad_images import MAX_BAD
 from vitrail.data.sources.mask_folders import list_images
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.scan import Scan
-from vitrail.data.sources.source import Source, choose_split, map_classes, read_class_map
+from vitrail.data.sources.source import Source, Splits, choose_split, hold_out, map_classes, read_class_map
 from vitrail.errors import ConfigError, DataError
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.task import Task, has_ambiguous_order
@@ -120,6 +121,16 @@ def name_files(keys: Sequence[str]) -> dict[str, str]:
     return names
 
 
+def divide_as_trained(model: Task, splits: Splits) -> Splits:
+    """Returns the splits with the fold held out that was when the model was trained, where these are its data and it was one."""
+    trained = model.provenance.get("split", {})
+    if (fold := parse_fold(trained.get("fold", "all"))) is None:
+        return splits
+    divided = hold_out(replace(splits, seed=trained.get("seed", 0)), fold)
+    own = divided.val is not None and divided.val.keys.digest() == trained.get("sha256")
+    return divided if own else splits
+
+
 def open_split(
     model: Task,
     data: Any,
@@ -139,7 +150,7 @@ def open_split(
     """
     trained = model.provenance.get("split", {})
     # data without splits of their own are carved as for the training, or evaluated whole if they are not those of a training
-    validation = trained.get("validation", 0.0) if trained.get("held_out") else 0.0
+    validation = trained.get("validation", 0.0) if trained.get("held_out") and "fold" not in trained else 0.0
     splits = open_data(
         data,
         seed=trained.get("seed", 0),
@@ -150,7 +161,10 @@ def open_split(
         task=model.name,
         max_bad=max_bad,
     )
+    splits = divide_as_trained(model, splits)
     name, source = choose_split(splits, split)
+    if trained.get("fold") == "all" and name != "test" and str(data) == model.provenance.get("data"):
+        log("warning  the model was trained on all images of train and val; the figures flatter it")
     if labelled and class_map is None:
         _check_class_order(model, splits.layout)
     if labelled:

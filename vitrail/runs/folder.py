@@ -51,6 +51,7 @@ class RunFolder:
         self.adapter = path / "adapter"
         self.report = path / "report.html"
         self.predictions = path / "predictions.csv"
+        self.folds, self.out_of_fold = path / "folds.json", path / "out_of_fold.csv"  # of `vitrail train --folds`
         self.bad_images: Path | None = path / "bad_images.csv"
         self._created = False
         self._lock: TextIO | None = None

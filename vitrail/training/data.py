@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from vitrail.config.schema import DataSettings, Run
+from vitrail.config.units import parse_fold
 from vitrail.data.augment.policy import LocalViews
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, Collate, train_batches
@@ -18,7 +19,7 @@ from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.open import find_data, open_data
-from vitrail.data.sources.source import Source, Splits, drop_conflicts, list_splits, take_part
+from vitrail.data.sources.source import Source, Splits, drop_conflicts, hold_out, list_splits, take_part
 from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE, Ranks
@@ -86,12 +87,14 @@ def open_run_data(
     splits = open_data(
         find_data(run.data.source if data is None else data, run.data.columns, run.task if labels else None),
         seed=run.seed,
-        validation=run.data.validation,
+        validation=run.data.share_held_out,
         channels=channels,
         labelled=labels,
         task=run.task if labels else None,
         max_bad=run.data.max_bad if run.data.on_bad == "skip" else 0.0,
     )
+    if run.data.fold:
+        splits = hold_out(splits, parse_fold(run.data.fold))
     notes, conflicts = [], None
     if labels:
         conflicts = run.data.conflicts or ("keep" if folder.config.exists() else "drop")

@@ -114,7 +114,8 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
         _compare(training, figures)
     epoch = _write(training, figures, {"evaluation_seconds": round(time.perf_counter() - started, 3)})
     shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-    show.log(f"epoch {epoch:.3g}  step {training.progress.step:,}  {shown}")
+    if shown:  # there may be no images to evaluate on
+        show.log(f"epoch {epoch:.3g}  step {training.progress.step:,}  {shown}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from vitrail.config.parse import plain
 from vitrail.data.sources.source import list_splits
-from vitrail.runs.folder import busy_seconds, join_records, speed
+from vitrail.files import read_checksummed
+from vitrail.runs.folder import RunFolder, busy_seconds, join_records, speed
 from vitrail.runtime.machine import describe, versions
 from vitrail.text import plural, sentence
 from vitrail.training.network import BuiltModel
@@ -46,10 +48,11 @@ def provenance(training: Training) -> dict[str, Any]:
     """Describes where the weights come from: data, split, recipe, compute, versions."""
     run, splits = training.run, training.batches.data.splits
     held_out = splits.val.keys.digest() if splits.val is not None else None
+    split = {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held_out}
     return {
         "data": run.data.source,
         "layout": splits.layout,
-        "split": {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held_out},
+        "split": split | ({"fold": run.data.fold} if run.data.fold else {}),
         "recipe": run.recipe,
         "init": run.model.init,
         "objective": run.objective.name,
@@ -80,12 +83,33 @@ def describe_choice(training: Training) -> list[str]:
     return sentences
 
 
+def describe_first(figures: Mapping[str, Any]) -> str:
+    """Returns the first figure of an evaluation with its interval and the number of images."""
+    name, value = next((name, value) for name, value in figures.items() if name != "split")
+    ends = [figures.get(f"{name}_{end}") for end in ("low", "high")]
+    interval = "" if None in ends else " [{:.4f}, {:.4f}]".format(*ends)
+    return f"{name} {value:.4f}{interval} on {plural(figures['images'], 'image')}"
+
+
+def describe_folds(folder: RunFolder) -> list[str]:
+    """Returns a sentence on the cross-validation before a training on all images, where there was one."""
+    found = read_checksummed(folder.folds)
+    if found is None:
+        return []
+    first, count = describe_first(found["all"]), len(found["folds"])
+    return [
+        f"Of {count} folds: {first}, each answered by a model that was not trained on it; this model was trained on all"
+    ]
+
+
 def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str, Any]:
     """Returns the fields of `RunFacts`: what the report and the card of every run say."""
     run, folder, data, init = training.run, training.folder, training.batches.data, training.run.model.init or ""
     today, unread = date.today().isoformat(), len(data.bad)
     saved_at = training.progress.best_step if training.best else training.steps
     notes = folder.find_damage()
+    if run.data.fold == "all":
+        notes = [*describe_folds(folder), *notes]
     if run.save.compares:
         notes = [*map(sentence, describe_choice(training)), *notes]
     if unread:

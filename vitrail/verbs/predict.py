@@ -145,14 +145,15 @@ def choose_division(
         if value is not None:
             what = f"--{name.replace('_', '-')} and --parts are both given"
             raise ConfigError(what, "leave one out: parts have a row for every image, with the reason if it is bad")
-    from vitrail.inference.parts.write import PART_SIZE, Division, parse_shard
+    from vitrail.config.units import parse_share
+    from vitrail.inference.parts.write import PART_SIZE, Division
 
     if (kind := format or "parquet") not in kinds:
         raise ConfigError(f"parts are not written as {kind}", f"--format {' or '.join(kinds)}")
     return Division(
         folder=Path(given["parts"]),
         size=PART_SIZE if given["part_size"] is None else given["part_size"],
-        shard=(0, 1) if given["shard"] is None else parse_shard(given["shard"]),
+        shard=(0, 1) if given["shard"] is None else parse_share(given["shard"], "--shard"),
         engine=given["engine"] or "local",
         format=kind,
     )

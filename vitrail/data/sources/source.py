@@ -246,12 +246,18 @@ COMPARED = 100_000  # items; larger data sets are not searched for duplicates
 
 
 def choose_held_out(
-    contents: Contents, targets: np.ndarray | Annotations, *, fraction: float, seed: int
+    contents: Contents,
+    targets: np.ndarray | Annotations,
+    *,
+    fraction: float = 0,
+    fold: tuple[int, int] | None = None,
+    seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which items are held out, and which seem to be equal to others with other labels: (n,) bool each.
 
     The split is stratified: of the m distinct images of a class round(``fraction`` x m) are held out; if m > 1, each side
-    gets at least one. An item with several classes counts for the rarest one. Items of equal content stay on one side,
+    gets at least one. Of a ``fold`` (k, n) it is the k-th of n parts of all distinct images, whose sizes differ by one at most,
+    also in each class. An item with several classes counts for the rarest one. Items of equal content stay on one side,
     if comparing contents is cheap. ``targets`` (n,) int64, (n, K) float32 or annotations are empty for unlabelled data.
     """
     items = len(contents.keys)
@@ -261,14 +267,42 @@ def choose_held_out(
     leaders = np.flatnonzero(first == np.arange(len(first)))  # one item per distinct content
     strata = _assign_strata(targets, len(first))[leaders]
     place, sizes = _place_in_class(strata, _rank_items(contents, seed)[leaders])
-    wanted = np.minimum(np.maximum(np.round(fraction * sizes), 1), sizes - 1)
     held = np.zeros(len(first), bool)
-    held[leaders] = place < wanted[strata]
+    if fold is None:
+        wanted = np.minimum(np.maximum(np.round(fraction * sizes), 1), sizes - 1)
+        held[leaders] = place < wanted[strata]
+    else:
+        held[leaders] = (place + (sizes.cumsum() - sizes)[strata]) % fold[1] == fold[0]
     suspect = np.zeros(len(first), bool)
     if isinstance(targets, np.ndarray) and len(targets):
         differs = (targets != targets[first]).reshape(len(targets), -1).any(1)
         suspect = np.isin(first, first[differs])
     return held[first], suspect
+
+
+def hold_out(splits: Splits, fold: tuple[int, int] | None) -> Splits:
+    """The data with the training and validation images divided anew: ``fold`` as of `choose_held_out` is held out, with None
+    nothing. Test images stay.
+
+    Raises `DataError` for annotated images in two splits, and where a side would have no images.
+    """
+    train, val = splits.train, splits.val
+    if train is None:
+        return splits
+    if val is not None:
+        if isinstance(train.targets, Annotations):
+            what = "folds divide training and validation images together, and these are annotated in two splits"
+            raise DataError(what, "annotate them in one split")
+        train = join_sources(train, val)
+    if fold is None:
+        return replace(splits, train=train, val=None, held_out=False, suspects=())
+    held, suspect = choose_held_out(train.contents, train.targets, fold=fold, seed=splits.seed)
+    if not 0 < held.sum() < len(held):
+        what = f"fold {fold[0]} of {fold[1]} would have {held.sum():,} of {len(held):,} images"
+        raise DataError(what, "give fewer folds, or more images")
+    suspects = tuple(train.keys[row] for row in np.flatnonzero(suspect & ~held).tolist())
+    rest, val = (train.subset(np.flatnonzero(chosen)) for chosen in (~held, held))
+    return replace(splits, train=rest, val=val, held_out=True, suspects=suspects)
 
 
 def drop_conflicts(splits: Splits) -> tuple[Splits, tuple[str, ...]]:

@@ -5,7 +5,6 @@ Any number of processes may compute the parts of one folder, with ``--shard`` or
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -56,14 +55,6 @@ class Division:
             raise ConfigError(f"--part-size is {self.size}", "give 1 image or more")
         if self.format == "parquet":
             import_pyarrow()
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """``"3/8"`` as (3, 8). Raises `ConfigError`."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-    if match is None or not int(match[1]) < int(match[2]):
-        raise ConfigError(f"--shard is {text!r}", "count from 0, as 0/8 to 7/8 for eight processes")
-    return int(match[1]), int(match[2])
 
 
 def write_parts(job: Job, inputs: Sequence[str], division: Division, log: LogFunction) -> Path:

@@ -20,6 +20,7 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.evaluation.intervals import paired_difference, two_way_interval
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
 from vitrail.inference.features import Features, features_of
+from vitrail.inference.inputs import divide_as_trained
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.rows import Scores
@@ -101,7 +102,7 @@ def open_to_probe(data: Any, model: Task) -> Splits:
     Of the data that the model was trained on it is the part that was held out then.
     """
     channels = model.config.in_channels
-    splits = open_data(data, validation=0, channels=channels)
+    splits = divide_as_trained(model, open_data(data, validation=0, channels=channels))
     if any(part is not None and len(part) for part in (splits.val, splits.test)):
         return splits
     trained = model.provenance.get("split", {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -111,6 +112,11 @@ def train(
     freeze_until: Annotated[int | None, Sets("model.freeze_until")] = None,
     keep_best: Annotated[bool, Sets("save.best")] = False,
     patience: Annotated[int | None, Sets("save.patience")] = None,
+    folds: Annotated[
+        int | None,
+        "Cross-validation: train so many times, each time without another part of the images, evaluate on that part, and train "
+        "the model of the run on all.",
+    ] = None,
     loss: Annotated[Any, Sets("objective.loss", "in Python also a function or module")] = None,
     metrics: options.OwnMetrics = None,
     command: options.Command = "vitrail.train",
@@ -135,6 +141,7 @@ def train(
 
 def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -> Result | str:
     """Trains what the arguments ask for, with or without ``labels``; with ``dry_run`` returns the plan."""
+    from vitrail.data.sources.open import FoundData
     from vitrail.data.workers import refuse_in_worker
     from vitrail.runs.folder import default_folder
     from vitrail.runtime.distributed import join
@@ -159,6 +166,11 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         with write_init(verb, given, labels=labels) as written:
             return start(verb, written, labels=labels)
     run, folder, held, notes = compose(verb, given, labels=labels)
+    if given.get("folds") is not None:
+        from vitrail.verbs.train.folds import check_folds
+
+        check_folds(given["folds"], run, tune_lr=given["tune_lr"])
+        held = replace(held, opened=None) if isinstance(held, FoundData) else held  # each fold opens them anew
     if given["dry_run"]:
         plan: list[str] = []
 
@@ -172,6 +184,8 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         if given.get("tune_lr"):
             length = "what follows is the training after it"
             note(f"note     --tune-lr first trains 3 to 5 times for half the length; {length}")
+        if given.get("folds"):
+            note(f"note     --folds first trains {given['folds']} times; what follows is one of these trainings")
         dry_run(run, data=held, log=note)
         return "\n".join(plan)
     how: dict[str, Any] = {"data": held, "transform": given["transform"]}
@@ -181,15 +195,19 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
         "notes": notes,
         "callbacks": given["callbacks"] or (),
     }
-    if not given.get("tune_lr"):
+    if not given.get("tune_lr") and not given.get("folds"):
         return train(run, out=folder, **finish, **how)
+    from vitrail.verbs.train.folds import train_folds
     from vitrail.verbs.train.tune_rate import tune_rate
 
     with join(run.compute.device, run.compute.timeout) as ranks:
         out = folder or ranks.run_on_rank0(lambda: default_folder(run))
         log = log_nothing if given["quiet"] or not ranks.first else to_stderr
-        tuned = tune_rate(run, out, log=log, ranks=ranks, **how)
-        return train(tuned, out=out, ranks=ranks, **finish, **how)
+        if given.get("folds"):
+            run = train_folds(run, out, given["folds"], log=log, ranks=ranks, **finish, **how)
+        else:
+            run = tune_rate(run, out, log=log, ranks=ranks, **how)
+        return train(run, out=out, ranks=ranks, **finish, **how)
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -29,7 +29,7 @@ def open_found(found: FoundData, run: Run) -> FoundData:
     splits = open_data(
         found,
         seed=run.seed,
-        validation=run.data.validation,
+        validation=run.data.share_held_out,
         channels=run.data.channels,
         task=run.task,
         max_bad=run.data.max_bad if run.data.on_bad == "skip" else 0.0,

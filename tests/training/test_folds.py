@@ -1,0 +1,119 @@
+"""Cross-validation: folds, their trainings, and what a model knows of the fold that it was not trained on."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vitrail
+from tests.training.stopping import stopped_after
+from tests.training.test_goals import assert_same_run
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Splits, hold_out
+from vitrail.errors import ConfigError, DataError
+from vitrail.files import read_checksummed
+
+SET = ("model.changes.depth=1", "save.evaluations=1", "compute.tune=false", "compute.threads=1")
+
+
+def draw_data(images: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Images of three classes of very different sizes."""
+    generator = np.random.default_rng(seed)
+    labels = np.minimum(np.arange(images) * 10 // images, 2)
+    pictures = generator.integers(0, 60, (images, 16, 16, 3), dtype=np.uint8)
+    return pictures + (80 * labels[:, None, None, None]).astype(np.uint8), labels
+
+
+def train(data: Any, out: Any, *settings: str, **how: Any) -> vitrail.Result:
+    return vitrail.train(data, out=out, batch=8, steps=4, quiet=True, set=[*SET, *settings], **how)
+
+
+def test_folds_divide_all_images_and_each_class_evenly():
+    splits = open_data({"train": draw_data(41), "val": draw_data(12, seed=1), "test": draw_data(9, seed=2)})
+    folds = [hold_out(splits, (place, 5)) for place in range(5)]
+    held = [fold.val for fold in folds]
+    assert sorted(key for part in held for key in part.keys) == sorted([*splits.train.keys, *splits.val.keys])
+    counts = np.stack([part.counts() for part in held])  # (5, K)
+    assert (np.ptp(counts, axis=0) <= 1).all() and np.ptp(counts.sum(1)) <= 1
+    for fold in folds:
+        assert not {*fold.train.keys} & {*fold.val.keys} and len(fold.train) + len(fold.val) == 53
+        assert fold.test is splits.test and fold.held_out
+    whole = hold_out(splits, None)
+    assert len(whole.train) == 53 and whole.val is None
+
+
+def test_equal_images_stay_in_one_fold():
+    pictures, labels = draw_data(30)
+    splits = open_data((np.concatenate([pictures, pictures]), np.concatenate([labels, labels])), validation=0)
+    for place in range(3):
+        held = {int(key.partition("#")[2]) for key in hold_out(splits, (place, 3)).val.keys}
+        assert {(key + 30) % 60 for key in held} == held
+
+
+def test_a_run_states_what_models_reach_on_images_that_they_have_not_seen(tmp_path, capsys):
+    data = {"train": draw_data(40), "test": draw_data(10, seed=2)}
+    run = train(data, tmp_path / "run", folds=4)
+    found = read_checksummed(run.folder / "folds.json")
+    assert found is not None and [fold["images"] for fold in found["folds"]] == [10] * 4
+    assert found["all"]["images"] == 40 and found["all"]["top1"] == pytest.approx(
+        np.mean([fold["top1"] for fold in found["folds"]])
+    )
+    with open(run.folder / "out_of_fold.csv", newline="") as file:
+        answers = list(csv.DictReader(file))
+    assert len({row["path"] for row in answers}) == 40
+    assert np.mean([row["true"] == row["label"] for row in answers]) == pytest.approx(found["all"]["top1"])
+    said = f"Of 4 folds: top1 {found['all']['top1']:.4f}"
+    assert all(said in (run.folder / name).read_text() for name in ("report.html", "card.md"))
+    assert run.split == "test" and run.figures["images"] == 10
+    assert run.load().provenance["split"]["fold"] == "all"
+    of_fold = vitrail.evaluate(run.folder / "folds/2", data, split="val", log=print)
+    assert of_fold.figures["top1"] == found["folds"][2]["top1"] and of_fold.keys == tuple(
+        row["path"] for row in answers[20:30]
+    )
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_a_stopped_cross_validation_goes_on(tmp_path):
+    data = draw_data(24)
+    whole = train(data, tmp_path / "whole", folds=2)
+    with stopped_after(3):
+        train(data, tmp_path / "parts", folds=2)
+    resumed = train(data, tmp_path / "parts", folds=2)
+    assert (resumed.folder / "out_of_fold.csv").read_bytes() == (whole.folder / "out_of_fold.csv").read_bytes()
+    assert_same_run(whole, resumed)
+
+
+def test_one_fold_alone_is_that_of_the_cross_validation(tmp_path):
+    data = draw_data(24)
+    whole = train(data, tmp_path / "whole", folds=2)
+    alone = train(data, tmp_path / "alone", "data.fold=1/2")
+    found = read_checksummed(whole.folder / "folds.json")
+    assert found is not None and alone.figures["top1"] == found["folds"][1]["top1"]
+    probed = vitrail.probe(alone.folder, data, "knn", k=3, cache=False, quiet=True)
+    assert probed.to_dict()["split"] == "val"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"folds": 1}, "folds is 1"),
+        ({"folds": 3, "tune_lr": True}, "tune_lr"),
+        ({"folds": 3, "patience": 2}, "save.patience"),
+        ({"folds": 3, "set": ["data.fold=0/3"]}, "data.fold=0/3"),
+        ({"set": ["data.fold=3/3"]}, "data.fold is '3/3'"),
+        ({"set": ["data.fold=0/1"]}, "data.fold is '0/1'"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(how, said, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        vitrail.train(draw_data(24), out=tmp_path / "run", steps=1, quiet=True, **how)
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_folds_than_images_are_refused():
+    splits: Splits = open_data(draw_data(12), validation=0)
+    with pytest.raises(DataError, match="fold 12 of 20 would have 0 of 12 images"):
+        hold_out(splits, (12, 20))
