@@ -123,6 +123,34 @@ def linear(
     return replace(classifier, at_edge=at_edge)
 
 
+def predict_folds(
+    train: Values, targets: Values, folds: np.ndarray, *, classes: int, strengths: Sequence[float] = STRENGTHS
+) -> np.ndarray:
+    """Returns log-probabilities (N, K) float64 of each image by a classifier as `linear`, fitted on the other folds.
+
+    All folds have one strength, that with the highest likelihood of the held-out images, so that their probabilities are
+    comparable. Strengths are tried in decreasing order up to the first that is worse than the one before.
+
+    Args:
+        train: features (N, D).
+        targets: (N,) indices of classes.
+        folds: (N,) the fold of each image, from 0.
+    """
+    features, targets = as_array(train).astype(np.float64), as_array(targets)
+    held = [folds == fold for fold in range(folds.max() + 1)]
+    problems = [_Regression(features[~rows], targets[~rows], classes) for rows in held]
+    best, most = np.zeros((len(targets), classes)), -np.inf
+    for strength in sorted(strengths, reverse=True):
+        logs = np.zeros_like(best)
+        for rows, problem in zip(held, problems):
+            logs[rows] = log_softmax(problem.fit(strength)(features[rows]))
+        likelihood = float(logs[np.arange(len(logs)), targets].mean())
+        if likelihood < most:
+            break
+        best, most = logs, likelihood
+    return best
+
+
 def _hold_out(targets: np.ndarray, seed: int) -> np.ndarray:
     """Returns the images on which the strength is chosen: (N,) bool; at least one of each class with two or more images."""
     generator, held = np.random.default_rng(seed), np.zeros(len(targets), bool)

@@ -81,6 +81,11 @@ class Source:
         return len(self.targets) > 0
 
     @property
+    def single_label(self) -> bool:
+        """Whether each image has one class."""
+        return self.labelled and not self.multi_label and not isinstance(self.targets, Annotations)
+
+    @property
     def labels(self) -> np.ndarray:
         """The targets of a source whose images have classes. Raises `DataError` for boxes or a class for every pixel."""
         if isinstance(self.targets, Annotations):

@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitrail.config.schema import TASK_ALIASES, TaskAlias
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.rows import Records
 from vitrail.runtime.progress import to_stderr
 from vitrail.verbs import options
 from vitrail.verbs.verb import verb
 
 if TYPE_CHECKING:
+    from vitrail.data.sources.source import Source
     from vitrail.tasks.task import Task
     from vitrail.verbs.data.findings import CheckResult
     from vitrail.verbs.data.shards import Shards
 
 CopyFinder = Annotated[
     "str | Path | Task | None",
-    "A model whose features find more copies between splits, such as mirrored and recoloured ones.",
+    "A model whose features find more copies between splits, such as mirrored and recoloured ones, and labels that may be wrong.",
 ]
 
 
@@ -32,10 +33,18 @@ def check_data(
         TaskAlias | None,
         "What is to be trained; by default what the data are annotated with.",
     ] = None,
-    out: Annotated[options.File | None, "A folder for pictures with their boxes or masks: SPLIT/NAME.jpg."] = None,
+    out: Annotated[
+        options.File | None,
+        "A folder for pictures with their boxes or masks, SPLIT/NAME.jpg, or with --model for labels.html.",
+    ] = None,
     columns: options.Columns = None,
     samples: Annotated[int, "With --out: pictures of each split, spread evenly over it."] = 16,
     model: CopyFinder = None,
+    cache: options.Cache = True,
+    relabel: Annotated[
+        options.File | None,
+        "With --model: a table of all images, with the suggested labels, for `vitrail train`: .csv, .jsonl or .parquet.",
+    ] = None,
     fix_list: Annotated[
         options.File | None, "A table of the images to remove, path,reason: .csv, .jsonl or .parquet."
     ] = None,
@@ -46,21 +55,35 @@ def check_data(
 ) -> CheckResult:
     """Reads every image of a data set and reports on it: layout, counts, sizes, bad files, duplicates, leaks, near copies.
 
-    Labels may be missing. The exit code of the command is 3 if `vitrail train` would refuse the data.
+    Labels may be missing. The exit code of the command is 3 if `vitrail train` would refuse the data. With ``model`` images with
+    one class each are searched for labels that may be wrong (confident learning, Northcutt et al. 2021): candidates to look at.
 
     Raises:
-        DataError: data that cannot be opened, and with ``out`` data without boxes or masks.
+        ConfigError: ``relabel`` without ``model``, or the data themselves as ``relabel``.
+        DataError: data that cannot be opened; with ``out`` data without boxes and masks, unless ``model`` is given and images
+            have one class each; with ``relabel`` images that are no files or do not have one class each.
     """
     from vitrail.config.units import columns_of_table
     from vitrail.data.sources.open import find_data
+    from vitrail.data.sources.source import list_splits
     from vitrail.tables import open_table
     from vitrail.untrusted.limits import PIXELS
-    from vitrail.verbs.data.findings import check
+    from vitrail.verbs.data.findings import check, open_to_check
+    from vitrail.verbs.data.labels import check_table, write_page, write_table
 
     if columns:
         data = find_data(data, columns_of_table(columns))
     wanted = TASK_ALIASES[task] if task else None
-    if out is not None:
+    limit = max_pixels or PIXELS
+    sources: dict[str, Source] = {}
+    if relabel is not None and model is None:
+        raise ConfigError("--relabel without a model to find labels that may be wrong", "add --model MODEL")
+    if model is not None and (out is not None or relabel is not None):
+        sources = list_splits(open_to_check(data, wanted, limit)[0])
+    if relabel is not None:
+        check_table(Path(relabel), sources, data)
+    is_classified = any(source.single_label for source in sources.values())
+    if out is not None and not is_classified:
         from vitrail.verbs.data.drawings import draw_data
 
         draw_data(data, Path(out), samples, log, wanted)
@@ -69,7 +92,11 @@ def check_data(
         from vitrail.inference.options import InferenceOptions
 
         loaded = InferenceOptions().load(model, log)
-    result = check(data, task=wanted, model=loaded, max_pixels=max_pixels or PIXELS)
+    result = check(data, task=wanted, model=loaded, cache=options.choose_cache(cache), max_pixels=limit)
+    if out is not None and is_classified:
+        write_page(Path(out), sources, result, limit, log)
+    if relabel is not None:
+        write_table(Path(relabel), sources, result, log)
     if fix_list is not None:
         rows = result.list_removals()
         with open_table(Path(fix_list), columns={"path": str, "reason": str}) as write:

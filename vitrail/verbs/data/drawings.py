@@ -44,7 +44,7 @@ def draw_data(data: Any, out: Path, samples: int, log: LogFunction, task: str | 
     annotated = {name: part for name, part in splits.items() if isinstance(part.targets, Annotations) and len(part)}
     if not annotated:
         what = "the data have no boxes and no masks, so there is nothing to draw"
-        raise DataError(what, "leave --out out; of classes of images the report counts all")
+        raise DataError(what, "leave --out out, or give --model for a page of labels that may be wrong")
     for name, source in annotated.items():
         make_folder(out / name)
         drawn = draw_split(source, out / name, samples)

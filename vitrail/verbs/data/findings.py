@@ -1,4 +1,4 @@
-"""Checks a data set: counts, sizes, bad files, duplicates, leaks and edited copies between splits.
+"""Checks a data set: counts, sizes, bad files, duplicates, leaks and edited copies between splits, and suspected labels.
 
 m images, of which thumbnails of 16 x 16 grey pixels are compared.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, combinations
+from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.labels import ROWS_SHOWN
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import find_data, open_data
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.data.sources.splits import SPLIT_ORDER
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage, decode, size_of
@@ -38,7 +39,11 @@ from vitrail.verbs.data.outlines import describe_outlines
 from vitrail.verbs.printing import columns
 
 if TYPE_CHECKING:
+    from vitrail.evaluation.label_errors import Suspect
+    from vitrail.inference.features import Features
     from vitrail.tasks.task import Task
+
+    Numbered = tuple[Features, NDArray[np.int64]]
 
 BATCH = 256  # images in memory at a time
 CHANNELS = 3  # to which images are decoded
@@ -70,7 +75,8 @@ class CheckResult(Rows):
     conflicts: tuple[tuple[str, ...], ...]  # images of equal content with different labels
     few: tuple[str, ...]  # classes with fewer than FEW training images; no problem by themselves
     near: tuple[tuple[str, str], ...] = ()  # images of different splits that look alike; see `find_near_copies`
-    notes: tuple[str, ...] = ()  # on objects with outlines; no problem by themselves
+    suspects: tuple[Suspect, ...] = ()  # images whose label may be wrong; no problem by themselves
+    notes: tuple[str, ...] = ()  # on objects with outlines, and labels not examined; no problem by themselves
     warnings: tuple[str, ...] = ()  # signs that the layout is not read as it is meant
     widths: tuple[int, int] | None = None  # (smallest, largest), of the good images
     heights: tuple[int, int] | None = None
@@ -83,9 +89,15 @@ class CheckResult(Rows):
         """Whether nothing was found that would harm a training or its metrics."""
         return not (self.bad or self.leaks or self.near or self.conflicts or self.warnings or self.refused)
 
+    @property
+    def confused(self) -> list[tuple[str, str, int]]:
+        """The given label, the suggested one, and the number of suspects with these two, the most frequent first."""
+        pairs = Counter((suspect.given, suspect.suggested) for suspect in self.suspects)
+        return [(*pair, count) for pair, count in pairs.most_common()]
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the result in JSON types."""
-        return asdict(self) | {"sound": self.sound}
+        return asdict(self) | {"sound": self.sound, "confused": self.confused}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns the number of images, objects or pixels of every split and class."""
@@ -134,6 +146,11 @@ class CheckResult(Rows):
             ("images in more than one split", list(map(" = ".join, self.leaks))),
             ("images that look like one of another split", list(map(" ~ ".join, self.near))),
             ("equal images with different labels", list(map(" = ".join, self.conflicts))),
+            ("labels that may be wrong; look at each image", [describe_suspect(suspect) for suspect in self.suspects]),
+            (
+                "pairs of classes, given -> suggested",
+                [f"{old} -> {new}: {count:,}" for old, new, count in self.confused],
+            ),
             (f"classes with fewer than {FEW} training images", self.few),
             ("notes", self.notes),
             ("warnings", self.warnings),
@@ -142,13 +159,36 @@ class CheckResult(Rows):
             lines += [f"  {entry}" for entry in entries[:ROWS_SHOWN]]
             lines += [f"  ... and {len(entries) - ROWS_SHOWN:,} more"] if len(entries) > ROWS_SHOWN else []
         lines += [f"refused by `vitrail train`: {self.refused}"] if self.refused else []
-        return "\n".join([*lines, "no problems found" if self.sound else "problems found, see above"])
+        sound = "no problems found, besides labels to look at" if self.suspects else "no problems found"
+        return "\n".join([*lines, sound if self.sound else "problems found, see above"])
 
 
-def check(data: Any, *, task: str | None = None, model: Task | None = None, max_pixels: int = PIXELS) -> CheckResult:
+def describe_suspect(suspect: Suspect) -> str:
+    """Returns one line on an image whose label may be wrong."""
+    given, suggested = (
+        f"{suspect.given} {suspect.given_probability:.3f}",
+        f"{suspect.suggested} {suspect.probability:.3f}",
+    )
+    return f"{suspect.path}: {given} -> {suggested}"
+
+
+def name_image(sources: Mapping[str, Source], split: str, index: int) -> str:
+    """Returns the key of an image, with the split in front if there are several and the key does not contain it."""
+    key = sources[split].keys[index]
+    return key if len(sources) == 1 or key.startswith(split) else f"{split}/{key}"
+
+
+def check(
+    data: Any,
+    *,
+    task: str | None = None,
+    model: Task | None = None,
+    cache: Path | None = None,
+    max_pixels: int = PIXELS,
+) -> CheckResult:
     """Reads and decodes every image of ``data`` and returns what was found. Changes nothing."""
-    splits, refused = _open(data, task, max_pixels)
-    sources = {name: part for name in SPLIT_ORDER if (part := getattr(splits, name)) is not None}
+    splits, refused = open_to_check(data, task, max_pixels)
+    sources = list_splits(splits)
     images = [(split, index) for split, source in sources.items() for index in range(len(source))]
     digests = np.zeros(len(images), np.uint64)  # 0: bad
     thumbnails: list[np.ndarray | None] = [None] * len(images)
@@ -166,9 +206,7 @@ def check(data: Any, *, task: str | None = None, model: Task | None = None, max_
         refused = f"{len(bad):,} of {len(images):,} images are bad, more than {MAX_BAD:.0%}"
 
     def name(number: int) -> str:
-        split, index = images[number]
-        key = sources[split].keys[index]
-        return key if len(sources) == 1 or key.startswith(split) else f"{split}/{key}"
+        return name_image(sources, *images[number])
 
     def label(number: int) -> bytes | None:
         split, index = images[number]
@@ -183,10 +221,15 @@ def check(data: Any, *, task: str | None = None, model: Task | None = None, max_
         for split, source in sources.items()
     }
     of_split = np.array([SPLIT_ORDER.index(split) for split, _ in images])
-    similar = {
-        *find_near_copies(thumbnails, of_split),
-        *(_compare_features(model, sources) if model is not None else ()),
-    }
+    similar, notes = {*find_near_copies(thumbnails, of_split)}, [*describe_outlines(splits)]
+    suspects: list[Suspect] = []
+    if model is not None:
+        features = _compute_features(model, sources, cache, max_pixels)
+        similar |= {*_compare_features(features)}
+        suspects, unexamined = _examine_labels(
+            features, digests, [(images[row][0], name(row)) for row in range(len(images))]
+        )
+        notes += unexamined
     near = [pair for pair in sorted(similar) if digests[pair[0]] != digests[pair[1]]]
     heights, widths = ((min(sides), max(sides)) for sides in zip(*sizes)) if sizes else (None, None)
     return CheckResult(
@@ -204,7 +247,8 @@ def check(data: Any, *, task: str | None = None, model: Task | None = None, max_
         few=tuple(name for name, count in counts.get("train", {}).items() if name and count < FEW),
         counted=next((source.counted for source in sources.values()), "images"),
         images=len(images),
-        notes=tuple(describe_outlines(splits)),
+        suspects=tuple(suspects),
+        notes=tuple(notes),
         warnings=tuple(find_layout_warnings(splits, data)),
         widths=widths,
         heights=heights,
@@ -212,7 +256,7 @@ def check(data: Any, *, task: str | None = None, model: Task | None = None, max_
     )
 
 
-def _open(data: Any, task: str | None, max_pixels: int) -> tuple[Splits, str]:
+def open_to_check(data: Any, task: str | None, max_pixels: int) -> tuple[Splits, str]:
     """Returns the data as a training opens them, or as far as they can be opened, and why `vitrail train` refuses them."""
     found = find_data(data, task=task)
     wanted = task or found.task
@@ -232,17 +276,43 @@ def _open(data: Any, task: str | None, max_pixels: int) -> tuple[Splits, str]:
     return splits, ""
 
 
-def _compare_features(model: Task, sources: dict[str, Source]) -> Iterator[tuple[int, int]]:
-    """Yields the pairs of images of different splits with similar features, as numbers over all splits."""
+def _compute_features(model: Task, sources: dict[str, Source], cache: Path | None, max_pixels: int) -> list[Numbered]:
+    """Returns the features of each split that has images, each with the numbers (N,) of its good images over all splits."""
     from vitrail.inference.features import features_of
     from vitrail.inference.options import InferenceOptions
 
-    options = InferenceOptions(max_bad=1.0, quiet=True)
-    starts = dict(zip(sources, accumulate([0, *map(len, sources.values())])))
-    found = {split: features_of(model, source, options=options) for split, source in sources.items() if len(source)}
-    for one, other in combinations(found, 2):
-        for row, column in find_similar(found[one].values, found[other].values):
-            yield starts[one] + int(found[one].rows[row]), starts[other] + int(found[other].rows[column])
+    options = InferenceOptions(max_bad=1.0, max_pixels=max_pixels, quiet=True)
+    starts = accumulate([0, *map(len, sources.values())])
+    found = [
+        (features_of(model, source, options=options, cache=cache), start)
+        for source, start in zip(sources.values(), starts)
+        if len(source)
+    ]
+    return [(features, start + features.rows) for features, start in found]
+
+
+def _compare_features(features: Sequence[Numbered]) -> Iterator[tuple[int, int]]:
+    """Yields the pairs of images of different splits with similar features, as numbers over all splits."""
+    for (one, numbers), (other, others) in combinations(features, 2):
+        for row, column in find_similar(one.values, other.values):
+            yield int(numbers[row]), int(others[column])
+
+
+def _examine_labels(
+    features: Sequence[Numbered], digests: NDArray[np.uint64], names: Sequence[tuple[str, str]]
+) -> tuple[list[Suspect], list[str]]:
+    """Returns the images of all splits whose label may be wrong, and notes on labels that were not examined.
+
+    Hashes and names, each with its split, are those of all images.
+    """
+    from vitrail.evaluation.label_errors import find_suspects
+
+    if not (examined := [part for part in features if part[0].source.single_label]):
+        return [], ["labels not examined: that takes images with one class each"]
+    numbers = np.concatenate([numbers for _, numbers in examined])
+    values, targets = (np.concatenate([getattr(part, what) for part, _ in examined]) for what in ("values", "targets"))
+    names = [names[number] for number in numbers.tolist()]
+    return find_suspects(values, targets, digests[numbers], names, examined[0][0].source.classes)
 
 
 def _check_annotation(sources: dict[str, Source], image: tuple[str, int], size: tuple[int, int]) -> str:

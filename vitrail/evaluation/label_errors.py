@@ -1,0 +1,102 @@
+"""Labels that may be wrong: confident learning (Northcutt et al. 2021) on probabilities from a linear classifier of features.
+
+N images, D features, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitrail.evaluation.probes import predict_folds
+from vitrail.text import listing
+
+FOLDS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """An image whose label may be wrong, and the label that is suggested, with the probability of each."""
+
+    path: str
+    split: str
+    given: str
+    suggested: str
+    given_probability: float
+    probability: float
+
+
+def find_suspects(
+    features: np.ndarray,
+    targets: np.ndarray,
+    contents: np.ndarray,
+    names: Sequence[tuple[str, str]],
+    classes: Sequence[str],
+) -> tuple[list[Suspect], list[str]]:
+    """Returns the images whose label may be wrong, the least probable label first, and notes on labels that were not examined.
+
+    Args:
+        features: (N, D).
+        targets: (N,) indices of classes.
+        contents: (N,), equal for equal images.
+        names: (N,) split and name of each image.
+    """
+    sizes = np.zeros(len(classes), np.int64)  # different images of each class
+    np.add.at(sizes, targets[np.unique(contents, return_index=True)[1]], 1)
+    present = np.unique(targets)
+    few = [f"{classes[label]} {sizes[label]}" for label in present if sizes[label] < FOLDS]
+    notes = [f"labels not examined, of classes with fewer than {FOLDS} different images: {listing(few)}"] if few else []
+    rows = np.flatnonzero(sizes[targets] >= FOLDS)
+    known, targets = np.unique(targets[rows], return_inverse=True)
+    if len(known) < 2:
+        return [], [*notes, "labels not examined: that takes two classes"]
+    probabilities = predict_held_out(features[rows], targets, contents[rows])
+    suggested, own = suggest_labels(probabilities, targets), probabilities[np.arange(len(rows)), targets]
+    return [
+        Suspect(
+            split=names[rows[row]][0],
+            path=names[rows[row]][1],
+            given=classes[known[targets[row]]],
+            suggested=classes[known[suggested[row]]],
+            given_probability=float(own[row]),
+            probability=float(probabilities[row, suggested[row]]),
+        )
+        for row in np.argsort(own, kind="stable").tolist()
+        if suggested[row] != targets[row]
+    ], notes
+
+
+def predict_held_out(
+    features: np.ndarray, targets: np.ndarray, contents: np.ndarray, *, folds: int = FOLDS, seed: int = 0
+) -> np.ndarray:
+    """Returns the probabilities of each image by a linear classifier fitted on the other folds: (N, K).
+
+    Args:
+        features: (N, D).
+        targets: (N,) indices of classes, each of which has at least ``folds`` different images.
+        contents: (N,); images whose contents are equal are in the same fold.
+    """
+    _, first, same = np.unique(contents, return_index=True, return_inverse=True)
+    generator, fold = np.random.default_rng(seed), np.zeros(len(first), np.int64)
+    for label in np.unique(targets):
+        members = generator.permutation(np.flatnonzero(targets[first] == label))
+        fold[members] = np.arange(len(members)) % folds
+    return np.exp(predict_folds(features, targets, fold[same], classes=int(targets.max()) + 1))
+
+
+def suggest_labels(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Returns the labels (N,) that confident learning suggests, those given where it has no doubt.
+
+    An image counts for a class if its probability reaches the mean of the images with that label; it is suspected if one of
+    these classes, of which the most probable is taken, is more probable than its label.
+
+    Args:
+        probabilities: (N, K), of classifiers that were not fitted on the image.
+        targets: (N,) indices of classes, all of which occur.
+    """
+    own = probabilities[np.arange(len(targets)), targets]
+    thresholds = np.bincount(targets, own) / np.bincount(targets)  # (K,)
+    confident = np.where(probabilities >= thresholds, probabilities, 0)
+    return np.where(confident.max(1) > own, confident.argmax(1), targets)
