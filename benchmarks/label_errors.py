@@ -1,8 +1,8 @@
 """How many wrong labels `vitrail data check --model` finds, where 5 and 10 % of the labels were replaced by random other classes.
 
 Labels are ranked by the probability of the given label and by its margin to the most probable other one, out of fold, and the
-first as many as were replaced are compared with them; and so are those that the rule names, of vitrail and of cleanlab, where it
-is installed, on the same probabilities. Features are computed once. Precision and recall are means over the seeds.
+first as many as were replaced are compared with them; and so are the suspects that vitrail names and, where it is installed, the
+issues of cleanlab on the same probabilities. Features are computed once. Precision and recall are means over the seeds.
 
     python benchmarks/label_errors.py HYMENOPTERA CIFAR10 MODEL [--seeds 0 1 2] [--images 5000]
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import list_splits
-from vitrail.evaluation.label_errors import predict_held_out, suggest_labels
+from vitrail.evaluation.label_errors import predict_held_out, rank_suspects
 from vitrail.inference.features import default_cache, features_of
 from vitrail.inference.options import InferenceOptions
 
@@ -48,12 +48,11 @@ def measure(features: np.ndarray, targets: np.ndarray, share: float, seed: int) 
     seconds = time.process_time() - began
     own, others = probabilities[rows, given], probabilities.copy()
     others[rows, given] = -1
-    first, rule = int(wrong.sum()), np.flatnonzero(suggest_labels(probabilities, given) != given)
+    first = int(wrong.sum())
     found = {
         "self-confidence": np.argsort(own)[:first],
         "margin": np.argsort(own - others.max(1))[:first],
-        "rule": rule,
-        "rule, first by self-confidence": rule[np.argsort(own[rule])][:first],
+        "suspects": rank_suspects(probabilities, given),
     }
     try:
         from cleanlab.filter import find_label_issues
@@ -64,7 +63,7 @@ def measure(features: np.ndarray, targets: np.ndarray, share: float, seed: int) 
         for method in ("self_confidence", "normalized_margin"):
             scores = get_label_quality_scores(given, probabilities, method=method)
             found[f"cleanlab, {method}"] = np.argsort(scores)[:first]
-        for rule in ("confident_learning", "prune_by_noise_rate"):
+        for rule in ("low_self_confidence", "confident_learning", "prune_by_noise_rate"):
             found[f"cleanlab, {rule}"] = np.flatnonzero(
                 find_label_issues(given, probabilities, filter_by=rule, n_jobs=1)
             )

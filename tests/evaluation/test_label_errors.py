@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from tests.evaluation.test_probes import clouds
-from vitrail.evaluation.label_errors import FOLDS, find_suspects, predict_held_out, suggest_labels
+from vitrail.evaluation.label_errors import FOLDS, find_suspects, predict_held_out, rank_suspects
 from vitrail.evaluation.probes import STRENGTHS, predict_folds
 
 
-def test_a_class_is_suggested_from_its_mean_probability_on() -> None:
+def test_as_many_are_suspected_as_are_confidently_of_another_class() -> None:
     targets = np.array([0, 0, 1, 1, 1])
     # the mean probabilities of the given labels are 0.59 and 0.6
     probabilities = np.array([[0.8, 0.2], [0.38, 0.62], [0.1, 0.9], [0.45, 0.55], [0.65, 0.35]])
-    assert suggest_labels(probabilities, targets).tolist() == [0, 1, 1, 1, 0]
+    assert rank_suspects(probabilities, targets).tolist() == [4, 1]
     # that of the first class is now 0.615, which the last image does not reach
-    probabilities[0], probabilities[4] = (0.85, 0.15), (0.6, 0.4)
-    assert suggest_labels(probabilities, targets).tolist() == [0, 1, 1, 1, 1]
+    probabilities[0], probabilities[4] = (0.85, 0.15), (0.61, 0.39)
+    assert rank_suspects(probabilities, targets).tolist() == [1]
+    assert not len(rank_suspects(np.eye(2)[targets], targets))
 
 
 def test_held_out_probabilities_are_those_of_scikit_learn() -> None:

@@ -53,18 +53,17 @@ def find_suspects(
     if len(known) < 2:
         return [], [*notes, "labels not examined: that takes two classes"]
     probabilities = predict_held_out(features[rows], targets, contents[rows])
-    suggested, own = suggest_labels(probabilities, targets), probabilities[np.arange(len(rows)), targets]
+    suggested = probabilities.argmax(1)
     return [
         Suspect(
             split=names[rows[row]][0],
             path=names[rows[row]][1],
             given=classes[known[targets[row]]],
             suggested=classes[known[suggested[row]]],
-            given_probability=float(own[row]),
+            given_probability=float(probabilities[row, targets[row]]),
             probability=float(probabilities[row, suggested[row]]),
         )
-        for row in np.argsort(own, kind="stable").tolist()
-        if suggested[row] != targets[row]
+        for row in rank_suspects(probabilities, targets).tolist()
     ], notes
 
 
@@ -86,11 +85,12 @@ def predict_held_out(
     return np.exp(predict_folds(features, targets, fold[same], classes=int(targets.max()) + 1))
 
 
-def suggest_labels(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Returns the labels (N,) that confident learning suggests, those given where it has no doubt.
+def rank_suspects(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Returns the rows (S,) of the images whose label may be wrong, the least probable label first.
 
-    An image counts for a class if its probability reaches the mean of the images with that label; it is suspected if one of
-    these classes, of which the most probable is taken, is more probable than its label.
+    An image counts for a class if its probability reaches the mean of the images with that label. S is the number of images for
+    which such a class is more probable than their label: the off-diagonal of the confident joint. They are those with the
+    lowest probability of their label among the images of which another class is the most probable.
 
     Args:
         probabilities: (N, K), of classifiers that were not fitted on the image.
@@ -98,5 +98,6 @@ def suggest_labels(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray
     """
     own = probabilities[np.arange(len(targets)), targets]
     thresholds = np.bincount(targets, own) / np.bincount(targets)  # (K,)
-    confident = np.where(probabilities >= thresholds, probabilities, 0)
-    return np.where(confident.max(1) > own, confident.argmax(1), targets)
+    count = (np.where(probabilities >= thresholds, probabilities, 0).max(1) > own).sum()
+    doubted = np.flatnonzero(probabilities.argmax(1) != targets)
+    return doubted[np.argsort(own[doubted], kind="stable")[:count]]

@@ -87,12 +87,12 @@ def check_data(
         from vitrail.verbs.data.drawings import draw_data
 
         draw_data(data, Path(out), samples, log, wanted)
-    loaded = None
+    loaded = kept = None
     if model is not None:
         from vitrail.inference.options import InferenceOptions
 
-        loaded = InferenceOptions().load(model, log)
-    result = check(data, task=wanted, model=loaded, cache=options.choose_cache(cache), max_pixels=limit)
+        loaded, kept = InferenceOptions().load(model, log), options.choose_cache(cache)
+    result = check(data, task=wanted, model=loaded, cache=kept, max_pixels=limit)
     if out is not None and is_classified:
         write_page(Path(out), sources, result, limit, log)
     if relabel is not None:

@@ -173,9 +173,9 @@ def describe_suspect(suspect: Suspect) -> str:
 
 
 def name_image(sources: Mapping[str, Source], split: str, index: int) -> str:
-    """Returns the key of an image, with the split in front if there are several and the key does not contain it."""
+    """Returns the key of an image, with the split in front if there are several and the key does not tell it."""
     key = sources[split].keys[index]
-    return key if len(sources) == 1 or key.startswith(split) else f"{split}/{key}"
+    return key if len(sources) == 1 or key.startswith(split) or os.path.isabs(key) else f"{split}/{key}"
 
 
 def check(
