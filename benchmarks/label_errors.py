@@ -1,4 +1,5 @@
-"""How many wrong labels `vitrail data check --model` finds, where 5 and 10 % of the labels were replaced by random other classes.
+"""How many wrong labels `vitrail data check --model` finds, where 5 and 10 % of the labels were replaced by random other classes,
+and how many it suspects where none were.
 
 Labels are ranked by the probability of the given label and by its margin to the most probable other one, out of fold, and the
 first as many as were replaced are compared with them; and so are the suspects that vitrail names and, where it is installed, the
@@ -22,7 +23,7 @@ from vitrail.evaluation.label_errors import predict_held_out, rank_suspects
 from vitrail.inference.features import default_cache, features_of
 from vitrail.inference.options import InferenceOptions
 
-NOISE = (0.05, 0.1)
+NOISE = (0.0, 0.05, 0.1)
 
 
 def inject(targets: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +38,7 @@ def inject(targets: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np
 def score(found: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
     """Returns the precision and recall of images (n,) among those that are wrong (N,) bool, and n."""
     right = float(wrong[found].sum())
-    return {"precision": right / max(len(found), 1), "recall": right / wrong.sum(), "named": len(found)}
+    return {"precision": right / max(len(found), 1), "recall": right / max(wrong.sum(), 1), "named": len(found)}
 
 
 def measure(features: np.ndarray, targets: np.ndarray, share: float, seed: int) -> dict[str, dict[str, float]]:

@@ -57,6 +57,7 @@ KNOWN = {
         tasks/panoptic/answer.py:write tasks/panoptic/answer.py:close
         tasks/segmentation/answer.py:write tasks/segmentation/answer.py:close
         training/step.py:_raise_diverged verbs/data/__init__.py:check_data verbs/data/drawings.py:draw_split
+        verbs/data/labels.py:write_page verbs/data/labels.py:write_table
         studies/report.py:report_study inference/comparison.py:write_agreement evaluation/evaluate.py:write_predictions
         verbs/evaluate.py:_write_report verbs/explain/write.py:_explain_each verbs/explain/write.py:_write
         verbs/explain/scores.py:measure_localisation verbs/inspect/measurements.py:inspect_model
