@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -100,6 +102,11 @@ def test_paths_in_the_folder_of_the_table_are_relative(photos, model) -> None:
     with open(moved / "fixed.csv", newline="") as file:
         assert next(csv.DictReader(file))["path"].startswith("train/")
     assert len(open_data(moved / "fixed.csv", validation=0).train) == 23
+
+
+def test_a_check_without_a_model_needs_no_torch(photos) -> None:
+    code = f"import sys, vitrail; vitrail.check_data({str(photos)!r}); sys.exit('torch' in sys.modules)"
+    assert not subprocess.run([sys.executable, "-c", code], check=False).returncode
 
 
 def test_the_page_has_every_suspect_with_its_picture(photos, model, tmp_path, monkeypatch) -> None:
