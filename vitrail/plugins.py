@@ -18,6 +18,7 @@ from vitrail.errors import ConfigError, nearest
 VARIABLE = "VITRAIL_PLUGINS"
 FIGURES = (  # of classifiers and of a step, which a metric of one's own would replace
     *("top1", "top5", "nll", "ece", "brier", "map", "f1_micro", "f1_macro", "real_top1", "without_label"),
+    *("unlike", "ood_auroc", "ood_unlike", "ood_images"),
     *("images", "loss", "lr", "step", "epoch"),
 )
 BUILT_IN_LOSSES = ("softmax", "sigmoid")

@@ -26,7 +26,7 @@ def open_table(out: Path | None, kind: str | None = None, columns: Mapping[str, 
     The file is renamed to its final name when it is complete. Raises `ConfigError` for an unknown kind, and `DiskError`.
 
     Args:
-        columns: the type of each column, str, float or np.ndarray, for Parquet; by default that of its first values.
+        columns: the type of each column, str, float, bool or np.ndarray, for Parquet; by default that of its first values.
     """
     kind = kind or (out.suffix.lstrip(".").lower() if out else "csv")
     if kind not in TABLES:
@@ -91,7 +91,10 @@ def _parquet(file: Any, columns: Mapping[str, type] | None, rows_a_group: int = 
                 found = pyarrow.Table.from_pylist(held).schema
                 known = [each.with_type(pyarrow.string()) if each.type == pyarrow.null() else each for each in found]
             else:
-                types = {str: pyarrow.string(), float: pyarrow.float64(), np.ndarray: pyarrow.list_(pyarrow.float32())}
+                types = {
+                    **{str: pyarrow.string(), float: pyarrow.float64(), bool: pyarrow.bool_()},
+                    np.ndarray: pyarrow.list_(pyarrow.float32()),
+                }
                 known = [(name, types[kind]) for name, kind in columns.items()]
             writer = pyarrow.parquet.ParquetWriter(file, pyarrow.schema(known))
         writer.write_table(pyarrow.Table.from_pylist(held, schema=writer.schema))

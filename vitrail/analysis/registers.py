@@ -77,7 +77,8 @@ def add_register(model: AnyModel, batches: Sequence[Tensor], count: int = 1) -> 
     answers = getattr(model, "answers_classes", model.config.classes > 0)
     with eval_mode(model), eval_mode(moved) as device:
         on_device = (images.to(device) for images in batches if answers)
-        is_same = [model(images).argmax(1) == moved(images).argmax(1) for images in on_device]
+        one, other = (getattr(each, "backbone", each) for each in (model, moved))
+        is_same = [one(images).argmax(1) == other(images).argmax(1) for images in on_device]
     return moved, Register(neurons, before, torch.cat(is_same).float().mean().item() if answers else None)
 
 

@@ -177,7 +177,8 @@ def compute_metric(
                 continue
             batch, outputs = following
             if among is not None:
-                outputs = outputs.masked_fill(~among.to(outputs.device), -torch.inf)
+                outputs = outputs.clone()
+                outputs[:, : len(among)].masked_fill_(~among.to(outputs.device), -torch.inf)
             metric = model.metric(source)
             metric.update(outputs, batch.targets, batch.keys, batch.frames)
             kept = None if on_outputs is None else (outputs.cpu(), batch.targets)

@@ -13,13 +13,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.contents import Arrays, Contents, Files
@@ -244,6 +245,7 @@ def features_of(
     *,
     options: InferenceOptions = InferenceOptions(),
     cache: Path | None = None,
+    verb: Callable[[Tensor], Tensor] | None = None,
     title: str = "features",
     bad: BadImages | None = None,
     log: LogFunction = to_stderr,
@@ -255,6 +257,7 @@ def features_of(
         model: on the device where it is to run; it needs no head.
         cache: a folder, see `FeatureCache`. What lies there for the same weights, preprocessing, precision, versions and
             image is taken as it is, bad images included. Pictures that a user's Dataset gives are never kept.
+        verb: computes other values (B, D) of images, which are not cached; by default the features.
         title: the text beside the bar.
         bad: where bad images are recorded; by default they are only counted.
         ranks: each of them calls this, computes some of the batches, and gets all features; the first one uses the cache.
@@ -277,7 +280,9 @@ def features_of(
     if missing:
         uncached = source.subset(np.array(missing)) if found else source
         options = tune_options(options, model, log, images=len(missing), ranks=ranks)
-        computed = {missing[row]: value for row, value in _compute(model, uncached, options, bad, title, ranks).items()}
+        computed = {
+            missing[row]: value for row, value in _compute(model, uncached, verb, options, bad, title, ranks).items()
+        }
         with ranks.share_errors():
             good = [value for value in computed.values() if not isinstance(value, str)]
             if broken := sum(not np.isfinite(value).all() for value in good):
@@ -295,7 +300,15 @@ def features_of(
 
 
 @torch.inference_mode()
-def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str, ranks: Ranks) -> Found:
+def _compute(
+    model: Task,
+    source: Source,
+    verb: Callable[[Tensor], Tensor] | None,
+    options: InferenceOptions,
+    bad: BadImages,
+    title: str,
+    ranks: Ranks,
+) -> Found:
     """Returns the features of the images that can be read, and why others cannot; each rank computes some of the batches."""
     rows = rows_of_rank(len(source), options.batch, ranks)
     own = source if ranks.is_single else source.subset(rows)
@@ -304,7 +317,7 @@ def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadIma
     shown = {"processes": ranks.world, "quiet": options.quiet}
     with ranks.share_errors(), eval_mode(model), ProgressBar(title, len(source), **shown) as progress:
         how = {"bad": bad if ranks.is_single else noted.__setitem__, "progress": progress}
-        for batch, features in run_model(model, own, options, verb=model.features, **how):
+        for batch, features in run_model(model, own, options, verb=verb or model.features, **how):
             found.update(zip(rows[batch.ids[:, 1]].tolist(), features.cpu().numpy()))
     share_bad_images(noted, source, bad, ranks)
     for good, values in ranks.gather(stack_features(found)):

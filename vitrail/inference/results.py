@@ -14,6 +14,7 @@ from vitrail.rows import Rows
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.task import Task
+from vitrail.text import percent, plural
 
 Result = TypeVar("Result")
 
@@ -48,6 +49,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         self.images, self.done, self.log, self.task = images, done, log, task
         self.comparison = comparison
         self.count = 0  # results so far
+        self.unknown = 0  # of them, unlike the training images
         self.failed: dict[str, str] = {}  # the images that could not be read so far, and the reason for each
         self._bad = bad
         self._rows: list[dict[str, Any]] | None = None
@@ -129,11 +131,18 @@ class Results(Iterator[Result], Rows, Generic[Result]):
             # the images before it that have no result are those that could not be read
             yield from map(fail, range(following, place))
             self.count += 1
+            self.unknown += getattr(result, "unknown", False)
             yield str(self.images.source.keys[place]), result
             following = place + 1
         yield from map(fail, range(following, len(self.images.source)))
         if self.failed or self.images.left_out:
             self.log(f"inputs   {self.summarize()}")
+        if self.task is not None and self.task.false_alarms is not None:
+            rate = percent(self.task.false_alarms)
+            self.log(
+                f"unlike   {self.unknown:,} of {plural(self.count, 'image')} are unlike the training images; {rate} would be "
+                "false alarms"
+            )
 
 
 def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int, listed: str = "") -> str:

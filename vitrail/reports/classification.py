@@ -37,7 +37,7 @@ from vitrail.text import percent, plural
 Classified = ClassMetric | LabelMetric
 
 MISCALIBRATED = 0.15  # expected calibration error
-OTHERS = ("top5", "f1_macro", "f1_micro", "nll", "ece", "brier")
+OTHERS = ("top5", "f1_macro", "f1_micro", "nll", "ece", "brier", "unlike", "ood_auroc", "ood_unlike")
 
 
 @dataclass(frozen=True, kw_only=True)

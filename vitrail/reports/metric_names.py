@@ -61,6 +61,9 @@ OF_CLASSIFIERS = {
         "expected calibration error", "mean difference between confidence and accuracy", "ECE", percent, False
     ),
     "brier": Metric("Brier score", "mean squared error of the probabilities; 0 is perfect", "Brier", decimal, False),
+    "unlike": Metric("false alarms", "share of these images called unlike the training images", "", percent, False),
+    "ood_auroc": share("AUROC of other images", "pairs of which the image of the other data set is more unlike"),
+    "ood_unlike": share("other images called unlike", "share of the images of the other data set"),
 }
 OF_DETECTORS = {
     "ap": share(

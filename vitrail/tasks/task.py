@@ -89,11 +89,13 @@ class Task(nn.Module, ABC):
     resize: ClassVar[Resize | None] = None  # of inputs, where it is not that of the weights or of the paper
     pixels: ClassVar[Mapping[str, int]] = {}  # most pixels of an input whose size follows the images, by device
     # answers: whether they are a class with a probability, which the method ``probabilities`` gives for each of ``classes``;
-    # whether an image has several; what logits are divided by; whether they are a `PlacedAnswer`, to be drawn over the picture;
+    # whether an image has several; what logits are divided by; the share of known images called unlike the training images, None
+    # where that is not fitted; whether they are a `PlacedAnswer`, to be drawn over the picture;
     # further arguments of `decode` that users may set, of "threshold" and "side"; their files beside tables, the usual first
     answers_classes: bool = False
     multi_label: bool = False
     temperature: float | None = None
+    false_alarms: float | None = None
     draws_answers: ClassVar[bool] = False
     decode_options: ClassVar[tuple[str, ...]] = ()
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {}

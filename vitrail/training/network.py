@@ -120,6 +120,11 @@ def build_network(run: Run, data: RunData, plan: NetworkPlan, start: Task | None
         before = start.config.in_channels
         if channels != before:
             log(f"channels {channels}; the first layer of the weights, which has {before}, is adapted to them")
+        if start.false_alarms is not None:
+            log(
+                "unlike   what tells images unlike those of the training is not taken over: "
+                "fit it again with `vitrail evaluate RUN DATA --fit-unknown 5%`"
+            )
         fitted = {"image_size": size, "in_channels": channels}
         model = weights.adapt(start, task=kind, arguments=data.arguments, **fitted, **run.model.changes)  # type: ignore[bad-argument-type]
         model.preprocessing = model.preprocessing.override(**prepared)

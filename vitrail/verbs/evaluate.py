@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitrail.tasks.task import Task
 
 
-@verb("split", "out", "calibrate", "batch", "device")
+@verb("split", "out", "calibrate", "fit_unknown", "ood", "batch", "device")
 def evaluate(
     model: options.AnyModel,
     data: options.Data,
@@ -36,6 +36,15 @@ def evaluate(
         "Evaluate only the weights with this SHA-256; of a folder that of `sha256sum * | sha256sum` in it.",
     ] = None,
     calibrate: Annotated[bool, "Fit a temperature on this split and store it with the model."] = False,
+    fit_unknown: Annotated[
+        str | float | None,
+        "Let the model say which images are unlike those of the split train, with this share of false alarms on this split, "
+        "such as 5%, and store it with the model.",
+    ] = None,
+    ood: Annotated[
+        options.File | None,
+        "Images that the model does not know, a folder or a table: how well it tells them from those of this split.",
+    ] = None,
     bad_list: options.BadList = None,
     class_map: Annotated[
         options.File | None,
@@ -69,12 +78,18 @@ def evaluate(
     reading = options.parse(given, zoom=zoom)
     import torch
 
-    from vitrail.config.units import columns_of_table
+    from vitrail.config.units import columns_of_table, parse_fraction
     from vitrail.data.decoded_cache import keep_decoded
     from vitrail.data.sources.open import find_data
     from vitrail.evaluation.corruptions import CORRUPTIONS, corrupt
     from vitrail.evaluation.evaluate import evaluate_model
     from vitrail.evaluation.own_metrics import OwnMetrics
+    from vitrail.evaluation.unlikeness import (
+        check_unknown,
+        fit_unlikeness,
+        measure_unlikeness,
+        summarize_unlikeness,
+    )
     from vitrail.files import make_folder
     from vitrail.inference.inputs import open_split
     from vitrail.inference.options import tune_options
@@ -82,7 +97,7 @@ def evaluate(
     from vitrail.runtime.progress import ProgressBar
     from vitrail.tasks.task import Task, check_head
     from vitrail.text import large, plural, sentence
-    from vitrail.weights.native import set_temperature
+    from vitrail.weights.native import set_temperature, set_unlikeness
     from vitrail.weights.resolve import check_sha256, resolve_model
 
     ranks = ranks or SINGLE
@@ -100,6 +115,8 @@ def evaluate(
         check_head(task)
         if calibrate and task.temperature is None:
             raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
+        share = None if fit_unknown is None else parse_fraction(fit_unknown)
+        check_unknown(task, share, ood)
         for asked, flag in ((corruptions, "corruptions"), (folder is not None, "out")):
             if asked and zoom != 1:
                 what = f"zoom is {zoom:g}, and {flag} needs each picture whole in one input"
@@ -109,9 +126,9 @@ def evaluate(
         mapping = {"class_map": options.to_path(class_map), "max_bad": reading.max_bad}
         found = find_data(data, columns_of_table(columns)) if columns else data
         name, source = open_split(task, found, split, log, **mapping)
-        if calibrate and source.multi_label != task.multi_label:
+        if (calibrate or share) and source.multi_label != task.multi_label:
             what = f"the images have {'several labels' if source.multi_label else 'one label'} each"
-            remedy = "calibrate on data like those of the training"
+            remedy = f"{'calibrate' if calibrate else 'fit'} on data like those of the training"
             raise ConfigError(f"{what}, unlike those of the model's training", remedy)
         among = _find_present(task, source, calibrate, log) if restrict else None
         bad = reading.record_bad(source, options.to_path(bad_list) if ranks.first else None)
@@ -119,17 +136,24 @@ def evaluate(
             source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     passes = 1 + 5 * len(CORRUPTIONS) * corruptions
     reading = tune_options(reading, task, log, images=passes * len(source), ranks=ranks)
+    if share is not None:
+        _, train = open_split(task, found, "train", log, **mapping)
+        fit_unlikeness(task, train, source, share, split=name, options=reading, log=log, ranks=ranks)
     own = OwnMetrics(options.names_of_metrics(metrics), task) if metrics else None
     kept: list[tuple[Tensor, Any]] = []
+    unlike: list[Tensor] = []
 
     def on_outputs(outputs: Tensor, targets: Any) -> None:
         if own:
             own.add(outputs, targets)
         if calibrate:
             kept.append((outputs, targets))
+        if task.false_alarms is not None:
+            unlike.append(task.split(outputs)[1])
 
     with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=reading.quiet) as progress:
-        watched = {"on_outputs": on_outputs if own or calibrate else None, "progress": progress, "ranks": ranks}
+        watch = own or calibrate or task.false_alarms is not None
+        watched = {"on_outputs": on_outputs if watch else None, "progress": progress, "ranks": ranks}
         result = evaluate_model(task, source, reading, split=name, bad=bad, among=among, **watched)
     notes = []
     if len(bad):
@@ -144,6 +168,11 @@ def evaluate(
             log(f"stored in {ranks.run_on_rank0(lambda: set_temperature(model, temperature))}")
     if own:
         result = replace(result, further=own.compute())
+    if share is not None and not isinstance(model, Task):
+        log(f"stored in {ranks.run_on_rank0(lambda: set_unlikeness(model, task))}")
+    if unlike:
+        others = None if ood is None else measure_unlikeness(task, ood, options=reading, log=log, ranks=ranks)
+        result = replace(result, further={**result.further, **summarize_unlikeness(torch.cat(unlike), others)})
     if corruptions:
 
         def evaluate_corrupted(kind: str, level: int) -> EvaluationResult:
@@ -218,7 +247,8 @@ def _calibrate(
     from vitrail.evaluation.calibration import fit_temperature
 
     before = task.temperature
-    task.temperature = temperature = fit_temperature(logits, targets, multi_label=task.multi_label)
+    own = logits[:, : len(task.classes)]
+    task.temperature = temperature = fit_temperature(own, targets, multi_label=task.multi_label)
     metric = task.metric()
     metric.update(logits, targets, result.keys)
     after = replace(result, metric=metric)

@@ -35,7 +35,8 @@ def adapt(
     Args:
         task: the task; by default that of ``start``.
         classes: names of the outputs. The head is set to zero (paper, appendix B.1.1) unless the names are the same, and not
-            only numbers whose order is ambiguous (`has_ambiguous_order`). The temperature is reset to 1 in both cases.
+            only numbers whose order is ambiguous (`has_ambiguous_order`). In both cases the temperature is reset to 1, and a
+            fitted `Unlikeness` is left out.
         arguments: ``classes`` and further arguments of the task, such as ``multi_label``; by default those of ``start``.
         image_size: pixels, or (height, width); positions are resized by the config's rule, and the resize before the
             crop in proportion.
@@ -57,7 +58,8 @@ def adapt(
     backbone = build_backbone(config, tensors, "the checkpoint")
     described = start.describe() if kind is type(start) else {}
     if classes is not None or arguments is not None:
-        described.pop("temperature", None)
+        for name in ("temperature", "false_alarms"):
+            described.pop(name, None)
     names = start.classes if classes is None else check_classes(classes)
     options = {"classes": names, **described, **(arguments or {})}
     own = {**vars(start), **start.describe()}
@@ -72,7 +74,7 @@ def adapt(
     provenance = {name: value for name, value in start.provenance.items() if name != NUMBERED or keeps_head}
     model = kind(backbone, preprocessing=preprocessing, provenance=provenance, **options)
     if keeps_head:
-        model.own.load_state_dict(start.own.state_dict())
+        model.own.load_state_dict(start.own.state_dict(), strict=start.false_alarms == model.false_alarms)
     elif start.keeps_parts and kind.keeps_parts:
         drawn = {name: tensor.shape for name, tensor in model.own.state_dict().items()}
         fits = {name: each for name, each in start.own.state_dict().items() if drawn.get(name) == each.shape}

@@ -177,20 +177,34 @@ def set_temperature(model: str | Path, temperature: float) -> Path:
     Raises:
         CheckpointError: the weights are not in vitrail's format and cannot store one.
     """
+    return _store(model, "temperature", {"temperature": temperature})
+
+
+def set_unlikeness(model: str | Path, task: Task) -> Path:
+    """Stores the `Unlikeness` of ``task`` with the model that it was loaded from; returns and raises as `set_temperature`."""
+    return _store(model, "threshold", {"false_alarms": task.false_alarms}, task.own.state_dict())
+
+
+def _store(model: str | Path, kind: str, values: Mapping[str, Any], own: Mapping[str, Tensor] = {}) -> Path:
+    """Adds values to the description of a model and the tensors ``own`` of its task; returns what was rewritten."""
     resolved = resolve_model(model)
+    named = {f"{OWN}{name}": tensor.cpu().contiguous() for name, tensor in own.items()}
     if resolved.layout == "native folder":
         config = resolved.path / CONFIG
-        description = {**read_json(config), "temperature": temperature}
+        description = {**read_json(config), **values}
         check_version(description, config)
+        if named:
+            return write_folder(resolved.path, {**read_tensors(resolved.path / WHOLE)[0], **named}, description)
         replace_file(config, dump_json(add_checksum(description)))
         return config
     if resolved.layout in GRAPH_FILES:
-        what = f"{resolved.path} is an exported graph, whose temperature is fixed by its comparison with the source"
-        raise CheckpointError(what, "calibrate the model that it was exported from, and export it again")
+        what = f"{resolved.path} is an exported graph, whose {kind} is fixed by its comparison with the source"
+        raise CheckpointError(what, "evaluate the model that it was exported from in this way, and export it again")
     tensors, metadata = read_tensors(resolved.path) if resolved.layout == "file" else ({}, {})
     if not metadata.get(KEY):
-        what = f"{resolved.path} is not in vitrail's format and cannot store a temperature"
-        raise CheckpointError(what, f"run vitrail convert {model} DST --to native, and calibrate DST")
-    description = {**parse_json(metadata[KEY], f"the header of {resolved.path}"), "temperature": temperature}
-    replace_file(resolved.path, encode_tensors(tensors, {**metadata, KEY: json.dumps(description, ensure_ascii=False)}))
+        what = f"{resolved.path} is not in vitrail's format and cannot store a {kind}"
+        raise CheckpointError(what, f"run vitrail convert {model} DST --to native, and evaluate DST in this way")
+    description = {**parse_json(metadata[KEY], f"the header of {resolved.path}"), **values}
+    text = json.dumps(description, ensure_ascii=False)
+    replace_file(resolved.path, encode_tensors({**tensors, **named}, {**metadata, KEY: text}))
     return resolved.path

@@ -30,7 +30,7 @@ from vitrail.tasks.task import Task, choose_decode_options
 
 CONTINUE = "the parts that are done stay; the same command computes the others"
 OFTEN = 32  # images after which progress is told
-TYPES = {"text": str, "number": float, "numbers": np.ndarray}
+TYPES = {"text": str, "number": float, "flag": bool, "numbers": np.ndarray}
 Pairs = Iterator[tuple[str, Any]]  # the key of every image with its result, None if it could not be read
 # from missing parts to the number of images that were computed; the function is told how many more are done
 Compute = Callable[[Sequence[int], Callable[[int], None]], int]
@@ -86,8 +86,9 @@ def list_columns(job: Job, task: Task) -> dict[str, str]:
     if job.verb == "predict":
         blank = np.zeros((*task.preprocessing.size, task.preprocessing.channels), np.uint8)
         asked = {name: job.asked[name] for name in ("top", "threshold")}
-        names = task.predict(blank, **asked)[0].rows()[0]
-        values = {name: "text" if name.startswith("label") else "number" for name in names}
+        row = task.predict(blank, **asked)[0].rows()[0]
+        kinds = {name: "flag" if isinstance(value, bool) else "number" for name, value in row.items()}
+        values = {name: "text" if name.startswith("label") else kind for name, kind in kinds.items()}
     return {"path": "text", **values, "error": "text"}
 
 

@@ -23,16 +23,17 @@ export class Answer {
     this.element.replaceChildren(make("p", { class: "lead" }, "Computing the prediction …"));
   }
 
-  /** @param {{label: string, score: number, top: {label: string, score: number}[]}} prediction */
-  show({ label, score, top }) {
+  /** @param {{label: string, score: number, top: {label: string, score: number}[], unknown?: boolean}} prediction */
+  show({ label, score, top, unknown }) {
     const bars = top.map((entry) => make("li", { style: { "--share": String(entry.score) } },
       make("span", { class: "label" }, entry.label), make("span", { class: "score" }, percent(entry.score)),
       make("span", { class: "track", "aria-hidden": "true" })));
     this.element.replaceChildren(
+      ...(unknown ? [make("p", { class: "wrong" }, "Unlike the training images: the prediction may mean nothing.")] : []),
       make("h2", { class: "best" }, label),
       make("p", { class: "lead" }, percent(score), this.multiLabel ? "; each class is scored independently." : " probability"),
       make("ol", { class: "bars" }, ...bars));
-    this.words = `${label}, ${percent(score)} probability.`;
+    this.words = `${unknown ? "Unlike the training images. " : ""}${label}, ${percent(score)} probability.`;
   }
 
   /** The text for an encoder without a head. */

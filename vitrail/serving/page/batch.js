@@ -16,7 +16,7 @@ const pathOf = (file) => file.path ?? (file.webkitRelativePath || file.name);
 
 export class Batch {
   #turn = 0;
-  /** @type {{path: string, label: string, score: number | null, error: string}[]} */
+  /** @type {{path: string, label: string, score: number | null, error: string, unknown?: boolean}[]} */
   #rows = [];
 
   /**
@@ -87,7 +87,8 @@ export class Batch {
     this.body.append(make("tr", {}, make("td", { class: "text" }, thumbnail), make("td", { class: "text key" }, path), label, score));
     return (row) => {
       draw(file, thumbnail);
-      label.replaceChildren(row.error ? make("span", { class: "wrong" }, row.error) : row.label);
+      label.replaceChildren(row.error ? make("span", { class: "wrong" }, row.error) : row.label,
+        ...(row.unknown ? [make("span", { class: "wrong" }, " unlike the training images")] : []));
       if (score) score.textContent = row.score === null ? "" : percent(row.score);
     };
   }
@@ -120,7 +121,7 @@ function summaryOf({ task, threshold }, reply) {
     return { label: reply.classes.slice(0, 3).map(({ label, share }) => `${label} ${percent(share)}`).join(", "), score: null };
   }
   const found = reply.objects ?? reply.segments;
-  if (!found) return { label: reply.label, score: reply.score };
+  if (!found) return { label: reply.label, score: reply.score, unknown: reply.unknown };
   const counts = new Map();
   for (const { label, score } of found) if (score >= (threshold ?? 0)) counts.set(label, (counts.get(label) ?? 0) + 1);
   return { label: [...counts].map(([label, count]) => `${whole(count)} ${label}`).join(", ") || `no ${reply.objects ? "objects" : "segments"}`, score: null };

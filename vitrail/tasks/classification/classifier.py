@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
@@ -24,6 +24,7 @@ from vitrail.markup import Markup, join, tag
 from vitrail.models import Backbone, Config
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.classification.metric import AcceptableMetric, ClassMetric, LabelMetric
+from vitrail.tasks.classification.unlikeness import Unlikeness
 from vitrail.tasks.targets import LabelTargets
 from vitrail.tasks.task import Task, create_task, list_names
 
@@ -76,25 +77,37 @@ def top1(logits: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Prediction(Answer):
-    """The answer for one picture: the best label, its probability, and the best few as (label, probability)."""
+    """The answer for one picture: the best label, its probability, and the best few as (label, probability).
+
+    ``unlikeness`` says how unlike the training images the picture is; None where no distance was fitted (`Unlikeness`).
+    """
 
     label: str
     score: float
     top: tuple[tuple[str, float], ...]
+    unlikeness: float | None = None
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the picture is unlike the training images, so that no label need be right."""
+        return self.unlikeness is not None and self.unlikeness > 1
 
     def row(self) -> dict[str, Any]:
-        """label, score, then label_2, score_2 and so on."""
+        """label, score, then label_2, score_2 and so on; then unknown and unlikeness, where the latter is known."""
         row: dict[str, Any] = {"label": self.label, "score": round(self.score, 6)}
         for place, (label, score) in enumerate(self.top[1:], start=2):
             row |= {f"label_{place}": label, f"score_{place}": round(score, 6)}
-        return row
+        return row | self._describe_unlikeness()
 
     def to_json(self) -> dict[str, Any]:
         ranked = [{"label": label, "score": score} for label, score in self.top]
-        return {**ranked[0], "top": ranked}
+        return {**ranked[0], "top": ranked, **self._describe_unlikeness()}
+
+    def _describe_unlikeness(self) -> dict[str, Any]:
+        return {} if self.unlikeness is None else {"unknown": self.unknown, "unlikeness": round(self.unlikeness, 4)}
 
     def show(self) -> Markup:
-        """A line for each label: its name, its probability as a bar, and the number."""
+        """A line for each label: its name, its probability as a bar, and the number; before them whether it is unknown."""
         lines = []
         for label, score in self.top:
             # in a colour that is visible on light and on dark
@@ -102,23 +115,28 @@ class Prediction(Answer):
             track = tag("div", bar, style="background:rgba(128,128,128,.25)")
             lines.append(join(tag("span", label), track, tag("span", f"{score:.1%}")))
         style = "display:grid;grid-template-columns:auto 120px auto;gap:2px 10px;align-items:center;text-align:left"
-        return tag("div", *lines, style=style)
+        bars = tag("div", *lines, style=style)
+        return join(tag("div", tag("strong", "unlike the training images")), bars) if self.unknown else bars
 
 
 class Classifier(Task):
-    """A model that names what is on a picture. Calling it gives logits (B, K).
+    """A model that names what is on a picture. Calling it gives logits (B, K); with a fitted `Unlikeness` that is column K.
 
     Args:
         backbone, classes, preprocessing, provenance: as `Task` has them.
         multi_label: each output is a yes or no of its own, not one choice among all.
         temperature: what logits are divided by before they become probabilities (Guo et al. 2017); 1 is none.
+        false_alarms: the share of held-out images that ``own["unlikeness"]`` calls unlike; None is without it.
 
     Raises:
-        ConfigError: as `Task` has it; a temperature that is no positive number.
+        ConfigError: as `Task` has it; a temperature that is no positive number, false alarms that are no share.
     """
 
     name = "classification"
-    reply = {"label": str, "score": float, "top": list[dict[str, str | float]]}  # noqa: RUF012
+    reply = {  # noqa: RUF012
+        **{"label": str, "score": float, "top": list[dict[str, str | float]]},
+        **{"unknown": bool, "unlikeness": float},
+    }
     targets = LabelTargets()
     losses = ("softmax", "sigmoid")
     temperature: float  # type: ignore[bad-override-mutable-attribute]
@@ -131,6 +149,7 @@ class Classifier(Task):
         *,
         multi_label: bool = False,
         temperature: float = 1.0,
+        false_alarms: float | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(backbone, classes, preprocessing, provenance=provenance)
@@ -139,9 +158,19 @@ class Classifier(Task):
         self.targets = LabelTargets(len(self.classes))
         self.multi_label = multi_label
         self.answers_classes = bool(self.classes)
-        self.graph_outputs = ("logits", "features") if self.classes else ("features",)
         self.learns_from_teacher = not multi_label
         self.temperature = temperature
+        self.set_unlikeness(None if false_alarms is None else Unlikeness(backbone.width, len(classes)), false_alarms)
+
+    def set_unlikeness(self, unlikeness: Unlikeness | None, false_alarms: float | None = None) -> None:
+        """Adds a fitted ``unlikeness`` to the outputs, or takes it away. Raises `ConfigError` for no share, or without a head."""
+        if unlikeness is not None and (false_alarms is None or not 0 < false_alarms < 1 or not self.classes):
+            what = f"false alarms are {false_alarms}, of a model with {len(self.classes)} classes"
+            raise ConfigError(what, "give a share above 0 and below 1, such as 0.05, for a model with a head")
+        self.own = nn.ModuleDict({} if unlikeness is None else {"unlikeness": unlikeness})
+        self.false_alarms = false_alarms
+        self.graph_outputs = ("logits", "features") if self.classes else ("features",)
+        self.graph_outputs += () if unlikeness is None else ("unlikeness",)
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
@@ -153,14 +182,16 @@ class Classifier(Task):
         return {"classes": train.classes, "multi_label": train.multi_label}
 
     def describe(self) -> dict[str, Any]:
-        return {"multi_label": self.multi_label, "temperature": self.temperature}
+        fitted = {} if self.false_alarms is None else {"false_alarms": self.false_alarms}
+        return {"multi_label": self.multi_label, "temperature": self.temperature, **fitted}
 
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
         # the text "false" would count as true
         if not isinstance(multi_label := description["multi_label"], bool):
             raise ValueError(f"multi_label is {multi_label!r:.40}, and not true or false")
-        return {"multi_label": multi_label, "temperature": float(description["temperature"])}
+        fitted = {name: float(description[name]) for name in ("false_alarms",) if name in description}
+        return {"multi_label": multi_label, "temperature": float(description["temperature"]), **fitted}
 
     def loss_options(self, loss: str | None, *, binarise: bool) -> dict[str, Any]:
         loss = loss or ("sigmoid" if self.multi_label else "softmax")
@@ -169,45 +200,73 @@ class Classifier(Task):
 
     def loss(self, outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
         """``options`` are those of `label_loss`."""
-        return label_loss(**options)(outputs, targets)
+        return label_loss(**options)(self.split(outputs)[0], targets)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        return {"top1": top1(outputs, targets)}
+        return {"top1": top1(self.split(outputs)[0], targets)}
 
     def metric(self, source: Source | None = None) -> ClassMetric | LabelMetric | AcceptableMetric:
         if source is not None and source.multi_label and not self.multi_label:
             return AcceptableMetric()
         return (LabelMetric if self.multi_label else ClassMetric)(self.classes, self.temperature)
 
+    def forward(self, images: Tensor) -> Tensor:
+        if "unlikeness" not in self.own:
+            return self.backbone(images)
+        return self.read_graph(self.graph(images))
+
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns logits (B, K), and how unlike the training images each image is (B,), None where that is not fitted."""
+        classes = len(self.classes)
+        return outputs[:, :classes], outputs[:, classes] if outputs.shape[1] > classes > 0 else None
+
     def probabilities(self, outputs: Tensor) -> Tensor:
         """(B, K) in fp32: softmax of logits / temperature; with several labels the sigmoid of each."""
-        scaled = outputs.float() / self.temperature
+        scaled = self.split(outputs)[0].float() / self.temperature
         return scaled.sigmoid() if self.multi_label else scaled.softmax(1)
 
     def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Prediction]:
         scores, places = self.probabilities(outputs).topk(min(top, len(self.classes)), dim=1)  # (B, top) each
         labels = [[self.classes[place] for place in row] for row in places.tolist()]
         ranked = [tuple(zip(*rows)) for rows in zip(labels, scores.tolist())]
-        return [Prediction(*best[0], best) for best in ranked]
+        unlikeness = self.split(outputs)[1]
+        values = [None] * len(ranked) if unlikeness is None else unlikeness.tolist()
+        return [Prediction(*best[0], best, value) for best, value in zip(ranked, values)]
 
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         labels = [prediction.label for prediction in self.decode(outputs, top=1)]
-        return {"logits": outputs.numpy(), "probabilities": self.probabilities(outputs).numpy(), "label": labels}
+        logits, unlikeness = self.split(outputs)
+        arrays = {"logits": logits.numpy(), "probabilities": self.probabilities(outputs).numpy(), "label": labels}
+        return arrays if unlikeness is None else {**arrays, "unlikeness": unlikeness.numpy()}
 
     def graph(self, images: Tensor) -> dict[str, Tensor]:
         features = self.backbone.features(images)
         logits = {"logits": self.backbone.head(features)} if self.classes else {}
-        return {**logits, "features": features}
+        fitted = {"unlikeness": self.own["unlikeness"](features)} if "unlikeness" in self.own else {}
+        return {**logits, "features": features, **fitted}
+
+    def name_outputs(self, outputs: Tensor) -> dict[str, Tensor]:
+        logits, unlikeness = self.split(outputs)
+        named = {self.graph_outputs[0]: logits if self.classes else outputs}
+        return named if unlikeness is None else {**named, "unlikeness": unlikeness}
+
+    def read_graph(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        first, unlikeness = outputs[self.graph_outputs[0]], outputs.get("unlikeness")
+        return first if unlikeness is None else torch.cat([first.float(), unlikeness[:, None]], 1)  # (B, K + 1)
 
     def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
         """The share of images whose best class is the same; with several labels the share of each yes and no that is.
 
-        Without a head the mean cosine between the features.
+        An image that only one of them calls unlike the training images does not count. Without a head the mean cosine between
+        the features.
         """
         if "logits" not in expected:
             return float(F.cosine_similarity(expected["features"].double(), given["features"].double()).mean())
         one, other = expected["logits"], given["logits"]
         same = (one > 0) == (other > 0) if self.multi_label else one.argmax(1) == other.argmax(1)
+        if "unlikeness" in expected:
+            alike = (expected["unlikeness"] > 1) == (given["unlikeness"] > 1)  # (B,)
+            same = same & (alike if same.ndim == 1 else alike[:, None])
         return float(same.double().mean())
 
 

@@ -95,7 +95,7 @@ class ClassMetric(NamedMetric):
     _parts: list[tuple[np.ndarray, ...]]  # the predicted class, the true one, and what `Graded` has; (B,) each
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
-        logits, true = as_array(outputs), as_array(targets)
+        logits, true = as_array(outputs)[:, : len(self.classes)], as_array(targets)
         self._parts.append((logits.argmax(1), true, *grade(logits, true, temperature=self.temperature)))
         self.keys.extend(keys)
 
@@ -175,7 +175,8 @@ class AcceptableMetric(Metric):
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         """``targets`` (B, K) are above 0 for the acceptable classes."""
-        predicted, accepted = as_array(outputs).argmax(1), as_array(targets) > 0
+        accepted = as_array(targets) > 0
+        predicted = as_array(outputs)[:, : accepted.shape[1]].argmax(1)
         answered = accepted.sum(1) > 0  # (B,)
         self.without += int((~answered).sum())
         self._parts.append(accepted[np.arange(len(predicted)), predicted][answered])
@@ -200,7 +201,7 @@ class LabelMetric(NamedMetric):
     _parts: list[tuple[np.ndarray, np.ndarray]]  # logits, targets
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
-        logits, true = as_array(outputs), as_array(targets)
+        logits, true = as_array(outputs)[:, : len(self.classes)], as_array(targets)
         if true.ndim == 1:  # data with one label an image
             true = np.eye(len(self.classes), dtype=np.float32)[true]
         self._parts.append((logits, true))

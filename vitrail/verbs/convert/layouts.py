@@ -95,6 +95,9 @@ def write_layout(
         # no other layout has pictures with a border on one side
         preprocessed = replace(model.preprocessing, resize="squash", resize_to=None)
         model = Classifier(model.backbone, (), preprocessed).eval()
+    if to != "native" and isinstance(model, Classifier) and model.false_alarms is not None:
+        log(f"left out: what tells images unlike those of the training, which the {to} layout has no place for")
+        model.set_unlikeness(None)
     written = ENCODERS[to](model, path)
     with stage_folder(path, written.files) as aside:
         copy = resolve_model(aside / path.name if path.name in written.files else aside)

@@ -116,7 +116,7 @@ def _compare_methods(
     """Returns the curves of every method for one image."""
     if options.target is None:
         with torch.no_grad():
-            targets = model(images).argmax(1)
+            targets = model.backbone(images).argmax(1)
     else:
         targets = torch.tensor([index_classes(model.classes)[options.target]])
     heats = {name: METHODS[name](model, images, targets, options, batch) for name in methods}
