@@ -24,7 +24,7 @@ from vitrail.runtime.progress import LogFunction, to_stderr
 from vitrail.tasks import Classifier, Task
 from vitrail.tasks.classification.unlikeness import Unlikeness
 from vitrail.tasks.metric import Values, as_array
-from vitrail.text import percent, plural
+from vitrail.text import plural
 from vitrail.weights.onnx import ExportedBackbone
 
 MOST = 50_000  # training images whose features are computed
@@ -74,7 +74,7 @@ def fit_unlikeness(
     task.set_unlikeness(fitted.to(device_of(task)), share)
     log(
         f"unlike   distance to {len(features):,} of {plural(len(train), 'training image')}; the threshold calls at most "
-        f"{percent(share)} of images like the {len(rest):,} held out unlike"
+        f"{100 * share:.3g} % of images like the {len(rest):,} held out unlike"
     )
 
 

@@ -14,7 +14,7 @@ from vitrail.rows import Rows
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.task import Task
-from vitrail.text import percent, plural
+from vitrail.text import plural
 
 Result = TypeVar("Result")
 
@@ -138,7 +138,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         if self.failed or self.images.left_out:
             self.log(f"inputs   {self.summarize()}")
         if self.task is not None and self.task.false_alarms is not None:
-            rate = percent(self.task.false_alarms)
+            rate = f"{100 * self.task.false_alarms:.3g} %"
             self.log(
                 f"unlike   {self.unknown:,} of {plural(self.count, 'image')} are unlike the training images; {rate} would be "
                 "false alarms"

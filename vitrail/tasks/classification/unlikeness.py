@@ -25,25 +25,24 @@ class Unlikeness(nn.Module):
     With several labels an image, there are no class means, and it is the distance to the mean of all images.
     """
 
+    mean: Tensor
     within: Tensor
     overall: Tensor
-    offsets: Tensor
     centres: Tensor
     range: Tensor
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("within", torch.zeros(features, features))  # whitens what differs inside of classes
         self.register_buffer("overall", torch.zeros(features, features))  # whitens what differs between all images
-        self.register_buffer("offsets", torch.zeros(2, features))  # added after each, so that the mean image is at 0
         self.register_buffer("centres", torch.zeros(classes, features))  # class means, after ``within``
         self.register_buffer("range", torch.tensor([0.0, 1.0]))  # distances of the median and at the threshold
 
     def forward(self, features: Tensor) -> Tensor:
         with by_hand(features):
-            features = features.to(self.within.dtype)
-            x = F.linear(features, self.within, self.offsets[0])  # (B, F)
-            y = F.linear(features, self.overall, self.offsets[1])  # (B, F)
+            deviations = features.to(self.mean.dtype) - self.mean  # (B, F)
+            x, y = F.linear(deviations, self.within), F.linear(deviations, self.overall)  # (B, F) each
             # |x - c|^2 - |x|^2 of the nearest centre
             nearest = F.linear(x, -2 * self.centres, self.centres.square().sum(1)).amin(1)  # (B,)
             distance = x.square().sum(1) + nearest - y.square().sum(1)
@@ -67,8 +66,9 @@ class Unlikeness(nn.Module):
         if rank > len(held_out):
             what = f"{len(held_out):,} held-out images are too few for a threshold with {false_alarms:.3g} false alarms"
             raise ConfigError(what, f"allow {math.ceil(1000 / (len(held_out) + 1)) / 1000:g} or more, or hold out more")
-        fitted, mean = cls(train.shape[1], classes).double(), train.double().mean(0)
-        deviations = inside = train.double() - mean  # (N, F)
+        fitted = cls(train.shape[1], classes).double()
+        fitted.mean.copy_(train.double().mean(0))
+        deviations = inside = train.double() - fitted.mean  # (N, F)
         means = torch.zeros_like(fitted.centres)  # (K, F)
         if labels.ndim == 1:
             counts = torch.bincount(labels, minlength=classes)[:, None]  # (K, 1)
@@ -78,7 +78,6 @@ class Unlikeness(nn.Module):
             fitted.overall.copy_(_whiten(deviations))
         fitted.within.copy_(_whiten(inside))
         fitted.centres.copy_(means @ fitted.within.T)
-        fitted.offsets.copy_(-torch.stack([fitted.within @ mean, fitted.overall @ mean]))
         distances = fitted(held_out).sort().values  # (M,)
         # between two images, as the figures of an image depend on its batch in the last digits
         threshold = distances[rank - 1 : rank + 1].mean()
