@@ -138,11 +138,9 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         if self.failed or self.images.left_out:
             self.log(f"inputs   {self.summarize()}")
         if self.task is not None and self.task.false_alarms is not None:
-            rate = f"{100 * self.task.false_alarms:.3g} %"
-            self.log(
-                f"unlike   {self.unknown:,} of {plural(self.count, 'image')} are unlike the training images; {rate} would be "
-                "false alarms"
-            )
+            rate = f"{100 * self.task.false_alarms:.3g} % false alarms"
+            images = plural(self.count, "image")
+            self.log(f"unlike   {self.unknown:,} of {images} are unlike the training images (threshold: {rate})")
 
 
 def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int, listed: str = "") -> str:

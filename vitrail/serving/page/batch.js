@@ -106,8 +106,9 @@ export class Batch {
   }
 
   #save() {
-    const rows = this.#rows.filter(Boolean).map(({ path, label, score, error }) => [path, label, score ?? "", error]);
-    const lines = [["path", "label", "score", "error"], ...rows].map((row) => row.map(quote).join(","));
+    const kept = this.#rows.filter(Boolean), fitted = kept.some(({ unknown }) => unknown !== undefined);
+    const rows = kept.map(({ path, label, score, error, unknown }) => [path, label, score ?? "", ...(fitted ? [unknown ?? ""] : []), error]);
+    const lines = [["path", "label", "score", ...(fitted ? ["unknown"] : []), "error"], ...rows].map((row) => row.map(quote).join(","));
     const href = URL.createObjectURL(new Blob([`${lines.join("\r\n")}\r\n`], { type: "text/csv" }));
     make("a", { href, download: "predictions.csv" }).click();
     setTimeout(() => URL.revokeObjectURL(href), 10_000);
