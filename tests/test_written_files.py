@@ -21,7 +21,7 @@ PASSING = "locks, leases and messages of running processes"
 
 # by a kind of `write_kinds`, or by the reason: file:function
 KNOWN = {
-    "native": "weights/native.py:write_folder weights/native.py:save_model weights/native.py:set_temperature",
+    "native": "weights/native.py:write_folder weights/native.py:save_model weights/native.py:_store",
     "timm": "verbs/convert/layouts.py:write_layout",
     "a.npz": "weights/google.py:to_npz",
     "graph.onnx": "weights/onnx/__init__.py:add_checksum",

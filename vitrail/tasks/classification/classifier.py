@@ -160,7 +160,9 @@ class Classifier(Task):
         self.answers_classes = bool(self.classes)
         self.learns_from_teacher = not multi_label
         self.temperature = temperature
-        self.set_unlikeness(None if false_alarms is None else Unlikeness(backbone.width, len(classes)), false_alarms)
+        self.graph_outputs = ("logits", "features") if self.classes else ("features",)
+        if false_alarms is not None:
+            self.set_unlikeness(Unlikeness(backbone.width, len(classes)), false_alarms)
 
     def set_unlikeness(self, unlikeness: Unlikeness | None, false_alarms: float | None = None) -> None:
         """Adds a fitted ``unlikeness`` to the outputs, or takes it away. Raises `ConfigError` for no share, or without a head."""
@@ -169,8 +171,7 @@ class Classifier(Task):
             raise ConfigError(what, "give a share above 0 and below 1, such as 0.05, for a model with a head")
         self.own = nn.ModuleDict({} if unlikeness is None else {"unlikeness": unlikeness})
         self.false_alarms = false_alarms
-        self.graph_outputs = ("logits", "features") if self.classes else ("features",)
-        self.graph_outputs += () if unlikeness is None else ("unlikeness",)
+        self.graph_outputs = ("logits", "features") if unlikeness is None else ("logits", "features", "unlikeness")
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
@@ -200,10 +201,10 @@ class Classifier(Task):
 
     def loss(self, outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
         """``options`` are those of `label_loss`."""
-        return label_loss(**options)(self.split(outputs)[0], targets)
+        return label_loss(**options)(outputs[:, : len(self.classes)], targets)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        return {"top1": top1(self.split(outputs)[0], targets)}
+        return {"top1": top1(outputs[:, : len(self.classes)], targets)}
 
     def metric(self, source: Source | None = None) -> ClassMetric | LabelMetric | AcceptableMetric:
         if source is not None and source.multi_label and not self.multi_label:
