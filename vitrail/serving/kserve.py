@@ -116,7 +116,8 @@ async def model_ready(served: CurrentModel, service: CurrentService) -> Response
 async def infer(request: Request, served: CurrentModel, service: CurrentService) -> Response:
     """Returns the outputs of the model's task for each image, or features if the model has no head.
 
-    A classifier gives `logits`, `probabilities` and `label`. A detector gives `boxes` (left, top, right, bottom, in pixels of an
+    A classifier gives `logits`, `probabilities` and `label`, and `unlikeness` if that is fitted. A detector gives `boxes` (left,
+    top, right, bottom, in pixels of an
     `image`, or of the input), `scores` and `labels`, sorted by score; a score of 0 is no object. A segmenter gives `map`, the
     class of every pixel of the input.
     """
