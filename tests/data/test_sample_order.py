@@ -7,7 +7,7 @@ import pytest
 
 from vitrail.data import sample_order
 from vitrail.data.rng import permutation
-from vitrail.data.sample_order import TrainStream, measure_mixing
+from vitrail.data.sample_order import Balance, TrainStream, measure_mixing
 from vitrail.data.sources.contents import StoredUnits, Units
 
 
@@ -133,3 +133,44 @@ def test_files_that_are_sorted_by_class_mix_badly():
     by_class = np.repeat(np.arange(10), 100)
     assert measure_mixing(by_class, units, seed=0) == pytest.approx(np.log(2) / np.log(10), rel=0.3)
     assert measure_mixing(np.random.default_rng(0).permutation(by_class), units, seed=0) == pytest.approx(1, abs=0.03)
+
+
+# Square-root sampling.
+
+LABELS = np.repeat([3, 0, 1], [4, 100, 16])[np.random.default_rng(0).permutation(120)]  # no image of class 2
+
+
+def balanced_ids(steps=8, batch=75, **changes):
+    return all_ids(TrainStream(images=120, batch=batch, seed=5, balance=Balance(LABELS), **changes), steps)
+
+
+def test_classes_are_drawn_by_the_square_root_of_their_samples_and_an_epoch_keeps_its_length():
+    ids = balanced_ids()  # five epochs of 120
+    assert ids[:, 0].tolist() == np.repeat(np.arange(5), 120).tolist()
+    drawn = np.array([np.bincount(LABELS[samples], minlength=4) for samples in np.split(ids[:, 1], 5)])
+    assert np.abs(drawn - np.array([75, 30, 0, 15])).max() <= 1  # 10 : 4 : 0 : 2 of 120
+    assert drawn.sum(0).tolist() == [375, 150, 0, 75]
+
+
+def test_samples_of_a_class_are_drawn_equally_often_at_any_end_of_an_epoch():
+    ids = balanced_ids()
+    for epochs in range(1, 6):
+        often = np.bincount(ids[: 120 * epochs, 1], minlength=120)
+        for label in (0, 1, 3):
+            assert np.ptp(often[LABELS == label]) <= 1
+
+
+def test_no_two_draws_of_an_epoch_have_the_same_random_numbers():
+    for changes in ({}, {"repeats": 3}):
+        ids = balanced_ids(**changes)
+        assert len(np.unique(ids, axis=0)) == len(ids)
+
+
+def test_a_balanced_step_is_the_same_by_itself_and_in_another_batch_and_the_order_is_mixed():
+    ids = balanced_ids()
+    for step in (7, 2):
+        lone = TrainStream(images=120, batch=75, seed=5, balance=Balance(LABELS)).ids(step)
+        assert np.array_equal(lone, ids[75 * step : 75 * step + 75])
+    assert np.array_equal(balanced_ids(steps=100, batch=6), ids)
+    assert (balanced_ids(steps=1)[:, 1] != ids[120:195, 1]).any()
+    assert len(set(LABELS[ids[:12, 1]].tolist())) > 1

@@ -125,7 +125,7 @@ def test_confusion_and_per_class_figures_are_those_of_scikit_learn(answers, skle
     predicted = logits.argmax(1)
     counts = confusion(predicted, targets, 7)
     assert (counts == sklearn_metrics.confusion_matrix(targets, predicted, labels=range(7))).all()
-    each = metrics.per_class(counts)
+    each = metrics.per_class(predicted, targets, 7)
     expected = sklearn_metrics.precision_recall_fscore_support(
         targets, predicted, labels=range(7), zero_division=np.nan
     )
@@ -134,7 +134,7 @@ def test_confusion_and_per_class_figures_are_those_of_scikit_learn(answers, skle
 
 
 def test_a_class_that_is_neither_there_nor_named_has_no_f1():
-    each = metrics.per_class(np.array([[2, 0, 0], [1, 1, 0], [0, 0, 0]]))
+    each = metrics.per_class(predicted=np.array([0, 0, 0, 1]), targets=np.array([0, 0, 1, 1]), classes=3)
     np.testing.assert_array_equal(each.f1, [0.8, 2 / 3, math.nan])
     np.testing.assert_array_equal(each.precision, [2 / 3, 1, math.nan])
 

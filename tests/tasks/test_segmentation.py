@@ -13,7 +13,8 @@ from tests.models.tiny import TINY
 from tests.tasks.dense_models import create, draw_images, draw_targets, fit, micro_batches, whole
 from vitrail.data.augment.placement import UNKNOWN, Frames, place
 from vitrail.errors import ConfigError
-from vitrail.tasks.segmentation.segmenter import IGNORED, Segmentation, weigh_classes
+from vitrail.tasks.class_weights import weigh_classes
+from vitrail.tasks.segmentation.segmenter import IGNORED, Segmentation
 from vitrail.weights import adapt
 from vitrail.weights.native import load_model, save_model
 

@@ -10,7 +10,14 @@ from typing import Any, Literal, get_args
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import OF_TASK, RECIPES, find_recipe
 from vitrail.config.schema import TASK_ALIASES, Run, Unlabelled
-from vitrail.config.units import columns_of_table, numbers, parse_fraction, seconds, size_in_pixels
+from vitrail.config.units import (
+    columns_of_table,
+    numbers,
+    parse_fraction,
+    seconds,
+    size_in_pixels,
+    weights_of_classes,
+)
 from vitrail.errors import ConfigError, nearest
 from vitrail.plugins import OBJECTIVES, find_own
 
@@ -162,6 +169,7 @@ def _convert_units(layer: Mapping[str, Any]) -> dict[str, Any]:
         ("data", "columns"): columns_of_table,
         ("data", "pixel_range"): numbers,
         ("model", "size"): size_in_pixels,
+        ("objective", "class_weights"): weights_of_classes,
     }
     read = dict(layer)
     for (group, key), reader in readers.items():

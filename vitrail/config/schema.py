@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass
@@ -159,6 +160,9 @@ class DataSettings:
         "values of 16-bit and float images that become black and white; by default those of the training images",
     ] = None
     max_pixels: Annotated[int, "maximum width x height of an image file; a larger one counts as unreadable"] = PIXELS
+    balance: Annotated[
+        bool, "draw images of rare classes more often: of each class in proportion to the square root of its images"
+    ] = False
 
     @property
     def share_held_out(self) -> float:
@@ -212,8 +216,19 @@ class ObjectiveSettings:
     ] = None
     tokenizer: Annotated[str | None, "run of the tokenizer whose codes beit predicts"] = None
     changes: Annotated[dict[str, Any], "changed arguments of the objective"] = field(default_factory=dict)
+    class_weights: Annotated[
+        Literal["none", "auto"] | dict[str, float],
+        "weights of classes in the loss softmax: none, auto (1 / sqrt of their images, at most 10), or some by name, relative to "
+        "the others",
+    ] = "none"
 
     def __post_init__(self) -> None:
+        if self.class_weights != "none":
+            what, remedy = "objective.class_weights is set", "leave one of them out"
+            _demand(self.loss in (None, "softmax"), f"{what} with the loss {self.loss!r}, not softmax", remedy)
+        for name, weight in dict(() if isinstance(self.class_weights, str) else self.class_weights).items():
+            fits = _is_amount(weight) and 0 < weight < math.inf
+            _demand(fits, f"objective.class_weights gives {name!r} {weight!r}", "give a number above 0, e.g. 5")
         no_use = f"the objective {self.name!r} does not use a"
         fits = self.teacher is None or self.name in ("supervised", "distil")
         _demand(fits, f"{no_use} teacher", "leave objective.teacher out")
@@ -405,6 +420,12 @@ class Run:
         if self.task in TASK_ALIASES:
             object.__setattr__(self, "task", TASK_ALIASES[self.task])
         _demand(0 <= self.seed < 2**31, f"seed is {self.seed}", "give a whole number from 0 to 2147483647")
+        weighted = self.objective.class_weights != "none"
+        if weighted or self.data.balance:
+            name = "objective.class_weights" if weighted else "data.balance"
+            learned = self.task if self.objective.name == "supervised" else self.objective.name
+            is_classifier = learned == "classification"
+            _demand(is_classifier, f"{name} is set, and {learned} has no class of an image", "leave it out")
 
     @property
     def accumulate(self) -> int:

@@ -61,6 +61,20 @@ def columns_of_table(text: str | Mapping[str, str]) -> dict[str, str]:
     return {kind.strip(): name.strip() for kind, _, name in pairs}
 
 
+def weights_of_classes(text: str | Mapping[str, float]) -> str | dict[str, float]:
+    """``"rare=5,other=2"``, or a mapping, as a dict; ``auto`` and ``none`` stay. Raises `ConfigError` for anything else."""
+    if isinstance(text, Mapping):
+        return {str(name): weight for name, weight in text.items()}
+    if text in ("auto", "none"):
+        return text
+    try:
+        return {
+            name.strip(): float(weight) for name, _, weight in (part.rpartition("=") for part in split_commas(text))
+        }
+    except ValueError:
+        raise ConfigError(f"class_weights is {text!r}", "write auto, none, or rare=5,other=2") from None
+
+
 def numbers(text: str | Sequence[float]) -> tuple[float, ...]:
     """``"0.485, 0.456, 0.406"``, or a list of numbers, as floats."""
     try:

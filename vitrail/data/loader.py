@@ -21,7 +21,7 @@ from vitrail.data.augment.placement import Frames
 from vitrail.data.augment.policy import Augment, LocalViews
 from vitrail.data.prepare import Evaluated, Picture, TrainingCrop, Transformed, TwoSizes
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sample_order import TrainStream
+from vitrail.data.sample_order import Balance, TrainStream
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import UserDataset
 from vitrail.data.sources.shards import fetch_ahead, fetched
@@ -97,6 +97,7 @@ def train_batches(
     stop: int,
     workers: int = 0,
     repeats: int = 1,
+    balance: bool = False,
     views: int = 1,
     local: LocalViews | None = None,
     share: slice | None = None,
@@ -117,6 +118,7 @@ def train_batches(
             synchronously with a ``transform`` or a user's Dataset, whose code may not be thread-safe.
         views: number V of consecutive views of each sample of a step, so that a batch has B V images, B ``batch``. With
             ``repeats``, the numbering of the views of a repeated sample continues.
+        balance: draw a class in proportion to the square root of its images, as `Balance`.
         local: those of the views that are smaller, by ``policy.local``; a ``transform`` does not make them.
         share: the part of each step's samples that this process reads, if it is one of several; by default all of them. If
             ``policy`` mixes images, the one before the part is read too (`Batch.halo`), so that no images are exchanged.
@@ -131,7 +133,8 @@ def train_batches(
         DataError: arrays with another number of channels; no image of a step is good; a worker died.
         ConfigError: ``transform`` returns something else, or it or the Dataset cannot be sent to a worker.
     """
-    stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats, units=source.units)
+    how = {"units": source.units, "balance": Balance(source.labels) if balance else None}
+    stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats, **how)
     halo = share is not None and policy.mixes and views == 1
     part = np.arange(batch) if share is None else np.arange(share.start - halo, share.stop)
     ahead = fetch_ahead(source.contents, map(stream.ids, range(start, stop)))

@@ -8,13 +8,15 @@ that follow one another as fit in memory are a window, and the samples of a wind
 would read a unit anew. Large files that are fetched as a whole (`StoredUnits`) are permuted likewise, one window in memory at a
 time, and more samples than `MAX_SORTED` are permuted without any table.
 
-Axes: n samples of the source, B positions of a batch.
+With `Balance` an epoch has n positions, too, but a class is drawn in proportion to the square root of its samples.
+
+Axes: n samples of the source, K classes, B positions of a batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -23,6 +25,28 @@ from vitrail.data.sources.contents import StoredUnits, Units
 
 MEASURED = 8  # windows of stored units whose labels are looked at
 MAX_SORTED = 50_000_000  # samples whose permutation is computed as a whole: 0.4 GB
+
+
+@dataclass(frozen=True, eq=False)
+class Balance:
+    """Square-root sampling (Mahajan et al. 2018): a class with m samples is drawn in proportion to sqrt(m).
+
+    The samples of a class are drawn in passes, each a permutation of all of them, which go on from one epoch into the next; so
+    after any epoch two samples of a class have been drawn equally often, or one of them once more.
+    """
+
+    labels: np.ndarray  # (n,) the class of each sample
+
+    @cached_property
+    def members(self) -> list[np.ndarray]:
+        """The samples of each class that has some."""
+        order, counts = np.argsort(self.labels, kind="stable"), np.bincount(self.labels)
+        return np.split(order, counts[counts > 0].cumsum()[:-1])
+
+    def count_drawn(self, epochs: int) -> np.ndarray:
+        """The samples of each of these classes that so many epochs draw; in one of them at least one of each."""
+        ends = np.sqrt([len(samples) for samples in self.members]).cumsum()
+        return np.diff(np.rint(ends / ends[-1] * (epochs * len(self.labels))).astype(np.int64), prepend=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +62,26 @@ class TrainStream:
     seed: int
     repeats: int = 1
     units: Units | StoredUnits | None = None  # in which the samples are stored, if they are
+    balance: Balance | None = None  # of samples that are not stored in units
 
     def __post_init__(self) -> None:
         assert min(self.images, self.batch, self.repeats) >= 1, self
 
     def ids(self, step: int) -> np.ndarray:
-        """Epoch, sample and view at each position of a step: (B, 3) int64."""
+        """Epoch, sample and view at each position of a step: (B, 3) int64.
+
+        With `Balance` the view also counts the passes over the samples of a class, so that no two draws of an epoch are alike.
+        """
         positions = step * self.batch + np.arange(self.batch)
         epochs, places = np.divmod(positions, self.images)
         ids = np.stack([epochs, np.empty_like(epochs), places % self.repeats], axis=1)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
+            if self.balance is not None:
+                drawn = _balanced_order(self.seed, epoch, self.balance)[places[here] // self.repeats]
+                ids[here, 1] = drawn[:, 0]
+                ids[here, 2] += self.repeats * drawn[:, 1]
+                continue
             ids[here, 1] = self._samples(epoch, places[here] // self.repeats)
         return ids
 
@@ -78,6 +111,19 @@ def order_of_epoch(seed: int, epoch: int, images: int, units: Units | None) -> n
     if units is None:
         return order
     return order[np.argsort(_window_of(seed, epoch, units)[order], kind="stable")]
+
+
+@lru_cache(maxsize=2)
+def _balanced_order(seed: int, epoch: int, balance: Balance) -> np.ndarray:
+    """Sample and pass of every draw of an epoch: (n, 2) int64."""
+    draws, bounds = [], zip(balance.count_drawn(epoch).tolist(), balance.count_drawn(epoch + 1).tolist())
+    for samples, (start, stop) in zip(balance.members, bounds):
+        passes, places = np.divmod(np.arange(start, stop), len(samples))  # (draws,)
+        for each in np.unique(passes).tolist():
+            order = permutation(seed, each, len(samples), stream=f"class {balance.labels[samples[0]]}")
+            places[passes == each] = order[places[passes == each]]
+        draws.append(np.stack([samples[places], passes], 1))
+    return np.concatenate(draws)[permutation(seed, epoch, len(balance.labels))]
 
 
 def _window_of(seed: int, epoch: int, units: Units) -> np.ndarray:

@@ -137,6 +137,7 @@ def compute_metric(
     bad: Bad = stop_at_bad,
     change: Change | None = None,
     among: Tensor | None = None,
+    shift: Tensor | None = None,
     stopped: Callable[[], bool] = lambda: False,
     on_outputs: Callable[[Tensor, Targets], None] | None = None,
     progress: ProgressBar | None = None,
@@ -151,6 +152,7 @@ def compute_metric(
         bad: called with the key of each bad image and the reason.
         change: applied to the pictures before they are normalised, such as a corruption.
         among: (K,) true for the classes that can be predicted; None is all.
+        shift: (K,) added to the logits of every image; None is nothing.
         on_outputs: called with the outputs and targets of every batch.
 
     Raises:
@@ -176,6 +178,8 @@ def compute_metric(
             if following is None:  # the rest of this rank's batches had no good image
                 continue
             batch, outputs = following
+            if shift is not None:
+                outputs = outputs + shift.to(outputs.device)
             if among is not None:
                 outputs = outputs.clone()
                 outputs[:, : len(among)].masked_fill_(~among.to(outputs.device), -torch.inf)

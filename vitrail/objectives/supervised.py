@@ -27,12 +27,15 @@ class Supervised(Objective):
     Args:
         task: the task to train; it contains the model to save.
         loss, binarise: the loss of the task, as accepted by `Task.loss_options`; or the name of a registered loss.
+        class_weights: of a classifier with the loss softmax, (K,).
 
     Raises:
         ConfigError: the task does not have the loss, or a registered one returns anything but a scalar.
     """
 
-    def __init__(self, task: Task, loss: str | None = None, *, binarise: bool = False) -> None:
+    def __init__(
+        self, task: Task, loss: str | None = None, *, binarise: bool = False, class_weights: Tensor | None = None
+    ) -> None:
         super().__init__(task.backbone)
         self.own = task.own
         own = find_loss(loss, task.losses)
@@ -40,6 +43,8 @@ class Supervised(Objective):
             raise ConfigError(f"binarise is set with the loss {loss!r}", "it belongs to the loss 'sigmoid'")
         self.name, self.criterion = loss, copy.deepcopy(own)  # a module of it may have parameters
         self.options = task.loss_options(loss, binarise=binarise) if own is None else {}
+        if class_weights is not None:
+            self.options |= {"weights": class_weights}
         # in a tuple, so that its parameters keep their names in checkpoints: encoder.* and own.*
         self._task = (task,)
 
@@ -89,7 +94,7 @@ class Distillation(Objective):
             temperature tau.
         weight: w; by default 0.5 for hard and 0.1 for soft.
         temperature: tau of ``soft``.
-        loss, binarise: of the labels, as for `vitrail.tasks.classification.classifier.label_loss`.
+        loss, binarise, class_weights: of the labels, as for `vitrail.tasks.classification.classifier.label_loss`.
 
     Raises:
         ConfigError: an invalid value.
@@ -104,6 +109,7 @@ class Distillation(Objective):
         temperature: float = 3.0,
         loss: Literal["softmax", "sigmoid"] = "softmax",
         binarise: bool = False,
+        class_weights: Tensor | None = None,
     ) -> None:
         super().__init__(encoder)
         if kind not in WEIGHTS:
@@ -116,7 +122,7 @@ class Distillation(Objective):
         self.kind = kind
         self.weight = weight
         self.temperature = temperature
-        self.on_labels = label_loss(loss, binarise=binarise)
+        self.on_labels = label_loss(loss, binarise=binarise, weights=class_weights)
 
     def forward(self, images: Tensor, targets: Tensor, answers: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the mean loss of the batch in fp32; ``top1`` of the head that learns from the labels; and ``agreement``, the

@@ -25,7 +25,7 @@ from vitrail.reports.page import TEMPLATES
 from vitrail.reports.pretraining import PretrainingFacts, format_known, list_health
 from vitrail.text import THIN, plural
 
-SHOWN = ("top1", "top5", "map", "f1_macro", "f1_micro", "nll", "ece", "brier")
+SHOWN = ("top1", "top5", "map", "mean_recall", "f1_macro", "f1_micro", "nll", "ece", "brier")
 CLASSES_MOST = 100  # listed in the card; config.json has all of them
 
 

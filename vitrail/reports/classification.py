@@ -23,12 +23,12 @@ from vitrail.reports.facts import SPLITS, EvaluatedRun, list_classes
 from vitrail.reports.metric_names import METRICS, short_percent
 from vitrail.reports.page import Cell, Table
 from vitrail.reports.supervised import (
-    SORTED,
     describe_confusion,
     draw_interval,
     list_tiles,
     warn_of_few,
 )
+from vitrail.tasks.class_weights import find_counts
 from vitrail.tasks.classification.metric import ClassMetric, LabelMetric
 from vitrail.tasks.task import Task
 from vitrail.tasks.user_images import to_pixels
@@ -37,7 +37,10 @@ from vitrail.text import percent, plural
 Classified = ClassMetric | LabelMetric
 
 MISCALIBRATED = 0.15  # expected calibration error
-OTHERS = ("top5", "f1_macro", "f1_micro", "nll", "ece", "brier", "unlike", "ood_auroc", "ood_unlike")
+OTHERS = (
+    *("top5", "mean_recall", "f1_macro", "f1_micro", "nll", "ece", "brier"),
+    *("unlike", "ood_auroc", "ood_unlike"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,18 +172,23 @@ def explain(result: EvaluationResult, metric: Classified) -> dict[str, Any]:
 
 
 def list_scores(evaluated: EvaluatedRun, metric: Classified) -> dict[str, Any]:
-    """Returns the table of per-class metrics, the worst class first, and sentences about it."""
+    """Returns the table of per-class metrics, the class with the fewest images first, and sentences about it.
+
+    The images are those of the training, where they are known, else those of the evaluation.
+    """
     split, shares, at, scores = evaluated.result.split, {}, "", metric.per_class()
     if isinstance(metric, LabelMetric):
         shares["AP"] = metric.average_precision
         at = f" A label is predicted if its probability is at least {percent(0.5, 0)}."
     shares |= {"precision": scores.precision, "recall": scores.recall, "F1": scores.f1}
     counts = {f"{SPLITS.get(split, split)} images": scores.support}
-    if "train" in evaluated.splits and split != "train":
-        counts["training images"] = np.asarray(evaluated.splits["train"].counts())
-    first = "AP" if "AP" in shares else "F1"
+    if "train" in evaluated.splits:
+        counts["training images"] = evaluated.splits["train"].counts()
+    elif (trained := find_counts(evaluated.model.provenance, len(metric.classes))) is not None:
+        counts["training images"] = trained
+    first, by = "AP" if "AP" in shares else "F1", [*counts][-1]
     rows = []
-    for index in np.argsort(shares[first], kind="stable"):  # NaN last
+    for index in np.lexsort((shares[first], counts[by])):  # of as many images the worst first, NaN last
         row = [Cell(metric.classes[index], key=metric.classes[index])]
         for key, values in shares.items():
             value = float(values[index])
@@ -193,8 +201,8 @@ def list_scores(evaluated: EvaluatedRun, metric: Classified) -> dict[str, Any]:
     means = (
         "Precision: share of the predictions of a class that are correct. Recall: share of its images predicted as it."
     )
-    table = Table("Per-class metrics", ("class", *shares, *counts), rows, sorted_by=first)
-    return {"table": table, "about": f"{SORTED} {means}{at}{dash}"}
+    table = Table("Per-class metrics", ("class", *shares, *counts), rows, sorted_by=by)
+    return {"table": table, "about": f"Sorted by {by}, fewest first; click a heading to sort. {means}{at}{dash}"}
 
 
 def show(mistake: Mistake) -> tuple[Picture, str | None]:

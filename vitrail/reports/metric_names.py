@@ -51,7 +51,10 @@ OF_CLASSIFIERS = {
         "images without a label", "images without any acceptable class, which are not counted", "Without label"
     ),
     "map": share("mean average precision", short="mAP", chart="Mean average precision", line="training"),
-    "f1_macro": share("macro F1", "harmonic mean of precision and recall, averaged over classes"),
+    "mean_recall": share(
+        "mean recall", "share of the images of a class that are right, averaged over classes", "Mean recall"
+    ),
+    "f1_macro": share("macro F1", "harmonic mean of precision and recall, averaged over classes", "Macro F1"),
     "f1_micro": share("micro F1", "harmonic mean of precision and recall over all labels"),
     "nll": Metric(
         *("negative log-likelihood", "negative log-likelihood; 0 is perfect", "NLL", decimal, False),

@@ -20,7 +20,7 @@ from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.open import find_data, open_data
 from vitrail.data.sources.source import Source, Splits, drop_conflicts, hold_out, list_splits, take_part
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.tasks import find_task
@@ -154,6 +154,16 @@ def warn_of_order(train: Source, seed: int) -> str:
     )
 
 
+def check_rare_classes(train: Source, *, balance: bool) -> None:
+    """Raises `ConfigError` for images that cannot be weighted by their class, or with ``balance`` drawn by it."""
+    if train.multi_label:
+        what = "the images have several labels each, and objective.class_weights and data.balance go by one"
+        raise ConfigError(what, "leave both out")
+    if balance and train.units is not None:
+        what = "data.balance draws images in any order, and these are read in parts, as they do not fit in memory"
+        raise ConfigError(what, "give a folder of images, or weigh the classes in the loss with --class-weights auto")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingBatches:
     """Called with two steps, yields this rank's part of the batches between them (`train_batches`).
@@ -186,6 +196,7 @@ class TrainingBatches:
             stop=stop,
             workers=-(-self.workers // ranks.local_world),
             repeats=run.data.repeats,
+            balance=run.data.balance,
             views=self.views,
             local=self.local,
             share=None if ranks.is_single else ranks.share(self.batch),

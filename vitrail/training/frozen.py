@@ -18,7 +18,7 @@ import torch
 from vitrail.config.schema import Run
 from vitrail.data.augment.placement import Frames
 from vitrail.data.loader import Batch
-from vitrail.data.sample_order import TrainStream
+from vitrail.data.sample_order import Balance, TrainStream
 from vitrail.errors import DataError
 from vitrail.evaluation.own_metrics import OwnMetrics
 from vitrail.inference.features import Features, default_cache, features_of
@@ -54,7 +54,8 @@ class FeatureBatches(TrainingBatches):
         source, (rows, values) = self.source, (self.features.rows, torch.from_numpy(self.features.values))
         places = np.full(len(source), -1)
         places[rows] = np.arange(len(rows))
-        stream = TrainStream(images=len(source), batch=self.batch, seed=self.run.seed, units=source.units)
+        how = {"units": source.units, "balance": Balance(source.labels) if self.run.data.balance else None}
+        stream = TrainStream(images=len(source), batch=self.batch, seed=self.run.seed, **how)
         part = slice(None) if self.ranks.is_single else self.ranks.share(self.batch)
         for step in range(start, stop):
             ids = stream.ids(step)[part]

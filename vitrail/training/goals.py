@@ -50,6 +50,8 @@ from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import SINGLE
 from vitrail.runtime.progress import LogFunction, ProgressBar
 from vitrail.tasks import Task, find_task
+from vitrail.tasks.class_weights import choose_weights
+from vitrail.text import listing
 from vitrail.training.data import RunData, Transform, choose_arguments, open_run_data
 from vitrail.training.frozen_networks import FeatureTeacher, FrozenNetwork, Teacher, TokenizerCodes
 from vitrail.training.inputs import Augmented, Inputs, TaskInputs, ViewInputs
@@ -141,11 +143,17 @@ def create_supervised_objective(
     settings, model = run.objective, built.model
     augmented = Augmented(policy=run.augment, preprocessing=built.preprocessing, seed=run.seed, cropped=data.cropped)
     arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
+    weights = None
+    if settings.class_weights != "none":
+        weights = torch.tensor(choose_weights(settings.class_weights, model.classes, data.train.counts()))
+        each = (f"{name} {weight:.3g}" for name, weight in zip(model.classes, weights.tolist()))
+        log(f"weights  {listing([*each])}")
     if settings.teacher is None:
-        return configure_objective(Supervised, model, arguments), TaskInputs(augmented, model)
+        return configure_objective(Supervised, model, arguments, class_weights=weights), TaskInputs(augmented, model)
     teacher = load_teacher(settings.teacher, model, run.compute.precision or "fp32", log)
     arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
-    return configure_objective(Distillation, model.backbone, arguments), TaskInputs(augmented, model, teacher)
+    objective = configure_objective(Distillation, model.backbone, arguments, class_weights=weights)
+    return objective, TaskInputs(augmented, model, teacher)
 
 
 def load_teacher(path: str, model: Task, precision: str, log: LogFunction) -> Teacher:

@@ -32,7 +32,7 @@ from vitrail.tasks import Task, find_task
 from vitrail.text import plural
 from vitrail.torch_private import has_bf16
 from vitrail.training.cost import TRIAL_STEPS, buy_steps
-from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
+from vitrail.training.data import RunData, TrainingBatches, Transform, check_rare_classes, warn_of_order
 from vitrail.training.fingerprint import fingerprint_data
 from vitrail.training.goals import ENCODER, GOALS, Goal
 from vitrail.training.inputs import ViewInputs
@@ -223,6 +223,8 @@ def prepare(
         run_data = run_data.keep_small(sample)
         if warning := warn_of_order(run_data.train, run.seed):
             log(f"warning  {warning}")
+        if run.data.balance or run.objective.class_weights != "none":
+            check_rare_classes(run_data.train, balance=run.data.balance)
         plan = goal.plan(run, run_data, start, log)
         if plan.image_bytes > HUGE and plan.model.size is not None:
             size = "{} x {}".format(*plan.model.size)

@@ -13,6 +13,7 @@ from vitrail.data.sources.source import list_splits
 from vitrail.files import read_checksummed
 from vitrail.runs.folder import RunFolder, busy_seconds, join_records, speed
 from vitrail.runtime.machine import describe, versions
+from vitrail.tasks.class_weights import share_classes
 from vitrail.text import plural, sentence
 from vitrail.training.network import BuiltModel
 from vitrail.training.state import Training
@@ -49,6 +50,12 @@ def provenance(training: Training) -> dict[str, Any]:
     run, splits = training.run, training.batches.data.splits
     held_out = splits.val.keys.digest() if splits.val is not None else None
     split = {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held_out}
+    classes: dict[str, Any] = {}
+    if run.objective.name == "supervised" and run.task == "classification":
+        balance, weights, train = run.data.balance, run.objective.class_weights, training.batches.data.train
+        classes["class_images"] = train.counts().tolist()
+        if balance or weights != "none":
+            classes["class_shares"] = share_classes(train.counts(), train.classes, balance=balance, weights=weights)
     return {
         "data": run.data.source,
         "layout": splits.layout,
@@ -62,6 +69,7 @@ def provenance(training: Training) -> dict[str, Any]:
         "operations": training.operations,
         "date": date.today().isoformat(),
         "versions": versions(),
+        **classes,
     }
 
 

@@ -208,7 +208,7 @@ def _load(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 # settings whose fields are not those of a class
-FREE_FORM = ("model.changes", "model.preprocessing", "objective.changes", "optim.groups.")
+FREE_FORM = ("model.changes", "model.preprocessing", "objective.changes", "objective.class_weights.", "optim.groups.")
 
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

@@ -53,6 +53,11 @@ def evaluate(
     ] = None,
     columns: options.Columns = None,
     restrict: Annotated[bool, "Predict only classes that occur in the labels, e.g. for a subset of ImageNet."] = False,
+    logit_adjust: Annotated[
+        float | None,
+        "Subtract this times the log of each class's share in the training from its logit, for an equal recall of rare classes: "
+        "1 is the theory's (Menon et al. 2021).",
+    ] = None,
     out: Annotated[
         options.File | None, "A folder for report.html, its charts, figures.json and predictions.csv."
     ] = None,
@@ -117,6 +122,7 @@ def evaluate(
             raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
         share = None if fit_unknown is None else parse_fraction(fit_unknown)
         check_unknown(task, share, ood)
+        shift = None if logit_adjust is None else _find_shift(task, logit_adjust, calibrate)
         for asked, flag in ((corruptions, "corruptions"), (folder is not None, "out")):
             if asked and zoom != 1:
                 what = f"zoom is {zoom:g}, and {flag} needs each picture whole in one input"
@@ -154,8 +160,11 @@ def evaluate(
     with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=reading.quiet) as progress:
         watch = own or calibrate or task.false_alarms is not None
         watched = {"on_outputs": on_outputs if watch else None, "progress": progress, "ranks": ranks}
-        result = evaluate_model(task, source, reading, split=name, bad=bad, among=among, **watched)
+        result = evaluate_model(task, source, reading, split=name, bad=bad, among=among, shift=shift, **watched)
     notes = []
+    if logit_adjust is not None:
+        notes.append(f"logits minus {logit_adjust:g} times the log of the class's share in the training")
+        log(f"adjusted {notes[-1]}")
     if len(bad):
         listed = f"; see {bad_list}" if bad_list else ""
         notes.append(f"the figures leave out {plural(len(bad), 'image')} that could not be read{listed}")
@@ -179,7 +188,7 @@ def evaluate(
             def change(pictures: Tensor, samples: np.ndarray) -> Tensor:
                 return corrupt(pictures, kind, level, samples=samples)
 
-            how = {"bad": bad, "change": change, "among": among, "ranks": ranks}
+            how = {"bad": bad, "change": change, "among": among, "shift": shift, "ranks": ranks}
             return evaluate_model(task, source, reading, split=name, **how)
 
         measured = _measure_corruptions(evaluate_corrupted, quiet=reading.quiet)
@@ -235,6 +244,24 @@ def _find_present(task: Task, source: Source, calibrate: bool, log: LogFunction)
     present = torch.from_numpy(source.counts() > 0)
     log(f"classes  predicted among the {int(present.sum()):,} of {len(present):,} that occur in the labels")
     return present
+
+
+def _find_shift(task: Task, tau: float, calibrate: bool) -> Tensor:
+    """Returns what is added to logits (K,), which takes ``tau`` times the log of each class's share in the training from logits
+    divided by the temperature. Raises `ConfigError` where the shares are not known, or another option excludes it.
+    """
+    import torch
+
+    from vitrail.tasks.class_weights import find_log_prior
+
+    if not 0 <= tau < float("inf"):
+        raise ConfigError(f"logit_adjust is {tau}", "give a number from 0, such as 1")
+    if not task.answers_classes or task.multi_label:
+        raise ConfigError("logits are adjusted for a model that chooses one class", "leave logit_adjust out")
+    if calibrate:
+        raise ConfigError("a temperature is fitted to logits that are not adjusted", "leave logit_adjust out")
+    prior = find_log_prior(task.provenance, len(task.classes))
+    return torch.from_numpy(-tau * (task.temperature or 1) * prior).float()
 
 
 def _calibrate(

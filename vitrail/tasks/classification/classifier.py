@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vitrail.data.augment.placement import Frames
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
+from vitrail.data.to_device import to_device
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.markup import Markup, join, tag
 from vitrail.models import Backbone, Config
@@ -29,12 +30,19 @@ from vitrail.tasks.targets import LabelTargets
 from vitrail.tasks.task import Task, create_task, list_names
 
 
-def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def softmax_loss(logits: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Cross-entropy in fp32, the mean over images, of logits (B, K) of any precision.
 
-    ``targets`` are indices of classes (B,), or probabilities (B, K), as mixing and smoothing make them.
+    ``targets`` are indices of classes (B,), or probabilities (B, K), as mixing and smoothing make them. The loss of an image is
+    multiplied by the weight of its class, of ``weights`` (K,), or by the mean weight of its target. It is divided by the number
+    of images, not by the sum of their weights, so it does not depend on what else is in a micro-batch.
     """
-    return F.cross_entropy(logits.float(), targets.float() if targets.ndim == 2 else targets)
+    targets = targets.float() if targets.ndim == 2 else targets
+    if weights is None:
+        return F.cross_entropy(logits.float(), targets)
+    weights = to_device(weights, logits.device)
+    of_images = (targets * weights).sum(1) if targets.ndim == 2 else weights[targets]  # (B,)
+    return (of_images * F.cross_entropy(logits.float(), targets, reduction="none")).mean()
 
 
 def sigmoid_loss(logits: Tensor, targets: Tensor, *, binarise: bool = False) -> Tensor:
@@ -53,15 +61,19 @@ LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 LabelLoss = Callable[[Tensor, Tensor], Tensor]
 
 
-def label_loss(loss: str = "softmax", *, binarise: bool = False) -> LabelLoss:
+def label_loss(loss: str = "softmax", *, binarise: bool = False, weights: Tensor | None = None) -> LabelLoss:
     """From logits (B, K) and targets to their mean loss in fp32: `softmax_loss` or `sigmoid_loss`.
 
-    Raises `ConfigError` for an unknown loss, or ``binarise`` with a loss that has no use for it.
+    Raises `ConfigError` for an unknown loss, or ``binarise`` or ``weights`` of classes with a loss that has no use for it.
     """
     if loss not in LOSSES:
         raise ConfigError(f"unknown loss {loss!r}", nearest(loss, LOSSES))
     if binarise and loss != "sigmoid":
         raise ConfigError(f"binarise is set with the loss {loss!r}", "it belongs to the loss 'sigmoid'")
+    if weights is not None:
+        if loss != "softmax":
+            raise ConfigError(f"classes have weights with the loss {loss!r}", "they belong to the loss 'softmax'")
+        return partial(softmax_loss, weights=weights)
     return partial(sigmoid_loss, binarise=True) if binarise else LOSSES[loss]
 
 

@@ -129,11 +129,15 @@ class ClassMetric(NamedMetric):
         return reliability(self.grades.confidence, self.right)
 
     def per_class(self) -> PerClass:
-        return per_class(self.confusion)
+        return per_class(self.predicted, self.targets, len(self.classes))
 
     def compute(self) -> Figures:
-        """``top1 top5 nll ece brier``, shares as fractions."""
-        return summarize_grades(self.grades)
+        """``top1 top5 mean_recall f1_macro nll ece brier``, shares as fractions. Mean recall and macro F1 leave out the classes
+        for which they are undefined.
+        """
+        by_class, figures = self.per_class(), summarize_grades(self.grades)
+        means = {"mean_recall": float(np.nanmean(by_class.recall)), "f1_macro": float(np.nanmean(by_class.f1))}
+        return {"top1": figures["top1"], "top5": figures["top5"], **means, **figures}
 
     def samples(self) -> np.ndarray:
         return self.right.astype(np.float64)
@@ -334,9 +338,10 @@ def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> Bi
     return Bins(counts, divide(confident, counts), divide(correct, counts))
 
 
-def per_class(counts: np.ndarray) -> PerClass:
-    """Precision, recall, F1 and support from a confusion matrix (K, K)."""
-    return PerClass.of(np.diag(counts), predicted=counts.sum(0), support=counts.sum(1))
+def per_class(predicted: np.ndarray, targets: np.ndarray, classes: int) -> PerClass:
+    """Precision, recall, F1 and support of each class, from indices of classes (N,), (N,)."""
+    named = (targets[predicted == targets], predicted, targets)
+    return PerClass.of(*(np.bincount(indices, minlength=classes) for indices in named))
 
 
 def per_label(logits: Values, targets: Values) -> PerClass:

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.data.augment.placement import Frames
@@ -25,6 +24,7 @@ from vitrail.images.masks import IGNORED
 from vitrail.models import Backbone
 from vitrail.models.dense import FusedHead, LinearHead, ScaledMaps, StageNorms, fit, to_strides, upsample
 from vitrail.tasks.answer import AnswerFiles
+from vitrail.tasks.class_weights import weigh_classes
 from vitrail.tasks.dense.answer import Subject
 from vitrail.tasks.dense.drawing import BACKGROUND, class_colours
 from vitrail.tasks.dense.pixels import PixelTargets, PixelTask, find_shown, sample_pixels
@@ -34,7 +34,6 @@ from vitrail.tasks.segmentation.metric import MapMetric, find_classes
 
 HEADS = ("fused", "linear")
 LEVELS = {"last": (4,), "four": (4, 8, 16, 32)}  # of the fused head on a network whose maps have one stride
-MAX_WEIGHT = 10.0  # of a class, relative to that of the average pixel
 
 
 class MapTask(PixelTask):
@@ -210,17 +209,3 @@ class Segmenter(MapTask):
         is_known = targets[0] != IGNORED
         right = (outputs.argmax(1) == targets[0]) & is_known
         return {"pixel_accuracy": right.sum() / is_known.sum().clamp(min=1)}
-
-
-def weigh_classes(pixels: ArrayLike) -> list[float]:
-    """Weights of classes that occur in so many pixels (K,): 1 / sqrt(frequency), so that rare classes are learned.
-
-    They are scaled to a mean of 1 over the pixels, and at most 10; a class without pixels has the largest weight of the others.
-    """
-    counts = np.asarray(pixels, np.float64)
-    occurs = counts > 0
-    if not occurs.any():
-        return [1.0] * len(counts)
-    weights = 1 / np.sqrt(np.where(occurs, counts, counts[occurs].min()))
-    weights = (weights * counts.sum() / (weights * counts).sum()).clip(max=MAX_WEIGHT)
-    return weights.tolist()

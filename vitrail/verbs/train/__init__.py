@@ -118,6 +118,10 @@ def train(
         "the model of the run on all.",
     ] = None,
     loss: Annotated[Any, Sets("objective.loss", "in Python also a function or module")] = None,
+    class_weights: Annotated[
+        str | Mapping[str, float] | None, Sets("objective.class_weights", "such as rare=5,other=2")
+    ] = None,
+    balance: Annotated[bool, Sets("data.balance")] = False,
     metrics: options.OwnMetrics = None,
     command: options.Command = "vitrail.train",
     **shared: Unpack[Training],
