@@ -186,7 +186,22 @@ def test_any_number_of_classes_has_a_row_each_and_a_matrix_while_it_can_be_read(
     assert (tmp_path / "report.html").stat().st_size < 1_000_000
 
 
-def test_classes_come_weakest_first_and_what_is_undefined_last(tmp_path):
+@pytest.mark.parametrize("known", ["split", "model", "no"])
+def test_classes_with_the_fewest_training_images_come_first_and_where_these_are_unknown_those_evaluated(
+    tmp_path, known
+):
+    targets = np.array([0, 1, 1, 1, 2, 2])
+    given = run(evaluated(np.eye(3)[targets], targets))
+    splits: Any = {"train": SimpleNamespace(counts=lambda: [500, 20, 1000])} if known == "split" else {}
+    model: Any = SimpleNamespace(provenance={"class_images": [500, 20, 1000]} if known == "model" else {})
+    page = written(tmp_path, replace(given, splits=splits, model=model))
+    rows = [each["data-value"] for each in page.all("th") if each.get("scope") == "row"]
+    assert rows == (list("acb") if known == "no" else list("bac"))
+    assert ("training images" in page.words) == (known != "no")
+    assert ("1,000" in page.words) == (known != "no")
+
+
+def test_classes_of_as_many_images_come_weakest_first_and_what_is_undefined_last(tmp_path):
     targets, predicted = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 0, 1, 1, 0, 0, 0])
     page = written(tmp_path, run(evaluated(np.eye(4)[predicted], targets)))
     rows = [each["data-value"] for each in page.all("th") if each.get("scope") == "row"]

@@ -34,6 +34,7 @@ from vitrail.weights.tokenizers import save_tokenizer
 EVERYTHING = (
     *("augment.mixup=0.8", "augment.cutmix=1.0", "augment.flip=0.5", "optim.clip=0.5", "optim.ema=0.9"),
     *("model.changes.dropout=0.1", "model.changes.drop_path=0.2", "schedule.steps=4", "data.batch=12"),
+    *("data.balance=true", "objective.class_weights={'0': 3}"),
 )
 
 
@@ -63,7 +64,7 @@ def column(out: Path, name: str) -> list[float]:
 
 @pytest.mark.slow
 def test_exact_ranks_write_the_bytes_of_one_process(pool, data, tmp_path):
-    """Dropout, drop path, mixup, CutMix, clipping, averaged weights, evaluation."""
+    """Dropout, drop path, mixup, CutMix, balance, weights of classes, clipping, averaged weights, evaluation."""
     given = on_ranks.settings("vit", *EVERYTHING, "augment.mix_each=batch", "compute.exact=true", "data.micro_batch=4")
     on_ranks.alone(tmp_path / "one", given, data=data)
     assert pool(3, on_ranks.run, tmp_path / "all", given, "supervised", data) == [""] * 3

@@ -132,6 +132,40 @@ def test_predictions_are_restricted_to_the_classes_of_the_labels(model, best, tm
         figures(model, manifest(tmp_path, labels), restrict=True, calibrate=True)
 
 
+def test_logits_are_adjusted_by_the_shares_of_the_classes_in_the_training(model, best, tmp_path):
+    model.provenance["class_images"], model.temperature = [10, 20, 30, 40], 2.0
+    logits = model(model.preprocess([tmp_path / f"{number}.png" for number in range(6)])).detach()
+    shares = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    adjusted = (logits / 2).softmax(1) / shares**1.5  # (6, 4)
+    labels = [CLASSES[each] for each in adjusted.argmax(1).tolist()]
+    assert labels != best
+    data, out = manifest(tmp_path, labels), tmp_path / "out"
+    found = vitrail.evaluate(model, data, logit_adjust=1.5, out=out, log=lambda line: None, **QUIET)
+    assert found.figures["top1"] == 1 > figures(model, data)["top1"]
+    expected = -(adjusted / adjusted.sum(1, keepdim=True)).log().amax(1).mean()
+    assert found.figures["nll"] == pytest.approx(float(expected), rel=1e-5)
+    assert figures(model, data, logit_adjust=0.0) == figures(model, data)
+    assert [row["label"] for row in found.predictions] == labels
+    assert "1.5 times the log of each class" in (out / "report.html").read_text()
+
+
+def test_logits_are_not_adjusted_where_the_training_is_not_known_or_another_option_excludes_it(model, best, tmp_path):
+    data = manifest(tmp_path, best)
+    with pytest.raises(ConfigError, match="not known how many images of each class"):
+        figures(model, data, logit_adjust=1.0)
+    model.provenance["class_images"] = [10, 20, 30, 40]
+    for tau in (-1.0, float("nan")):
+        with pytest.raises(ConfigError, match=f"logit_adjust is {tau}"):
+            figures(model, data, logit_adjust=tau)
+    with pytest.raises(ConfigError, match="a temperature is fitted to logits that are not adjusted"):
+        figures(model, data, logit_adjust=1.0, calibrate=True)
+    save_model(tmp_path / "saved", model)
+    assert run(["evaluate", str(tmp_path / "saved"), str(data), "--logit-adjust", "1", "--quiet"]) == 0
+    model.multi_label = True
+    with pytest.raises(ConfigError, match="for a model that chooses one class"):
+        figures(model, data, logit_adjust=1.0)
+
+
 def numbered(folder: Path, classes: int) -> Path:
     """Saves weights without class names, and three images of each class in folders of its number."""
     fields = {"image_size": 16, "patch_size": 8, "width": 192, "depth": 1, "heads": 3, "mlp_width": 16}

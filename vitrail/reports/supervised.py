@@ -26,7 +26,6 @@ MATRIX_MOST = 32  # classes; a larger matrix would be unreadable, and only the m
 UNDEFINED = "–"  # a cell of a metric's table without a value
 CORRUPTED = "corrupted_"  # names of figures under a corruption begin so
 FEW = 100  # images; below, the 95 % interval of an accuracy of 80 % is wider than 15 points
-SORTED = "Sorted from worst to best; click a heading to sort."
 
 
 def write_supervised(
@@ -106,7 +105,10 @@ def list_class_metrics(result: EvaluationResult) -> dict[str, Any] | None:
         for name, *numbers in rows
     ]
     table = Table("Per-class metrics", columns, cells, sorted_by=columns[1])
-    return {"table": table, "about": f"{SORTED} A dash is an undefined value."}
+    return {
+        "table": table,
+        "about": "Sorted from worst to best; click a heading to sort. A dash is an undefined value.",
+    }
 
 
 def summarise(result: EvaluationResult) -> dict[str, Any]:

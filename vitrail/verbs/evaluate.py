@@ -163,7 +163,8 @@ def evaluate(
         result = evaluate_model(task, source, reading, split=name, bad=bad, among=among, shift=shift, **watched)
     notes = []
     if logit_adjust is not None:
-        notes.append(f"logits minus {logit_adjust:g} times the log of the class's share in the training")
+        shares = "the log of each class's share in the training"
+        notes.append(f"the figures are of logits from which {logit_adjust:g} times {shares} was subtracted")
         log(f"adjusted {notes[-1]}")
     if len(bad):
         listed = f"; see {bad_list}" if bad_list else ""
