@@ -158,6 +158,8 @@ def test_samples_of_a_class_are_drawn_equally_often_at_any_end_of_an_epoch():
         often = np.bincount(ids[: 120 * epochs, 1], minlength=120)
         for label in (0, 1, 3):
             assert np.ptp(often[LABELS == label]) <= 1
+    twice = np.bincount(ids[:240, 1], minlength=120)[LABELS == 0] == 2  # 50 of 100, in the order of the second pass
+    assert twice.sum() == 50 and 10 < twice[:50].sum() < 40
 
 
 def test_no_two_draws_of_an_epoch_have_the_same_random_numbers():

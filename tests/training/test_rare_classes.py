@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,19 @@ import vitrail
 from tests.training.logged import list_logged
 from tests.training.stopping import stopped_after
 from vitrail.config.compose import compose_run
+from vitrail.config.schema import identify
 from vitrail.data.sources.contents import Units
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.training.data import check_rare_classes
+from vitrail.training.state import check_same_run
 
 LABELS = np.repeat(["ant", "bee", "cat"], [80, 20, 5])
 ARRAYS = np.random.default_rng(0).integers(0, 256, (105, 8, 8, 1), dtype=np.uint8), LABELS
 TINY = "{width: 16, depth: 1, heads: 1, mlp_width: 32, patch_size: [4, 4]}"
 SETTINGS = (
     f"model.changes={TINY}",
-    *("augment={mixup: 0.2, cutmix: 1.0, smoothing: 0.1, flip: 0.5}", "compute={threads: 1, tune: false}"),
-    *("save.evaluations=2", "save.log_every=1"),
+    "augment={mixup: 0.2, cutmix: 1.0, smoothing: 0.1, flip: 0.5}",
+    *("compute={threads: 1, tune: false}", "save.evaluations=2", "save.log_every=1"),
 )
 HOW: dict[str, Any] = {"model": "vit-ti16", "batch": 24, "steps": 8, "quiet": True, "settings": SETTINGS}
 RARE: dict[str, Any] = {"class_weights": "auto", "balance": True}
@@ -109,10 +112,27 @@ def test_learning_without_labels_has_no_classes():
 
 @pytest.mark.parametrize(("name", "option"), [("head", {"balance": True}), ("student", {"class_weights": "auto"})])
 def test_a_head_alone_and_a_student_of_a_teacher_learn_rare_classes_too(run, tmp_path, name, option):
-    how = {**HOW, "teacher": run.folder} if name == "student" else {**HOW, "model": None, "head_only": True}
-    start = {"init": run.folder} if name == "head" else {}
+    how = {**HOW, "teacher": run.folder}
+    if name == "head":  # of features that are computed once, as nothing is augmented
+        how = {**HOW, "model": None, "init": run.folder, "head_only": True, "settings": SETTINGS[2:]}
     plain, rare = (
-        vitrail.train(ARRAYS, out=tmp_path / str(number), **how, **start, **options)
+        vitrail.train(ARRAYS, out=tmp_path / str(number), **how, **options)
         for number, options in enumerate(({}, option))
     )
     assert list_logged(rare) != pytest.approx(list_logged(plain), rel=1e-3)
+    assert ("computed once" in (rare.folder / "log.txt").read_text()) == (name == "head")
+
+
+def test_a_checkpoint_of_other_weights_is_refused():
+    def settings(weights):
+        return compose_run(flags={"data": {"source": "digits"}, "objective": {"class_weights": weights}})[0]
+
+    def resume(before, now):
+        saved = SimpleNamespace(state={"settings": identify(settings(before))}, path="step-1")
+        training = SimpleNamespace(run=settings(now), digests={}, folder=SimpleNamespace(path="run"))
+        check_same_run(training, saved)  # type: ignore[bad-argument-type]
+
+    resume({"1": 2}, {"1": 2})
+    for before, now in (({"1": 2}, {"1": 2, "3": 2}), ("auto", {"1": 2}), ("none", "auto")):
+        with pytest.raises(CheckpointError, match=r"objective\.class_weights"):
+            resume(before, now)
