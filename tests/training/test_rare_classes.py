@@ -74,6 +74,8 @@ def test_the_model_keeps_the_images_of_its_classes_and_their_shares_in_the_loss(
     [
         ({"class_weights": "rar=5"}, r"names the class 'rar'.*\n.*ant, bee, cat"),
         ({"class_weights": "atuo"}, r"class_weights is 'atuo'.*\n.*auto, none, or rare=5,other=2"),
+        ({"class_weights": "ant=2,ant=3"}, "each class once"),
+        ({"settings": ["objective.class_weights=5"]}, "class_weights is 5"),
         ({"class_weights": "ant=0"}, r"gives 'ant' 0\.0.*\n.*above 0"),
         ({"class_weights": {"ant": float("inf")}}, "gives 'ant' inf"),
         ({"class_weights": "auto", "loss": "sigmoid"}, "with the loss 'sigmoid', not softmax"),
@@ -86,7 +88,7 @@ def test_the_model_keeps_the_images_of_its_classes_and_their_shares_in_the_loss(
 )
 def test_what_has_no_rare_classes_is_refused(tmp_path, options, words):
     with pytest.raises(ConfigError, match=words):
-        learn(out=tmp_path / "run", **options)
+        learn(out=tmp_path / "run", **{**HOW, **options})
     assert not (tmp_path / "run").exists()
 
 

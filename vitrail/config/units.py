@@ -67,12 +67,14 @@ def weights_of_classes(text: str | Mapping[str, float]) -> str | dict[str, float
         return {str(name): weight for name, weight in text.items()}
     if text in ("auto", "none"):
         return text
+    pairs = [part.rpartition("=") for part in split_commas(str(text))]
     try:
-        return {
-            name.strip(): float(weight) for name, _, weight in (part.rpartition("=") for part in split_commas(text))
-        }
+        weights = {name.strip(): float(weight) for name, _, weight in pairs}
     except ValueError:
-        raise ConfigError(f"class_weights is {text!r}", "write auto, none, or rare=5,other=2") from None
+        weights = {}
+    if not all(weights) or len(weights) < len(pairs):
+        raise ConfigError(f"class_weights is {text!r}", "write auto, none, or rare=5,other=2, each class once")
+    return weights
 
 
 def numbers(text: str | Sequence[float]) -> tuple[float, ...]:

@@ -55,8 +55,8 @@ def evaluate(
     restrict: Annotated[bool, "Predict only classes that occur in the labels, e.g. for a subset of ImageNet."] = False,
     logit_adjust: Annotated[
         float | None,
-        "Subtract this times the log of each class's share in the training from its logit, for an equal recall of rare classes: "
-        "1 is the theory's (Menon et al. 2021).",
+        "Subtract this times the log of each class's share in the training from its logit, for rare classes to be predicted as "
+        "readily as common ones; 1 follows from theory (Menon et al. 2021).",
     ] = None,
     out: Annotated[
         options.File | None, "A folder for report.html, its charts, figures.json and predictions.csv."
