@@ -178,10 +178,11 @@ def compute_metric(
             if following is None:  # the rest of this rank's batches had no good image
                 continue
             batch, outputs = following
+            if shift is not None or among is not None:
+                outputs = outputs.clone()  # beside logits it may have what tells images unlike those of the training
             if shift is not None:
-                outputs = outputs + shift.to(outputs.device)
+                outputs[:, : len(shift)] += shift.to(outputs.device)
             if among is not None:
-                outputs = outputs.clone()
                 outputs[:, : len(among)].masked_fill_(~among.to(outputs.device), -torch.inf)
             metric = model.metric(source)
             metric.update(outputs, batch.targets, batch.keys, batch.frames)
