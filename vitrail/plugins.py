@@ -21,7 +21,7 @@ FIGURES = (  # of classifiers and of a step, which a metric of one's own would r
     *("real_top1", "without_label", "unlike", "ood_auroc", "ood_unlike", "ood_images"),
     *("images", "loss", "lr", "step", "epoch"),
 )
-BUILT_IN_LOSSES = ("softmax", "sigmoid")
+BUILT_IN_LOSSES = ("softmax", "sigmoid", "mse", "smooth-l1")
 LOSSES: dict[str, Callable[..., Any]] = {}
 METRICS: dict[str, Callable[..., float]] = {}
 OBJECTIVES: dict[str, type] = {}

@@ -27,6 +27,9 @@ LENGTHS = ("epochs", "steps", "time")
 WARMUPS = ("warmup", "warmup_steps")
 # changes to every recipe for built-in data: digits must not be flipped, and 1,500 images overfit without mixup
 BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0}}}
+# changes to every recipe for a task: the numbers of a picture are not those of a part of it, or of a mixture with another
+WHOLE = {"crop": "squash", "crop_area": (1.0, 1.0), "mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0}
+FOR_TASK: dict[str, dict[str, Any]] = {"regression": {"augment": WHOLE, "objective": {"loss": None}}}
 BUILT_IN_LABELS: dict[str, dict[str, Any]] = {"digits": {"augment": {"mixup": 0.4, "mix_major": True}}}
 
 
@@ -94,6 +97,7 @@ def compose_run(
         base = overlay(plain(run), BUILT_IN.get(source, {}))
         if run.objective.name == "supervised":
             base = overlay(base, {"task": task or run.task, **BUILT_IN_LABELS.get(source, {})})
+            base = overlay(base, FOR_TASK.get(str(task), {}))
     if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):
         base = overlay(base, {"model": {"name": None}})  # the weights determine the network; the recipe's is ignored
     for layer in layers:

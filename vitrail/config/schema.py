@@ -21,7 +21,7 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.images.pixel_range import check_levels
 from vitrail.untrusted.limits import PIXELS
 
-TaskAlias = Literal["classify", "segment", "detect", "instances", "panoptic"]
+TaskAlias = Literal["classify", "regress", "segment", "detect", "instances", "panoptic"]
 # objectives that need no labels
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "dino", "ibot", "distil", "tokenizer"]
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
@@ -41,6 +41,7 @@ def _is_amount(value: Any) -> bool:
 # what a task is called on the command line
 TASK_ALIASES = {
     "classify": "classification",
+    "regress": "regression",
     "segment": "segmentation",
     "detect": "detection",
     "instances": "instances",
@@ -144,7 +145,8 @@ class DataSettings:
     on_bad: Annotated[Literal["skip", "stop"], "skip bad images, or stop at the first"] = "skip"
     max_bad: Annotated[float, "maximum share of images or objects that cannot be read before the run stops"] = MAX_BAD
     columns: Annotated[
-        dict[str, str], "columns of a table that hold the path, the label and the split, where they have other names"
+        dict[str, str], "columns of a table that hold the path, the label (of regression one or several, as x+y) and the split, where they have "
+        "other names"
     ] = field(default_factory=dict)
     conflicts: Annotated[
         Literal["drop", "keep"] | None,
@@ -197,7 +199,8 @@ class DataSettings:
 class ObjectiveSettings:
     """The objective: ``supervised``, or a name of `vitrail.objectives.OBJECTIVES` or of one's own, which need no labels.
 
-    Supervised is soft-target cross-entropy, binary cross-entropy with one sigmoid per class, or a registered loss.
+    Supervised is soft-target cross-entropy, binary cross-entropy with one sigmoid per class, an error of numbers, or a registered
+    loss.
     """
 
     name: Annotated[
@@ -207,8 +210,8 @@ class ObjectiveSettings:
     ] = "supervised"
     loss: Annotated[
         str | None,
-        "loss: softmax, sigmoid (one per class) or the name of a registered loss; by default that of the task, sigmoid for "
-        "multi-label data",
+        "loss: softmax, sigmoid (one per class), of numbers mse or smooth-l1, or the name of a registered loss; by default that "
+        "of the task, sigmoid for multi-label data",
     ] = None
     binarise: Annotated[bool, "with sigmoids, every target above 0 counts as 1 (DeiT III)"] = False
     teacher: Annotated[

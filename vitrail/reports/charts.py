@@ -1,7 +1,7 @@
 """Draws the charts of all pages as SVG, for light and dark backgrounds.
 
 An `Axis` maps values to SVG units and knows its ticks; charts are drawn on one or two of them: the lines of `chart` and
-`line_chart`, the bars of `reliability_chart`, the intervals of `strip` and `zone_strip`. The cells of `confusion_chart` and
+`line_chart`, the dots of `scatter_chart`, the bars of `reliability_chart`, the intervals of `strip` and `zone_strip`. The cells of `confusion_chart` and
 `heat_map` need none. Colours are names of `LIGHT` and `DARK`, written as ``var(--name)``; `standalone` resolves them for separate
 files. A new form of chart needs this file alone.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.palette import FONTS, LIGHT, map_colours
+from vitrail.data.sources.contents import choose_evenly
 from vitrail.markup import Markup, join, tag
 from vitrail.tasks.classification.metric import Bins
 from vitrail.tasks.metric import divide
@@ -439,6 +440,24 @@ def reliability_chart(bins: Bins) -> Markup:
     answers = plural(int(bins.counts.sum()), "prediction")
     says = f"Reliability diagram of {answers}: expected calibration error {percent(bins.error)}"
     return svg(WIDTH, height, says, *parts)
+
+
+def scatter_chart(title: str, true: np.ndarray, predicted: np.ndarray, most: int = 1000) -> Markup:
+    """Draws predicted against true values, (n,) each, and the line where they are equal; at most ``most``, spread evenly."""
+    height, both = 340, np.concatenate([true, predicted])
+    finite = both[np.isfinite(both)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    margin = 0.05 * (high - low) or 1.0
+    across = horizontal_axis(low - margin, high + margin)
+    up = Axis(across.low, across.high, height - BOTTOM, TOP)
+    diagonal = line(across.start, up.start, across.stop, up.stop, "muted", stroke_dasharray=DASHES)
+    shown = [place for place in choose_evenly(len(true), most).tolist() if np.isfinite(predicted[place])]
+    dots = (
+        dot(across.at(x), up.at(y), "cobalt", f"true {x:.4g}, predicted {y:.4g}", opacity=0.6)
+        for x, y in zip(true[shown].tolist(), predicted[shown].tolist())
+    )
+    says = f"{title}: predicted against true values of {plural(len(true), 'image')}"
+    return svg(WIDTH, height, says, heading(f"{title}, predicted"), axes(across, up, "true"), diagonal, *dots)
 
 
 # --- cells ---

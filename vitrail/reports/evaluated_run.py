@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitrail.reports import cards, classification, detection, panoptic, segmentation
+from vitrail.reports import cards, classification, detection, panoptic, regression, segmentation
 from vitrail.reports.facts import EvaluatedRun, RunFacts
 from vitrail.reports.supervised import draw_metrics, list_class_metrics, summarise, write_supervised
 from vitrail.tasks.classification.metric import ClassMetric, LabelMetric
 from vitrail.tasks.detection.metric import BoxMetric
 from vitrail.tasks.panoptic.metric import PanopticMetric
+from vitrail.tasks.regression.metric import NumberMetric
 from vitrail.tasks.segmentation.metric import MapMetric
 
 
@@ -32,6 +33,8 @@ def write_report(folder: Path, evaluated: EvaluatedRun) -> Path:
             values = segmentation.describe(evaluated, metric)
         case PanopticMetric() as metric:
             values = panoptic.describe(evaluated, metric)
+        case NumberMetric() as metric:
+            values = regression.describe(evaluated, metric)
         case _:
             values = {"template": "supervised.html", "task": {"Task": model.name}}
     return write_supervised(

@@ -7,7 +7,7 @@ without augmentation. A new figure is one line of `METRICS`; a column without on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from vitrail.text import THIN, decimal, percent, sentence
@@ -124,6 +124,14 @@ OF_PANOPTIC = {
     "pq_things": share("PQ of things", "panoptic quality, the mean over classes of things"),
     "pq_stuff": share("PQ of stuff", "panoptic quality, the mean over classes of stuff"),
 }
+OF_NUMBERS = {
+    "r2": Metric(
+        *("R2", "share of the variance that is explained; 0 is the mean as the answer to all", "R2", decimal, True),
+        *("R2", "validation"),
+    ),
+    "mae": Metric("mean absolute error", "in the unit of the number", "MAE", PLAIN, False),
+    "rmse": Metric("RMSE", "root mean squared error; of patches, colours are in [0, 1]", "", PLAIN, False),
+}
 OF_FEATURES = {
     "knn": share(
         *("kNN accuracy", "accuracy of k-nearest-neighbour classification on the features", "kNN accuracy"),
@@ -148,7 +156,6 @@ OF_OBJECTIVES = {
         "accuracy", "on the prediction task of the objective", chart="Accuracy of the objective", line="training"
     ),
     "explained": share("explained variance", "within hidden patches; 0 corresponds to predicting their mean colour"),
-    "rmse": Metric(*("RMSE", "root mean squared error; of patches, colours are in [0, 1]", "", "{:.3g}".format, False)),
     "batch_spread": Metric("spread in the batch", "of the compared features; 0 if they are equal", "", "{:.2g}".format),
     "images_loss": Metric(
         "loss of images", "divergence of the similarities of images from the teacher's", "", decimal, False
@@ -167,18 +174,25 @@ OF_OBJECTIVES = {
     "perplexity": Metric("codebook perplexity", "effective number of codes in a batch"),
     "codes_in_use": Metric("codes in use", "effective number of codes on held-out images"),
 }
-METRICS: dict[str, Metric] = OF_CLASSIFIERS | OF_DETECTORS | OF_SEGMENTERS | OF_PANOPTIC | OF_FEATURES | OF_OBJECTIVES
+METRICS: dict[str, Metric] = (
+    OF_CLASSIFIERS | OF_DETECTORS | OF_SEGMENTERS | OF_PANOPTIC | OF_NUMBERS | OF_FEATURES | OF_OBJECTIVES
+)
 # the images of an evaluation, by the beginning of a column
 PARTS = {"val_": "validation", "train_": "unaugmented training"}
 # the metrics by which runs are compared: for each run, the first that it has
-SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_pq", "val_miou", "knn", "psnr_held_out")
+SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_pq", "val_miou", "val_r2", "knn", "psnr_held_out")
 
 
 def metric_of(column: str) -> Metric:
     """Returns the metric of a column of the records; an unknown column is named after itself."""
     words = column.replace("_", " ")
     source = "a metric of your own" if column.startswith(tuple(PARTS)) else "measured by the objective"
-    return METRICS.get(column.removeprefix("val_").removeprefix("train_"), Metric(words, source))
+    plain = column.removeprefix("val_").removeprefix("train_")
+    name, _, figure = plain.rpartition("_")  # of one of several numbers
+    if plain not in METRICS and name and figure in OF_NUMBERS:
+        metric = OF_NUMBERS[figure]
+        return replace(metric, label=f"{metric.label} of {name}", short=f"{metric.heading}, {name}", chart="")
+    return METRICS.get(plain, Metric(words, source))
 
 
 def curve_of(column: str) -> tuple[str, str]:

@@ -31,6 +31,8 @@ from vitrail.tasks.detection.matching import ERRORS, MAX_DETECTIONS, NONE
 from vitrail.tasks.detection.metric import BoxMetric
 from vitrail.tasks.panoptic.answer import Panoptic
 from vitrail.tasks.panoptic.metric import PanopticMetric, match_answer
+from vitrail.tasks.regression.metric import NumberMetric
+from vitrail.tasks.regression.task import Regressor
 from vitrail.tasks.segmentation.metric import MapMetric
 from vitrail.tasks.segmentation.segmenter import MapTask
 from vitrail.tasks.user_images import to_pixels
@@ -68,7 +70,7 @@ class Sample:
 
 
 def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: float) -> tuple[Sample, ...]:
-    """Returns the pictures of ``source`` with these keys, for an `ObjectTask`, a `MapTask`, or a task of `Panoptic`.
+    """Returns the pictures of ``source`` with these keys, for an `ObjectTask`, a `MapTask`, a `Regressor`, or a task of `Panoptic`.
 
     ``threshold`` is the least score of a box that is shown.
     """
@@ -76,6 +78,8 @@ def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: fl
     items = (source.read(rows[key]) for key in keys)
     if isinstance(model, ObjectTask):
         return tuple(draw_boxes_of(model, item, threshold) for item in items)
+    if isinstance(model, Regressor):
+        return tuple(caption_numbers(model, item) for item in items)
     draw: Callable[[Any, Item], Sample] = draw_maps_of if isinstance(model, MapTask) else draw_segments_of
     return tuple(draw(model, item) for item in items)
 
@@ -142,6 +146,17 @@ def draw_maps_of(model: MapTask, item: Item) -> Sample:
     )
 
 
+def caption_numbers(model: Regressor, item: Item) -> Sample:
+    """Returns one picture, with its numbers and those of the answer as words."""
+    image, outputs, _ = compute_outputs(model, item)
+    (answer,) = model.decode(outputs)
+    words = [
+        f"{name}: true {true:.4g}, predicted {found:.4g}"
+        for (name, found), true in zip(answer.values.items(), item.target.tolist())
+    ]
+    return Sample(item.key, (Pane(image, words[0], item.key),), listing(words[1:]), frozenset())
+
+
 def draw_segments_of(model: Task, item: Item) -> Sample:
     """Returns the segments of one picture, and the pixels of those that do not match."""
     image, outputs, frames = compute_outputs(model, item)
@@ -189,7 +204,7 @@ def compute_outputs(model: Task, item: Item) -> tuple[Image.Image, Tensor, Frame
 
 
 def draw_chosen(
-    evaluated: EvaluatedRun, metric: BoxMetric | MapMetric | PanopticMetric, threshold: float = 0.0
+    evaluated: EvaluatedRun, metric: BoxMetric | MapMetric | NumberMetric | PanopticMetric, threshold: float = 0.0
 ) -> dict[str, Any]:
     """Returns the pictures with the most errors and others spread evenly over the split, each with the colours on them.
 

@@ -15,13 +15,14 @@ from vitrail.tasks.instances.queries import QueryInstances as QueryInstances
 from vitrail.tasks.instances.segmenter import InstanceSegmenter as InstanceSegmenter
 from vitrail.tasks.metric import Metric as Metric
 from vitrail.tasks.panoptic.segmenter import PanopticSegmenter as PanopticSegmenter
+from vitrail.tasks.regression.task import Regressor as Regressor
 from vitrail.tasks.segmentation.queries import QuerySegmenter as QuerySegmenter
 from vitrail.tasks.segmentation.segmenter import Segmenter as Segmenter
 from vitrail.tasks.targets import TargetKind as TargetKind
 from vitrail.tasks.task import Task as Task
 from vitrail.tasks.task import create_task as create_task
 
-KINDS: tuple[type[Task], ...] = (Classifier, Segmenter, Detector, InstanceSegmenter, PanopticSegmenter)
+KINDS: tuple[type[Task], ...] = (Classifier, Regressor, Segmenter, Detector, InstanceSegmenter, PanopticSegmenter)
 TASKS = {kind.name: kind for kind in KINDS}
 # by task and ``head``, of those that differ in more than a module
 HEADS: dict[tuple[str, str], type[Task]] = {(kind.name, "queries"): kind for kind in (QueryInstances, QuerySegmenter)}

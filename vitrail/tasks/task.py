@@ -47,7 +47,7 @@ BACKBONE_VERBS = {
     "encode_queries",
     "norm_tokens",
 }
-Loss = Literal["softmax", "sigmoid"]
+Loss = Literal["softmax", "sigmoid", "mse", "smooth-l1"]
 # key of `Task.provenance`: the weights carry no names of classes, and the outputs are named by their numbers
 NUMBERED = "numbered_classes"
 FITTED = {"classes", "image_size", "in_channels"}  # fields of a config that follow the data

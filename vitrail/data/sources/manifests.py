@@ -15,6 +15,7 @@ import numpy as np
 
 from vitrail.data.sources.contents import Files, Strings, choose_evenly, normalise_path, read_head
 from vitrail.data.sources.labels import Labels, RawData, RawSplit, format_label, from_texts, join_columns, unify_labels
+from vitrail.data.sources.numbers import list_columns, read_numbers
 from vitrail.data.sources.scan import NamedFiles, list_folders
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.errors import DataError, nearest
@@ -101,6 +102,7 @@ class Columns:
     names: list[str] = field(default_factory=list)  # of all columns
     label_column: str = ""
     joined: bool = False  # labels of columns of zeros and ones
+    numbers: dict[str, list[str]] = field(default_factory=dict)  # columns of numbers, in place of labels
     others: dict[str, list[str]] = field(default_factory=dict)  # columns that may hold labels or splits
     notes: list[str] = field(default_factory=list)  # how the table was read, where it does not say
 
@@ -108,31 +110,39 @@ class Columns:
         return DataError(f"{self.source}, line {self.lines[row]}: {what}", remedy)
 
 
-def read_manifest(path: Path, *, labelled: bool, columns: Mapping[str, str] | None = None) -> RawData:
+def read_manifest(
+    path: Path, *, labelled: bool, columns: Mapping[str, str] | None = None, numeric: bool = False
+) -> RawData:
     """Read a CSV, TSV or JSON-lines manifest.
 
     A row has a path (absolute, or relative to the folder of the manifest), a label or several separated by
     `;`, and optionally a split. A CSV may have `;` or tabs between its fields, and no header if it has a path, a label and
     perhaps a split. `locate_files` finds the files; `unify_labels` and `join_columns` read other forms of labels.
+    With ``numeric`` the labels are `Numbers`, those of several columns where ``columns`` names the label as ``x+y``.
     Raises `DataError` with the line: for a broken table, a missing column, a repeated path, an empty
-    label or an unknown split; or if none of the files exists.
+    label, a label that is no number or an unknown split; or if none of the files exists.
     """
     rows = _read_json(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path)
-    return _read_table(rows, str(path), f"a manifest, {path.name}", path.parent, labelled=labelled, named=columns)
+    how: Any = {"labelled": labelled, "named": columns, "numeric": numeric}
+    return _read_table(rows, str(path), f"a manifest, {path.name}", path.parent, **how)
 
 
-def read_frame(frame: Any, *, labelled: bool, columns: Mapping[str, str] | None = None) -> RawData:
+def read_frame(
+    frame: Any, *, labelled: bool, columns: Mapping[str, str] | None = None, numeric: bool = False
+) -> RawData:
     """Reads a data frame of pandas or polars as `read_manifest` reads a table; paths are relative to the working folder."""
     names = [str(name) for name in frame.columns]
     rows = zip(*(frame[name].to_list() for name in frame.columns))
     table = ((row, dict(zip(names, values))) for row, values in enumerate(rows, start=1))
-    return _read_table(table, "the data frame", "a data frame", Path.cwd(), labelled=labelled, named=columns)
+    how: Any = {"labelled": labelled, "named": columns, "numeric": numeric}
+    return _read_table(table, "the data frame", "a data frame", Path.cwd(), **how)
 
 
-def read_pairs(pairs: Sequence[Sequence[Any]], *, labelled: bool) -> RawData:
+def read_pairs(pairs: Sequence[Sequence[Any]], *, labelled: bool, numeric: bool = False) -> RawData:
     """Reads a list of (path, label) as `read_manifest` reads a table; paths are relative to the working folder."""
     table = ((row, {"path": os.fspath(path), "label": label}) for row, (path, label) in enumerate(pairs, start=1))
-    return _read_table(table, "the list", f"{len(pairs):,} paths with labels", Path.cwd(), labelled=labelled)
+    how: Any = {"labelled": labelled, "numeric": numeric}
+    return _read_table(table, "the list", f"{len(pairs):,} paths with labels", Path.cwd(), **how)
 
 
 def _read_table(
@@ -143,17 +153,18 @@ def _read_table(
     *,
     labelled: bool,
     named: Mapping[str, str] | None = None,
+    numeric: bool = False,
 ) -> RawData:
-    columns = _read_rows(rows, source, named)
-    _use_other_columns(columns)
-    if labelled and columns.names and columns.labels is None:
+    columns = _read_rows(rows, source, named, numeric)
+    _use_other_columns(columns, numeric)
+    if labelled and columns.names and columns.labels is None and not columns.numbers:
         choose_columns(columns.names, source=source, labelled=True)
     splits = read_columns(columns, root)
     return "; ".join([about, *columns.notes]), splits
 
 
 def _read_rows(
-    rows: Iterable[tuple[int, dict[str, Any]]], source: str, named: Mapping[str, str] | None = None
+    rows: Iterable[tuple[int, dict[str, Any]]], source: str, named: Mapping[str, str] | None, numeric: bool
 ) -> Columns:
     columns = Columns(source)
     kinds: dict[str, str] = {}  # path, label or split, of the columns that are these
@@ -161,9 +172,13 @@ def _read_rows(
     for line, row in rows:
         if not columns.names:
             columns.names = list(row)
-            chosen = choose_columns(columns.names, source=source, labelled=False, named=named)
+            chosen = choose_columns(columns.names, source=source, labelled=False, named=named, numeric=numeric)
             columns.label_column = chosen["label"] or ""
             kinds = {name: kind for kind, name in chosen.items() if name}
+            if numeric and (label := chosen["label"]):
+                del kinds[label]
+                columns.numbers = {name: [] for name in list_columns(label, columns.names)}
+                kinds |= dict.fromkeys(columns.numbers, "label")
             plain = {name: name.strip().lower() for name in columns.names}
             others = [name for name in plain if chosen["label"] is None and plain[name] not in NO_LABELS]
             others += [name for name in plain if chosen["split"] is None and plain[name] in LIKE_SPLIT]
@@ -174,13 +189,14 @@ def _read_rows(
             if name in kinds:
                 _refuse_nested(value, f"{source}, line {line}: the {kinds[name]}")
             values.append(format_label(value))
-    found = {kind: cells.pop(name) for name, kind in kinds.items()}
+    columns.numbers = {name: cells.pop(name) for name in columns.numbers}
+    found = {kind: cells.pop(name) for name, kind in kinds.items() if name in cells}
     columns.paths, columns.labels, columns.splits = found.get("path", []), found.get("label"), found.get("split")
     columns.others = cells
     return columns
 
 
-def _use_other_columns(columns: Columns) -> None:
+def _use_other_columns(columns: Columns, numeric: bool) -> None:
     """Takes splits and labels from columns of other names, where none is named so and all their values can be such."""
     for name in [name for name in columns.others if name.strip().lower() in LIKE_SPLIT]:
         values = columns.others.pop(name)
@@ -191,9 +207,11 @@ def _use_other_columns(columns: Columns) -> None:
             columns.notes.append(f"splits in the column {name!r}")
         elif 0 < len(unknown) < len(distinct):
             columns.notes.append(f"the column {name!r} is not used, {unknown[0]!r} is no split")
-    if columns.labels is not None or _has_boxes(columns.names):
+    if columns.labels is not None or columns.numbers or _has_boxes(columns.names):
         return
-    if len(columns.others) == 1:
+    if numeric:
+        columns.numbers = dict(columns.others) if len(columns.others) == 1 else {}
+    elif len(columns.others) == 1:
         [(columns.label_column, columns.labels)] = columns.others.items()
         columns.notes.append(f"labels in the column {columns.label_column!r}")
     elif joined := join_columns(columns.others):
@@ -207,16 +225,24 @@ def _has_boxes(names: Sequence[str]) -> bool:
 
 
 def choose_columns(
-    columns: Sequence[str], *, source: str, labelled: bool, named: Mapping[str, str] | None = None
+    columns: Sequence[str],
+    *,
+    source: str,
+    labelled: bool,
+    named: Mapping[str, str] | None = None,
+    numeric: bool = False,
 ) -> dict[str, str | None]:
-    """Chooses the columns of paths, labels and splits that are not ``named``. Raises `DataError` for one that is missing."""
+    """Chooses the columns of paths, labels and splits that are not ``named``; a ``numeric`` label may be ``x+y``.
+
+    Raises `DataError` for a column that is missing.
+    """
     plain = {name.strip().lower(): name for name in reversed(columns)}
-    for kind, name in (named or {}).items():
-        if name not in columns:
-            listed = ", ".join(map(repr, columns)) or "none"
-            raise DataError(
-                f"{source} has no column {name!r} of the {kind}; its columns are {listed}", nearest(name, columns)
-            )
+    for kind, given in (named or {}).items():
+        for name in list_columns(given, columns) if numeric and kind == "label" else [given]:
+            if name not in columns:
+                listed = ", ".join(map(repr, columns)) or "none"
+                what = f"{source} has no column {name!r} of the {kind}; its columns are {listed}"
+                raise DataError(what, nearest(name, columns))
     chosen = {
         "path": next((plain[name] for name in PATHS if name in plain), None),
         "label": next((plain[name] for name in LABELS if name in plain), None),
@@ -267,6 +293,8 @@ def _refuse_repeated(columns: Columns, root: Path) -> None:
 
 
 def _make_labels(columns: Columns) -> Labels | None:
+    if columns.numbers:
+        return read_numbers(columns.numbers, columns.make_error)
     if columns.labels is None:
         return None
     texts, note = unify_labels(columns.labels, columns.label_column)

@@ -36,6 +36,7 @@ from vitrail.data.sources.labels import (
 )
 from vitrail.data.sources.manifests import read_frame, read_manifest, read_pairs
 from vitrail.data.sources.mask_folders import MaskFolder, find_masks, read_masks
+from vitrail.data.sources.numbers import BETWEEN, Numbers
 from vitrail.data.sources.objects import Read
 from vitrail.data.sources.painted import outline_splits, paint_splits
 from vitrail.data.sources.panoptic import find_panoptic, read_segments
@@ -88,6 +89,7 @@ class FoundData:
     objects: Read | None = None  # reads the objects; None where there are none
     opened: Splits | None = None  # for a second caller of `open_data`
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table: the names of its path, label and split
+    numeric: bool = False  # labels of a table are numbers, not names of classes
 
     @cached_property
     def masks(self) -> list[MaskFolder]:
@@ -185,7 +187,8 @@ def open_data(
         channels: channels of Pillow images in a user's Dataset, 3 by default; files are decoded elsewhere.
         labelled: labels are required: unlabelled data and class folders without images are refused.
         task: "segmentation" takes masks also where there are boxes or outlines beside them, and paints maps of classes from the
-            outlines of objects where there are no masks; "instances" takes objects with outlines, "panoptic" stuff as well.
+            outlines of objects where there are no masks; "instances" takes objects with outlines, "panoptic" stuff as well;
+            "regression" takes the labels of a table as numbers, by default in the columns that are called as the ``classes``.
         max_bad: largest share of objects that cannot be read, where labels are required.
 
     Raises:
@@ -201,6 +204,10 @@ def open_data(
     if found.opened is not None:
         return found.opened
     convert = None
+    if task == Numbers.task:
+        # the model's columns, unless others are named
+        named = {"label": BETWEEN.join(classes)} if classes else {}
+        found = replace(found, numeric=True, columns={**named, **found.columns})
     if found.root is not None and task in OUTLINED:
         layout, raw_splits = found.read(task)
         convert = OUTLINED[task] if found.objects and (task != "segmentation" or not found.masks) else None
@@ -258,7 +265,7 @@ def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> R
         labels = Labels(data.classes, data.targets, declared=True) if data.labelled else None
         return "a source", {"train": RawSplit(data.contents, labels)}
     if isinstance(data, Mapping):
-        return _find_by_split(data, channels, labelled)
+        return _find_by_split(found, channels, labelled)
     if isinstance(data, str) and data in BUILT_IN:
         return read_digits()
     if isinstance(data, str) and is_remote(data):
@@ -273,9 +280,9 @@ def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> R
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
         return "arrays", {"train": read_arrays(*data, where=where or "array")}
     if hasattr(data, "columns"):
-        return read_frame(data, labelled=labelled, columns=found.columns)
+        return read_frame(data, labelled=labelled, columns=found.columns, numeric=found.numeric)
     if isinstance(data, list | tuple) and data and all(map(_is_pair, data)):
-        return read_pairs(data, labelled=labelled)
+        return read_pairs(data, labelled=labelled, numeric=found.numeric)
     if isinstance(data, list | tuple) and data and all(isinstance(path, str | os.PathLike) for path in data):
         return f"{len(data):,} files", {"train": RawSplit(Files("", Strings(map(os.fspath, data))))}
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):  # a map-style Dataset
@@ -288,12 +295,13 @@ def _is_pair(row: Any) -> bool:
     return isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], str | os.PathLike)
 
 
-def _find_by_split(data: Mapping[str, Any], channels: int, labelled: bool) -> RawData:
+def _find_by_split(found: FoundData, channels: int, labelled: bool) -> RawData:
     layouts, splits = [], {}
-    for name, part in data.items():
+    for name, part in found.data.items():
         if name not in SPLITS:
             raise ConfigError(f"unknown split {name!r}", nearest(name, SPLIT_ORDER))
-        layout, parts = _find(find_data(part), channels, labelled, where=name)
+        each = replace(find_data(part), columns=found.columns, numeric=found.numeric)
+        layout, parts = _find(each, channels, labelled, where=name)
         splits[SPLITS[name]] = _get_only_split(parts, name)
         layouts.append(f"{name}: {layout}")
     if not splits:
@@ -319,9 +327,10 @@ def _find_at(path: Path, labelled: bool, found: FoundData) -> RawData:
         return found.read()
     suffix = path.suffix.lower()
     if suffix in MANIFESTS:
-        return read_manifest(path, labelled=labelled, columns=found.columns)
+        return read_manifest(path, labelled=labelled, columns=found.columns, numeric=found.numeric)
     if suffix in PARQUET:
-        return f"Parquet, {path.name}", read_parquet([path], path.parent, labelled=labelled, named=found.columns)
+        how: Any = {"labelled": labelled, "named": found.columns, "numeric": found.numeric}
+        return f"Parquet, {path.name}", read_parquet([path], path.parent, **how)
     if suffix == ".tar":
         return read_shards_at(str(path))
     if suffix == ".npy":
@@ -345,12 +354,13 @@ def _find_in_folder(root: Path, labelled: bool, found: FoundData) -> RawData:
         splits: dict[str, RawSplit] = {}
         for split, paths in by_split.items():
             if suffix == ".parquet":
-                parts = read_parquet(paths, root, labelled=labelled)
+                how: Any = {"labelled": labelled, "named": found.columns, "numeric": found.numeric}
+                parts = read_parquet(paths, root, **how)
             elif len(paths) > 1:
                 names = ", ".join(path.name for path in paths)
                 raise DataError(f"{root} has several files for the split {split}: {names}", "keep one of them")
             else:
-                _, parts = _find_at(paths[0], labelled, FoundData(paths[0]))
+                _, parts = _find_at(paths[0], labelled, replace(found, data=paths[0]))
             if len(by_split) == 1 and split == "train":
                 return f"{suffix} files in a folder", parts
             splits[split] = _get_only_split(parts, paths[0])

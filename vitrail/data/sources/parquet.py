@@ -15,6 +15,7 @@ import numpy as np
 from vitrail.data.sources.contents import Contents, Strings, Units, normalise_path, read_file
 from vitrail.data.sources.labels import Labels, RawSplit, format_label, from_numbers, from_texts
 from vitrail.data.sources.manifests import Columns, choose_columns, group_by_split, read_columns
+from vitrail.data.sources.numbers import list_columns, read_numbers
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 from vitrail.stamps import Stamped
@@ -96,12 +97,18 @@ class ParquetImages(Contents):
 
 
 def read_parquet(
-    files: Sequence[Path], root: Path, *, labelled: bool, named: Mapping[str, str] | None = None
+    files: Sequence[Path],
+    root: Path,
+    *,
+    labelled: bool,
+    named: Mapping[str, str] | None = None,
+    numeric: bool = False,
 ) -> dict[str, RawSplit]:
     """Read Parquet files with the same columns as one data set, divided by its split column if there is one.
 
     Images are in a column of bytes, or of structs of bytes and a path below ``root``; a column of paths makes the files a
-    manifest. Labels are numbers (named by Hugging Face's metadata if present), names, or lists of either. Raises `DataError`.
+    manifest. Labels are numbers (named by Hugging Face's metadata if present), names, or lists of either; with ``numeric`` they
+    are as `read_manifest` has them. Raises `DataError`.
     """
     schema, groups = _read_layout(files)
     features = _read_features(schema)
@@ -109,20 +116,29 @@ def read_parquet(
     declared = [name for name, feature in features.items() if _get_class_names(feature)]
     label = "label" if "label" in declared else next(iter(declared), None)
     defaults = {kind: name for kind, name in {"path": image, "label": label}.items() if name}
-    columns = choose_columns(schema.names, source=source, labelled=labelled, named={**defaults, **(named or {})})
+    given = {**defaults, **(named or {})}
+    columns = choose_columns(schema.names, source=source, labelled=labelled, named=given, numeric=numeric)
     rows, label = int(groups[-1, 4]), columns["label"]
+    numbers = list_columns(label, schema.names) if numeric and label else []
     wanted = {kind: name for kind, name in columns.items() if name and name != image}
-    table = import_pyarrow(DataError).concat_tables([_read_columns(path, [*wanted.values()]) for path in files])
+    if numbers:
+        del wanted["label"]
+    read = [*wanted.values(), *numbers]
+    table = import_pyarrow(DataError).concat_tables([_read_columns(path, read) for path in files])
     texts = {kind: table[name].to_pylist() for kind, name in wanted.items() if kind == "split" or image is None}
     cells = {kind: list(map(format_label, values)) for kind, values in texts.items()}
     described = Columns(source, cells.get("path", []), cells.get("label"), cells.get("split"), [*range(1, rows + 1)])
+    described.numbers = {name: list(map(format_label, table[name].to_pylist())) for name in numbers}
     if image is None:
         return read_columns(described, root)
     names = tuple(path.relative_to(root).as_posix() for path in files)
     ends = [int(groups[groups[:, 0] == number, 4].max()) for number in range(len(files))]  # rows up to each file's end
     keys = Strings(f"{name}#{row}" for name, start, end in zip(names, [0, *ends], ends) for row in range(end - start))
     contents = ParquetImages(str(root), names, image, groups[:, :4], np.arange(rows), keys)
-    labels = _convert_labels(table[label], _get_class_names(features.get(label)), source) if label else None
+    if numbers:
+        labels = read_numbers(described.numbers, described.make_error)
+    else:
+        labels = _convert_labels(table[label], _get_class_names(features.get(label)), source) if label else None
     return group_by_split(RawSplit(contents, labels), described)
 
 

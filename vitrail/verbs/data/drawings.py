@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.analysis.render import to_rgb, to_uint8
-from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.annotations import Objects, PixelMaps
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.open import open_data
@@ -41,7 +41,7 @@ def draw_data(data: Any, out: Path, samples: int, log: LogFunction, task: str | 
     except DataError:  # which the check reports
         opened = open_data(data, **how)
     splits = list_splits(open_deep(opened))
-    annotated = {name: part for name, part in splits.items() if isinstance(part.targets, Annotations) and len(part)}
+    annotated = {name: part for name, part in splits.items() if isinstance(part.targets, Objects | PixelMaps) and len(part)}
     if not annotated:
         what = "the data have no boxes and no masks, so there is nothing to draw"
         raise DataError(what, "leave --out out, or give --model for a page of labels that may be wrong")
@@ -63,7 +63,7 @@ def draw_split(source: Source, folder: Path, samples: int) -> int:
                 picture = Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(content))))
             else:
                 picture = open_image(content)
-            assert isinstance(source.targets, Annotations)
+            assert isinstance(source.targets, Objects | PixelMaps)
             source.targets.read_map(row, (picture.height, picture.width))  # raises for a size that does not fit
         except BadImage:
             continue

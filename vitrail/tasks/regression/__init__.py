@@ -1,0 +1,1 @@
+"""Regression: one or several numbers of an image."""
