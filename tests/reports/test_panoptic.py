@@ -10,7 +10,7 @@ from PIL import Image
 from tests.reports.reading import PAYLOAD, Page
 from tests.reports.test_dense import shown
 from tests.tasks.dense_models import VIT
-from tests.tasks.regression import Regression
+from tests.tasks.spot import SpotFinder
 from tests.tasks.test_panoptic_metric import THINGS, annotate, answer, rows_of
 from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.source import Source
@@ -33,7 +33,7 @@ TRUE = np.tile(rows_of((2, 12), (3, 12), (0, 6), (1, 6), (4, 12)), (32, 1))
 FOUND = np.tile(rows_of((1, 12), (2, 12), (0, 24)), (32, 1))
 
 
-class Fixed(Regression):
+class Fixed(SpotFinder):
     """Answers with the same segments for every picture."""
 
     name = "panoptic"

@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitrail
 from tests.serving.conftest import start as start
-from tests.tasks.regression import Regression
+from tests.tasks.spot import SpotFinder
 from vitrail.config.schema import ModelSettings
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.contents import Arrays, Strings
@@ -27,7 +27,7 @@ from vitrail.training.optimizer import select_trainable
 SIDE = 16
 TINY = ("model.name=vit-ti16", "model.changes={width: 32, depth: 1, heads: 2, mlp_width: 64, patch_size: [4, 4]}")
 RECIPE = (
-    "task=regression",
+    "task=spot",
     "augment.mixup=0",
     "augment.cutmix=0",
     "augment.smoothing=0",
@@ -64,9 +64,9 @@ def large_pictures(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def known():
-    register_task(Regression)
+    register_task(SpotFinder)
     yield
-    del TASKS["regression"]
+    del TASKS["spot"]
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +93,12 @@ def test_it_is_trained_and_targets_follow_their_pixels(trained):
     assert figures["mean_error_low"] < figures["mean_error"] < figures["mean_error_high"]
     assert trained.report.exists()
     assert "val_mean_error" in (trained.folder / "metrics.jsonl").read_text()
-    assert json.loads((trained.folder / "model" / "config.json").read_text())["task"] == "regression"
+    assert json.loads((trained.folder / "model" / "config.json").read_text())["task"] == "spot"
 
 
 def test_it_is_loaded_and_evaluated_as_it_was_in_training(trained):
     model = vitrail.load(trained.folder)
-    assert isinstance(model, Regression)
+    assert isinstance(model, SpotFinder)
     evaluated = vitrail.evaluate(model, evaluating(), quiet=True)
     assert evaluated.figures["mean_error"] == pytest.approx(trained.figures["mean_error"], abs=1e-6)
 
@@ -150,7 +150,7 @@ def test_it_is_served(trained, tmp_path, start):
 
 
 def test_only_vitrails_own_layout_holds_it(trained, tmp_path):
-    with pytest.raises(ConfigError, match="the task regression can only be written in vitrail's own layout"):
+    with pytest.raises(ConfigError, match="the task spot can only be written in vitrail's own layout"):
         vitrail.convert(trained.folder, tmp_path / "copy", to="timm")
     copy = vitrail.convert(trained.folder, tmp_path / "copy.safetensors", to="native")
     assert copy is not None
@@ -159,14 +159,14 @@ def test_only_vitrails_own_layout_holds_it(trained, tmp_path):
 
 
 def test_a_model_of_an_unknown_task_is_refused_by_name(trained, monkeypatch):
-    monkeypatch.delitem(TASKS, "regression")
-    with pytest.raises(CheckpointError, match="the task 'regression'; this version of vitrail supports classification"):
+    monkeypatch.delitem(TASKS, "spot")
+    with pytest.raises(CheckpointError, match="the task 'spot'; this version of vitrail supports classification"):
         vitrail.load(trained.folder)
 
 
 def test_with_head_only_nothing_but_its_own_head_is_trained():
     backbone = create_backbone("vit-ti16", classes=0, image_size=SIDE, patch_size=4, width=32, depth=1, heads=2)
-    model = Regression(backbone, ("x",), Preprocessing.paper(SIDE))
+    model = SpotFinder(backbone, ("x",), Preprocessing.paper(SIDE))
     assert select_trainable(Supervised(model), ModelSettings(head_only=True)).keys() == {
         "own.head.weight",
         "own.head.bias",
@@ -175,5 +175,5 @@ def test_with_head_only_nothing_but_its_own_head_is_trained():
 
 def test_policies_that_its_targets_cannot_follow_are_refused(tmp_path):
     data = Splits(train=spots(40, 0), val=None, test=None, layout="spots", classes=())
-    with pytest.raises(ConfigError, match="no meaning for the task regression"):
+    with pytest.raises(ConfigError, match="no meaning for the task spot"):
         vitrail.train(data, out=tmp_path / "run", steps=1, settings=(*TINY, *RECIPE, "augment.mixup=0.2"), quiet=True)

@@ -145,8 +145,9 @@ class DataSettings:
     on_bad: Annotated[Literal["skip", "stop"], "skip bad images, or stop at the first"] = "skip"
     max_bad: Annotated[float, "maximum share of images or objects that cannot be read before the run stops"] = MAX_BAD
     columns: Annotated[
-        dict[str, str], "columns of a table that hold the path, the label (of regression one or several, as x+y) and the split, where they have "
-        "other names"
+        dict[str, str],
+        "columns of a table that hold the path, the label (of regression one or several, as x+y) and the split, where they "
+        "have other names",
     ] = field(default_factory=dict)
     conflicts: Annotated[
         Literal["drop", "keep"] | None,

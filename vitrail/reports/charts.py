@@ -1,9 +1,9 @@
 """Draws the charts of all pages as SVG, for light and dark backgrounds.
 
 An `Axis` maps values to SVG units and knows its ticks; charts are drawn on one or two of them: the lines of `chart` and
-`line_chart`, the dots of `scatter_chart`, the bars of `reliability_chart`, the intervals of `strip` and `zone_strip`. The cells of `confusion_chart` and
-`heat_map` need none. Colours are names of `LIGHT` and `DARK`, written as ``var(--name)``; `standalone` resolves them for separate
-files. A new form of chart needs this file alone.
+`line_chart`, the dots of `scatter_chart`, the bars of `reliability_chart`, the intervals of `strip` and `zone_strip`. The cells
+of `confusion_chart` and `heat_map` need none. Colours are names of `LIGHT` and `DARK`, written as ``var(--name)``; `standalone`
+resolves them for separate files. A new form of chart needs this file alone.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Sample:
 
 
 def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: float) -> tuple[Sample, ...]:
-    """Returns the pictures of ``source`` with these keys, for an `ObjectTask`, a `MapTask`, a `Regressor`, or a task of `Panoptic`.
+    """Returns the pictures of ``source`` with these keys, for an `ObjectTask`, a `MapTask`, a `Regressor`, or of `Panoptic`.
 
     ``threshold`` is the least score of a box that is shown.
     """

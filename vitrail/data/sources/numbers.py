@@ -14,6 +14,7 @@ from vitrail.errors import DataError
 from vitrail.untrusted.numbers import to_real
 
 BETWEEN = "+"  # separates the columns of several numbers
+LARGEST = float(np.finfo(np.float32).max)
 STRATA = 5  # parts of about the same size, by the first number, from which images are held out alike
 
 
@@ -75,7 +76,7 @@ def read_numbers(columns: Mapping[str, Sequence[str]], make_error: Callable[[int
                 number = to_real(text, name)
             except ValueError:
                 number = np.inf
-            if not abs(number) <= np.finfo(np.float32).max:
+            if not abs(number) <= LARGEST:
                 remedy = "give every row a finite number, or remove the row"
                 raise make_error(row, f"{name} is {text!r:.40}, not a number" if text else f"no {name}", remedy)
             values[row, place] = number

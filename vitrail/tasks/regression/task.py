@@ -53,7 +53,9 @@ class NumberTargets(TargetKind):
 
     def check(self, source: Source, task: str) -> None:
         if not isinstance(source.targets, Numbers):
-            has = f"{source.targets.task} of {source.counted}" if hasattr(source.targets, "task") else "classes of images"
+            has = (
+                f"{source.targets.task} of {source.counted}" if hasattr(source.targets, "task") else "classes of images"
+            )
             raise DataError(f"the task {task} learns from numbers, and the data have {has}", REMEDY)
         if lacking := [name for name, column in zip(source.classes, source.targets.values.T) if np.isnan(column).any()]:
             raise DataError(f"the data have no numbers of {', '.join(lacking)}", REMEDY)
@@ -73,8 +75,8 @@ class Regressor(Task):
         mean, std: of each number in the training images; by default 0 and 1.
 
     Raises:
-        ConfigError: as `Task` has it; a mean that is not finite, a std that is no positive number, or another count than there are
-            numbers; a name in `RESERVED`.
+        ConfigError: as `Task` has it; a mean that is not finite, a std that is no positive number, or another count of
+            them than of numbers; a name in `RESERVED`.
     """
 
     name = "regression"
@@ -125,8 +127,8 @@ class Regressor(Task):
         return {name: tuple(map(float, description[name])) for name in ("mean", "std")}
 
     def forward(self, images: Tensor) -> Tensor:
-        outputs = self.backbone(images).float()  # (B, K)
-        return outputs * outputs.new_tensor(self.std) + outputs.new_tensor(self.mean)
+        columns = zip(self.backbone(images).float().unbind(1), self.mean, self.std)
+        return torch.stack([column * std + mean for column, mean, std in columns], 1)  # (B, K)
 
     def loss_options(self, loss: str | None, *, binarise: bool) -> dict[str, Any]:
         if loss is not None and loss not in LOSSES:
@@ -139,8 +141,7 @@ class Regressor(Task):
         """Returns the mean over images and numbers, of standardised numbers: the mean squared error, or ``smooth-l1``, which is
         half of it up to one standard deviation and grows linearly from there (Girshick 2015, Fast R-CNN, equation 3).
         """
-        std = outputs.new_tensor(self.std)
-        return LOSSES[loss](outputs / std, targets / std)
+        return LOSSES[loss](self._divide(outputs), self._divide(targets))
 
     def metric(self, source: Source | None = None) -> NumberMetric:
         return NumberMetric(self.classes)
@@ -160,5 +161,8 @@ class Regressor(Task):
         return float(self._compare(expected, given).max())
 
     def _compare(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Tensor:
-        difference = (expected["values"] - given["values"]).abs()
-        return difference / difference.new_tensor(self.std)
+        return self._divide((expected["values"] - given["values"]).abs())
+
+    def _divide(self, numbers: Tensor) -> Tensor:
+        """Returns numbers (B, K) as multiples of their std. A tensor of these would be copied to a GPU in every step."""
+        return torch.stack([column / std for column, std in zip(numbers.unbind(1), self.std)], 1)

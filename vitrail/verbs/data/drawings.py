@@ -41,7 +41,9 @@ def draw_data(data: Any, out: Path, samples: int, log: LogFunction, task: str | 
     except DataError:  # which the check reports
         opened = open_data(data, **how)
     splits = list_splits(open_deep(opened))
-    annotated = {name: part for name, part in splits.items() if isinstance(part.targets, Objects | PixelMaps) and len(part)}
+    annotated = {
+        name: part for name, part in splits.items() if isinstance(part.targets, Objects | PixelMaps) and len(part)
+    }
     if not annotated:
         what = "the data have no boxes and no masks, so there is nothing to draw"
         raise DataError(what, "leave --out out, or give --model for a page of labels that may be wrong")

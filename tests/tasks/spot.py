@@ -56,10 +56,10 @@ class Points(TargetKind):
         return torch.from_numpy(points[:, 0] / placement.size[1]).float()
 
 
-class Regression(Task):
+class SpotFinder(Task):
     """Of the spot's x, from 0 to 1 across the image; the head is the task's own."""
 
-    name = "regression"
+    name = "spot"
     has_own_head = True
     targets = Points()
 
