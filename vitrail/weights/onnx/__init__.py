@@ -83,10 +83,10 @@ def build_exported(
     model = build_model_around(make, description, path)
     assert isinstance(model.backbone, ExportedBackbone)
     outputs = {value.name: value.shape[1:] for value in model.backbone.session.get_outputs()}
-    classes = model.backbone.config.classes
-    if outputs.keys() != set(model.graph_outputs) or (classes and outputs.get(LOGITS) != [classes]):
+    classes, (first, *_) = model.backbone.config.classes, model.graph_outputs
+    if outputs.keys() != set(model.graph_outputs) or (classes and outputs[first] != [classes]):
         raise _other_graph(model.backbone.session, path)
-    if model.own:  # what the task has of its own is in the graph, too
+    if first not in (LOGITS, FEATURES):  # what the task has of its own is in the graph, too
         model.own, run = nn.ModuleDict(), model.backbone.run_graph
         model.forward = lambda images: model.read_graph(run(images))  # type: ignore[method-assign]
     return model
