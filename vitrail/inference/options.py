@@ -16,13 +16,14 @@ from vitrail import weights
 from vitrail.data.sources.bad_images import MAX_BAD, BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
+from vitrail.inference.views import check_views
 from vitrail.models import device_of, sketch
 from vitrail.models.layers import Conv
 from vitrail.runtime.device import find_device, in_precision
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.progress import LogFunction
 from vitrail.runtime.tuning import ExecutionPlan, list_threads, recall_plan
-from vitrail.tasks.task import WINDOWS, Task, choose_windows
+from vitrail.tasks.task import WINDOWS, Task, Views, choose_windows
 from vitrail.torch_private import has_fused, takes_fused
 from vitrail.untrusted.limits import PIXELS
 from vitrail.weights.onnx import ExportedBackbone
@@ -36,9 +37,10 @@ class InferenceOptions:
 
     ``size``, ``grid``, ``preprocessing`` and ``classes``, a file of names, are what weights do not state, as `vitrail.load` takes
     them.
-    ``zoom`` is how many times as large pictures are shown in windows, as `Task.predict` takes it. Files of more than
-    ``max_pixels`` are bad. With ``tune`` a verb may time the network's blocks on a CPU for the fastest ``plan``
-    (`tune_options`). The precision ``auto`` is to be settled before anything is computed (`settle_precision`).
+    ``zoom`` is how many times as large pictures are shown in windows, as `Task.predict` takes it. With ``tta`` outputs are means
+    (`average_views`). Files of more than ``max_pixels`` are bad. With ``tune`` a verb may time the network's blocks on a CPU for
+    the fastest ``plan`` (`tune_options`). The precision ``auto`` is to be settled before anything is computed
+    (`settle_precision`).
     """
 
     size: tuple[int, int] | None = None
@@ -46,6 +48,7 @@ class InferenceOptions:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     classes: Path | None = None
     zoom: float = 1.0
+    tta: Views | None = None
     batch: int = 64
     workers: int = 0
     device: str | None = None
@@ -85,6 +88,7 @@ class InferenceOptions:
         if isinstance(model.backbone, ExportedBackbone):
             self._set_up_graph(model.backbone)
         choose_windows(model, self.zoom)  # refused before any image is read
+        check_views(model, self.tta)
         return model.to(find_device(self.device)).eval()
 
     def compute(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from vitrail.files import make_folder, replace_file
 from vitrail.images.decode import MODES, BadImage, decode
 from vitrail.inference.inputs import name_files
 from vitrail.inference.options import InferenceOptions
+from vitrail.inference.views import average_views
 from vitrail.models.backbone import device_of
 from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.progress import ProgressBar
@@ -87,6 +88,7 @@ def run_model(
     windows, device, done = choose_windows(model, options.zoom), device_of(model), 0
     preprocessing = windows or model.preprocessing
     compute = partial(options.compute, verb or model)
+    compute = compute if options.tta is None else average_views(compute, options.tta)
     for batch in _read_batches(model, source, options, preprocessing, bad=bad, fast=fast, spans=spans):
         pictures = batch.images.to(device)  # (B, C, H, W), or (1, V, C, H, W) of windows
         if change is not None:

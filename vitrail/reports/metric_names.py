@@ -132,6 +132,10 @@ OF_NUMBERS = {
     "mae": Metric("mean absolute error", "in the unit of the number", "MAE", PLAIN, False),
     "rmse": Metric("RMSE", "root mean squared error; of patches, colours are in [0, 1]", "", PLAIN, False),
 }
+OF_VIEWS = {
+    "without_tta": Metric("first figure without test-time augmentation", "of the same images", "Without TTA"),
+    "tta_gain": Metric("gain of test-time augmentation", "difference of the first figure", "Gain of TTA"),
+}
 OF_FEATURES = {
     "knn": share(
         *("kNN accuracy", "accuracy of k-nearest-neighbour classification on the features", "kNN accuracy"),
@@ -175,7 +179,7 @@ OF_OBJECTIVES = {
     "codes_in_use": Metric("codes in use", "effective number of codes on held-out images"),
 }
 METRICS: dict[str, Metric] = (
-    OF_CLASSIFIERS | OF_DETECTORS | OF_SEGMENTERS | OF_PANOPTIC | OF_NUMBERS | OF_FEATURES | OF_OBJECTIVES
+    OF_CLASSIFIERS | OF_DETECTORS | OF_SEGMENTERS | OF_PANOPTIC | OF_NUMBERS | OF_VIEWS | OF_FEATURES | OF_OBJECTIVES
 )
 # the images of an evaluation, by the beginning of a column
 PARTS = {"val_": "validation", "train_": "unaugmented training"}

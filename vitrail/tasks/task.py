@@ -48,6 +48,7 @@ BACKBONE_VERBS = {
     "norm_tokens",
 }
 Loss = Literal["softmax", "sigmoid", "mse", "smooth-l1"]
+Views = Literal["flip", "5crop"]  # of a picture, see `vitrail.inference.views`
 # key of `Task.provenance`: the weights carry no names of classes, and the outputs are named by their numbers
 NUMBERED = "numbered_classes"
 FITTED = {"classes", "image_size", "in_channels"}  # fields of a config that follow the data
@@ -88,6 +89,7 @@ class Task(nn.Module, ABC):
     keeps_parts: ClassVar[bool] = False  # whether another head begins with the tensors of ``own`` that have its shapes
     resize: ClassVar[Resize | None] = None  # of inputs, where it is not that of the weights or of the paper
     pixels: ClassVar[Mapping[str, int]] = {}  # most pixels of an input whose size follows the images, by device
+    views: ClassVar[tuple[Views, ...]] = ()  # for which the mean of the outputs is an answer for the picture
     # answers: whether they are a class with a probability, which the method ``probabilities`` gives for each of ``classes``;
     # whether an image has several; what logits are divided by; the share of known images called unlike the training images, None
     # where that is not fitted; whether they are a `PlacedAnswer`, to be drawn over the picture;

@@ -62,6 +62,7 @@ def evaluate(
         options.File | None, "A folder for report.html, its charts, figures.json and predictions.csv."
     ] = None,
     zoom: options.Zoom = 1.0,
+    tta: options.Tta = None,
     corruptions: Annotated[bool, "Also evaluate on eight kinds of corruption at five levels."] = False,
     metrics: options.OwnMetrics = None,
     command: options.Command = "vitrail.evaluate",
@@ -72,7 +73,7 @@ def evaluate(
     """Evaluates a model on labelled images that it was not trained on.
 
     Data with several labels an image and a model of one class an image give ReaL accuracy: the share of images whose class is
-    one of the labels.
+    one of the labels. With ``tta`` the first figure without it is ``without_tta``, and the difference ``tta_gain``.
 
     Raises:
         ConfigError: a model without a head, or options that exclude each other.
@@ -80,7 +81,7 @@ def evaluate(
         CheckpointError: weights that cannot be read, or with another SHA-256.
         DiskError: ``out`` cannot be written.
     """
-    reading = options.parse(given, zoom=zoom)
+    reading = options.parse(given, zoom=zoom, tta=tta)
     import torch
 
     from vitrail.config.units import columns_of_table, parse_fraction
@@ -123,6 +124,9 @@ def evaluate(
         share = None if fit_unknown is None else parse_fraction(fit_unknown)
         check_unknown(task, share, ood)
         shift = None if logit_adjust is None else _find_shift(task, logit_adjust, calibrate)
+        if tta and (calibrate or share):
+            what = f"{'calibrate' if calibrate else 'fit_unknown'} is set with tta={tta}"
+            raise ConfigError(what, "leave one out: the model stores what fits one view of each image")
         for asked, flag in ((corruptions, "corruptions"), (folder is not None, "out")):
             if asked and zoom != 1:
                 what = f"zoom is {zoom:g}, and {flag} needs each picture whole in one input"
@@ -140,7 +144,7 @@ def evaluate(
         bad = reading.record_bad(source, options.to_path(bad_list) if ranks.first else None)
         if task.preprocessing.pixel_range is None:
             source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
-    passes = 1 + 5 * len(CORRUPTIONS) * corruptions
+    passes = 1 + 5 * len(CORRUPTIONS) * corruptions + (tta is not None)
     reading = tune_options(reading, task, log, images=passes * len(source), ranks=ranks)
     if share is not None:
         _, train = open_split(task, found, "train", log, **mapping)
@@ -183,6 +187,12 @@ def evaluate(
     if unlike:
         others = None if ood is None else measure_unlikeness(task, ood, options=reading, log=log, ranks=ranks)
         result = replace(result, further={**result.further, **summarize_unlikeness(torch.cat(unlike), others)})
+    if tta is not None:
+        single = replace(reading, tta=None)
+        plain = evaluate_model(task, source, single, split=name, bad=bad, among=among, shift=shift, ranks=ranks)
+        first, gain = next(iter(plain.figures)), result.difference(plain)
+        gained = {f"tta_gain{end}": gain[f"{first}{end}"] for end in ("", "_low", "_high") if f"{first}{end}" in gain}
+        result = replace(result, further={**result.further, "without_tta": plain.figures[first], **gained})
     if corruptions:
 
         def evaluate_corrupted(kind: str, level: int) -> EvaluationResult:

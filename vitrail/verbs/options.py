@@ -40,6 +40,11 @@ Zoom = Annotated[
     float,
     "Show pictures this many times as large to a detector or a segmenter, in overlapping windows: for small objects.",
 ]
+Tta = Annotated[
+    Literal["flip", "5crop"] | None,
+    "Test-time augmentation of a classifier or a regressor: the mean of the outputs for the picture and its mirror image, or "
+    "(classifiers) for four corners and the middle.",
+]
 Quiet = Annotated[bool, "No progress.", False]
 Tune = Annotated[bool, "On a CPU use the fastest way to compute, measured where that saves time.", True]
 

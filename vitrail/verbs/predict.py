@@ -36,6 +36,7 @@ def predict(
     top: Annotated[int, "Number of labels per image."] = 5,
     threshold: Annotated[float | None, "Minimum score of an object; by default that of the detector."] = None,
     zoom: options.Zoom = 1.0,
+    tta: options.Tta = None,
     overlay: Annotated[
         options.File | None, "A folder for the pictures with objects or classes drawn on them: NAME.drawn.jpg."
     ] = None,
@@ -66,7 +67,7 @@ def predict(
         DataError: an input that does not exist; with ``out`` or ``parts``, after all is written, an image that was named by
             its path could not be read, or none could.
     """
-    reading = options.parse(given, max_bad=options.ALL, zoom=zoom)
+    reading = options.parse(given, max_bad=options.ALL, zoom=zoom, tta=tta)
     from vitrail.inference.inputs import find_inputs
     from vitrail.inference.options import tune_options
     from vitrail.inference.outputs import answer_images, check_fast, prepare_drawing

@@ -66,6 +66,7 @@ def make_plan(job: Job, task: Task, source: Source, *, part_size: int, format: s
     if (count := -(-len(source) // part_size)) > MAX_PARTS:
         remedy = f"give a larger --part-size: at most {MAX_PARTS:,}"
         raise ConfigError(f"{len(source):,} images are {count:,} parts", remedy)
+    views = {} if job.options.tta is None else {"tta": job.options.tta}  # older folders have none
     described = json.dumps([digest_of(task), task.name, task.classes, task.describe()])
     return Plan(
         verb=job.verb,
@@ -76,7 +77,7 @@ def make_plan(job: Job, task: Task, source: Source, *, part_size: int, format: s
         format=format,
         columns=list_columns(job, task),
         width=task.width if job.verb == "embed" else 0,
-        settings={"precision": job.options.precision, "zoom": job.options.zoom, **job.asked},
+        settings={"precision": job.options.precision, "zoom": job.options.zoom, **views, **job.asked},
     )
 
 
@@ -87,8 +88,9 @@ def list_columns(job: Job, task: Task) -> dict[str, str]:
         blank = np.zeros((*task.preprocessing.size, task.preprocessing.channels), np.uint8)
         asked = {name: job.asked[name] for name in ("top", "threshold")}
         row = task.predict(blank, **asked)[0].rows()[0]
-        kinds = {name: "flag" if isinstance(value, bool) else "number" for name, value in row.items()}
-        values = {name: "text" if name.startswith("label") else kind for name, kind in kinds.items()}
+        kinds = {bool: "flag", float: "number"}  # a picture without objects has None
+        either = {name: "text" if name.startswith("label") else "number" for name in row}
+        values = {name: kinds.get(type(value), either[name]) for name, value in row.items()}
     return {"path": "text", **values, "error": "text"}
 
 

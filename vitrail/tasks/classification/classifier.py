@@ -151,6 +151,7 @@ class Classifier(Task):
     }
     targets = LabelTargets()
     losses = ("softmax", "sigmoid")
+    views = ("flip", "5crop")
     temperature: float  # type: ignore[bad-override-mutable-attribute]
 
     def __init__(

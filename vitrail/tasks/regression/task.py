@@ -84,7 +84,8 @@ class Regressor(Task):
     targets = NumberTargets()
     losses = ("mse", "smooth-l1")
     free_options = ("mean", "std")
-    resize = "squash"  # shows all of a picture
+    resize = "squash"  # shows all of a picture, whose numbers are not those of a part
+    views = ("flip",)
     graph_outputs = ("values",)
 
     def __init__(
