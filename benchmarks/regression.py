@@ -1,5 +1,5 @@
-"""Numbers read from photographs: red blood cells and cells of all kinds on pictures of BCCD, and the percent of the pixels of CamVid
-that are sky and road.
+"""Numbers read from photographs: red blood cells and cells of all kinds on pictures of BCCD, and the percent of the pixels of
+CamVid that are sky and road.
 
 A ViT-Ti/16 of ImageNet is fine-tuned by the defaults of `--task regress`, and compared with ridge regression on frozen features
 (the penalty chosen on val) and with the mean of the training images as the answer to all, on the official test splits. The
