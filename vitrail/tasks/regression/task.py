@@ -53,9 +53,8 @@ class NumberTargets(TargetKind):
 
     def check(self, source: Source, task: str) -> None:
         if not isinstance(source.targets, Numbers):
-            has = (
-                f"{source.targets.task} of {source.counted}" if hasattr(source.targets, "task") else "classes of images"
-            )
+            other = getattr(source.targets, "task", None)
+            has = f"annotations for {other}" if other else "classes of images"
             raise DataError(f"the task {task} learns from numbers, and the data have {has}", REMEDY)
         if lacking := [name for name, column in zip(source.classes, source.targets.values.T) if np.isnan(column).any()]:
             raise DataError(f"the data have no numbers of {', '.join(lacking)}", REMEDY)
