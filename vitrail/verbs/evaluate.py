@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.sources.source import Source
     from vitrail.evaluation.evaluate import EvaluationResult
+    from vitrail.inference.options import InferenceOptions
     from vitrail.tasks.task import Task
 
 
@@ -90,12 +91,7 @@ def evaluate(
     from vitrail.evaluation.corruptions import CORRUPTIONS, corrupt
     from vitrail.evaluation.evaluate import evaluate_model
     from vitrail.evaluation.own_metrics import OwnMetrics
-    from vitrail.evaluation.unlikeness import (
-        check_unknown,
-        fit_unlikeness,
-        measure_unlikeness,
-        summarize_unlikeness,
-    )
+    from vitrail.evaluation.unlikeness import check_unknown, fit_unlikeness, measure_unlikeness, summarize_unlikeness
     from vitrail.files import make_folder
     from vitrail.inference.inputs import open_split
     from vitrail.inference.options import tune_options
@@ -119,18 +115,11 @@ def evaluate(
         if operations := task.provenance.get("operations"):
             log(f"trained  {large(operations, 'FLOP')} in all steps")
         check_head(task)
-        if calibrate and task.temperature is None:
-            raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
         share = None if fit_unknown is None else parse_fraction(fit_unknown)
         check_unknown(task, share, ood)
+        asked = {"calibrate": calibrate, "fit_unknown": share, "corruptions": corruptions, "out": folder is not None}
+        _check_options(task, reading, **asked)
         shift = None if logit_adjust is None else _find_shift(task, logit_adjust, calibrate)
-        if tta and (calibrate or share):
-            what = f"{'calibrate' if calibrate else 'fit_unknown'} is set with tta={tta}"
-            raise ConfigError(what, "leave one out: the model stores what fits one view of each image")
-        for asked, flag in ((corruptions, "corruptions"), (folder is not None, "out")):
-            if asked and zoom != 1:
-                what = f"zoom is {zoom:g}, and {flag} needs each picture whole in one input"
-                raise ConfigError(what, "leave one of them out")
         if folder is not None:
             make_folder(folder)
         mapping = {"class_map": options.to_path(class_map), "max_bad": reading.max_bad}
@@ -163,8 +152,9 @@ def evaluate(
 
     with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=reading.quiet) as progress:
         watch = own or calibrate or task.false_alarms is not None
-        watched = {"on_outputs": on_outputs if watch else None, "progress": progress, "ranks": ranks}
-        result = evaluate_model(task, source, reading, split=name, bad=bad, among=among, shift=shift, **watched)
+        how = {"split": name, "bad": bad, "among": among, "shift": shift, "ranks": ranks}
+        watched = {"on_outputs": on_outputs if watch else None, "progress": progress}
+        result = evaluate_model(task, source, reading, **how, **watched)
     notes = []
     if logit_adjust is not None:
         shares = "the log of each class's share in the training"
@@ -180,30 +170,24 @@ def evaluate(
         result, temperature = _calibrate(task, result, logits, targets, log)
         if temperature != before and not isinstance(model, Task):
             log(f"stored in {ranks.run_on_rank0(lambda: set_temperature(model, temperature))}")
-    if own:
-        result = replace(result, further=own.compute())
+    further = dict(own.compute()) if own else {}
     if share is not None and not isinstance(model, Task):
         log(f"stored in {ranks.run_on_rank0(lambda: set_unlikeness(model, task))}")
     if unlike:
         others = None if ood is None else measure_unlikeness(task, ood, options=reading, log=log, ranks=ranks)
-        result = replace(result, further={**result.further, **summarize_unlikeness(torch.cat(unlike), others)})
+        further |= summarize_unlikeness(torch.cat(unlike), others)
     if tta is not None:
-        single = replace(reading, tta=None)
-        plain = evaluate_model(task, source, single, split=name, bad=bad, among=among, shift=shift, ranks=ranks)
-        first, gain = next(iter(plain.figures)), result.difference(plain)
-        gained = {f"tta_gain{end}": gain[f"{first}{end}"] for end in ("", "_low", "_high") if f"{first}{end}" in gain}
-        result = replace(result, further={**result.further, "without_tta": plain.figures[first], **gained})
+        further |= _measure_gain(result, evaluate_model(task, source, replace(reading, tta=None), **how))
     if corruptions:
 
         def evaluate_corrupted(kind: str, level: int) -> EvaluationResult:
             def change(pictures: Tensor, samples: np.ndarray) -> Tensor:
                 return corrupt(pictures, kind, level, samples=samples)
 
-            how = {"bad": bad, "change": change, "among": among, "shift": shift, "ranks": ranks}
-            return evaluate_model(task, source, reading, split=name, **how)
+            return evaluate_model(task, source, reading, change=change, **how)
 
-        measured = _measure_corruptions(evaluate_corrupted, quiet=reading.quiet)
-        result = replace(result, further={**result.further, **measured})
+        further |= _measure_corruptions(evaluate_corrupted, quiet=reading.quiet)
+    result = replace(result, further=further)
     if folder is not None:
         title = sentence(task.config.about) if isinstance(model, Task) else resolve_model(model).name
         named = str(data) if isinstance(data, str | Path) else ""
@@ -242,6 +226,27 @@ def run(
     if out := given.get("out"):
         print(f"report: {Path(out) / 'report.html'}")
     return 0
+
+
+def _check_options(
+    task: Task, reading: InferenceOptions, *, calibrate: bool, fit_unknown: float | None, **asked: bool
+) -> None:
+    """Raises `ConfigError` for options that exclude each other, and a temperature that the task does not have."""
+    if calibrate and task.temperature is None:
+        raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
+    if reading.tta and (calibrate or fit_unknown):
+        what = f"{'calibrate' if calibrate else 'fit_unknown'} is set with tta={reading.tta}"
+        raise ConfigError(what, "leave one out: the model stores what fits one view of each image")
+    for flag in (flag for flag, is_set in asked.items() if is_set and reading.zoom != 1):
+        what = f"zoom is {reading.zoom:g}, and {flag} needs each picture whole in one input"
+        raise ConfigError(what, "leave one of them out")
+
+
+def _measure_gain(result: EvaluationResult, plain: EvaluationResult) -> dict[str, float]:
+    """Returns the first figure of ``plain``, without further views, and by how much that of ``result`` exceeds it."""
+    first, gain = next(iter(plain.figures)), result.difference(plain)
+    gained = {f"tta_gain{end}": gain[f"{first}{end}"] for end in ("", "_low", "_high") if f"{first}{end}" in gain}
+    return {"without_tta": plain.figures[first], **gained}
 
 
 def _find_present(task: Task, source: Source, calibrate: bool, log: LogFunction) -> Tensor:
