@@ -162,3 +162,18 @@ def test_what_cannot_be_fitted_or_evaluated_says_what_to_do(plain, data):
     ):
         with pytest.raises(ConfigError, match=what):
             silent(vitrail.evaluate, model, data / "own", **more)
+
+
+def test_logits_are_adjusted_and_unlikeness_is_not(fitted, data):
+    model = vitrail.load(fitted)
+    model.provenance["class_images"] = [90, 10]
+    plain, adjusted = (
+        vitrail.evaluate(model, data / "own", logit_adjust=tau, quiet=True, log=lambda line: None) for tau in (0, 1)
+    )
+    assert plain.figures["unlike"] == adjusted.figures["unlike"] == 2 / 30
+    assert plain.figures["nll"] != adjusted.figures["nll"]
+
+
+def test_a_threshold_is_not_fitted_to_several_views(plain, data):
+    with pytest.raises(ConfigError, match="fit_unknown is set with tta=flip"):
+        vitrail.evaluate(plain, data / "own", fit_unknown="10%", tta="flip", quiet=True)

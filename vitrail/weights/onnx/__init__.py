@@ -86,7 +86,7 @@ def build_exported(
     classes, (first, *_) = model.backbone.config.classes, model.graph_outputs
     if outputs.keys() != set(model.graph_outputs) or (classes and outputs[first] != [classes]):
         raise _other_graph(model.backbone.session, path)
-    if first not in (LOGITS, FEATURES):  # what the task has of its own is in the graph, too
+    if model.own or first not in (LOGITS, FEATURES):  # what the task has of its own is in the graph, too
         model.own, run = nn.ModuleDict(), model.backbone.run_graph
         model.forward = lambda images: model.read_graph(run(images))  # type: ignore[method-assign]
     return model
