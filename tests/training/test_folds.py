@@ -12,7 +12,7 @@ import vitrail
 from tests.training.stopping import stopped_after
 from tests.training.test_goals import assert_same_run
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Splits, hold_out
+from vitrail.data.sources.source import Splits, divide_folds
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import read_checksummed
 
@@ -33,7 +33,7 @@ def train(data: Any, out: Any, *settings: str, **how: Any) -> vitrail.Result:
 
 def test_folds_divide_all_images_and_each_class_evenly():
     splits = open_data({"train": draw_data(41), "val": draw_data(12, seed=1), "test": draw_data(9, seed=2)})
-    folds = [hold_out(splits, (place, 5)) for place in range(5)]
+    folds = [divide_folds(splits, (place, 5)) for place in range(5)]
     held = [fold.val for fold in folds]
     assert sorted(key for part in held for key in part.keys) == sorted([*splits.train.keys, *splits.val.keys])
     counts = np.stack([part.counts() for part in held])  # (5, K)
@@ -41,7 +41,7 @@ def test_folds_divide_all_images_and_each_class_evenly():
     for fold in folds:
         assert not {*fold.train.keys} & {*fold.val.keys} and len(fold.train) + len(fold.val) == 53
         assert fold.test is splits.test and fold.held_out
-    whole = hold_out(splits, None)
+    whole = divide_folds(splits, None)
     assert len(whole.train) == 53 and whole.val is None
 
 
@@ -49,7 +49,7 @@ def test_equal_images_stay_in_one_fold():
     pictures, labels = draw_data(30)
     splits = open_data((np.concatenate([pictures, pictures]), np.concatenate([labels, labels])), validation=0)
     for place in range(3):
-        held = {int(key.partition("#")[2]) for key in hold_out(splits, (place, 3)).val.keys}
+        held = {int(key.partition("#")[2]) for key in divide_folds(splits, (place, 3)).val.keys}
         assert {(key + 30) % 60 for key in held} == held
 
 
@@ -115,5 +115,5 @@ def test_what_has_no_meaning_is_refused(how, said, tmp_path):
 
 def test_more_folds_than_images_are_refused():
     splits: Splits = open_data(draw_data(12), validation=0)
-    with pytest.raises(DataError, match="fold 12 of 20 would have 0 of 12 images"):
-        hold_out(splits, (12, 20))
+    with pytest.raises(DataError, match="fold 12 of 20 of 12 images"):
+        divide_folds(splits, (12, 20))

@@ -116,14 +116,24 @@ def test_bad_images_are_excluded_reported_and_listed(trained: Result, photos: Pa
     assert "bee/bad.png,the file is empty" in listed.read_text()
 
 
-def test_other_data_than_those_of_the_training_are_named_as_such(trained: Result, tmp_path: Path) -> None:
+def test_other_data_than_those_of_the_training_are_evaluated_whole(trained: Result, tmp_path: Path) -> None:
     for name in ("ant", "bee"):
         (tmp_path / "more" / name).mkdir(parents=True)
         for count in range(10):
             Image.new("RGB", (40, 40), (count, 99, 7)).save(tmp_path / "more" / name / f"{count}.png")
     lines: list[str] = []
-    vitrail.evaluate(trained.folder, tmp_path / "more", log=lines.append, **QUIET)
-    assert any("is not the one the model was trained without" in line for line in lines)
+    found = vitrail.evaluate(trained.folder, tmp_path / "more", log=lines.append, **QUIET)
+    assert found.figures["images"] == 20 and not any("warning" in line for line in lines)
+
+
+def test_data_that_changed_since_the_training_are_named_as_such(trained: Result, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos/ant/more.png").write_bytes((photos / "bee/07.png").read_bytes())
+    lines: list[str] = []
+    model = vitrail.load(trained.folder, log=silent)
+    model.provenance["data"] = str(tmp_path / "photos")
+    found = vitrail.evaluate(model, tmp_path / "photos", max_bad="10%", log=lines.append, **QUIET)
+    assert found.figures["images"] < 10 and any("the data changed since the training" in line for line in lines)
 
 
 def test_stated_preprocessing_holds_in_training_and_in_use(photos: Path, tmp_path: Path) -> None:

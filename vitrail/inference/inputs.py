@@ -14,9 +14,17 @@ from typing import Any
 from vitrail.config.units import parse_fold
 from vitrail.data.sources.bad_images import MAX_BAD
 from vitrail.data.sources.mask_folders import list_images
-from vitrail.data.sources.open import open_data
+from vitrail.data.sources.open import FoundData, open_data
 from vitrail.data.sources.scan import Scan
-from vitrail.data.sources.source import Source, Splits, choose_split, hold_out, map_classes, read_class_map
+from vitrail.data.sources.source import (
+    Source,
+    Splits,
+    choose_split,
+    divide_folds,
+    hold_out,
+    map_classes,
+    read_class_map,
+)
 from vitrail.errors import ConfigError, DataError
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.task import Task, has_ambiguous_order
@@ -121,14 +129,29 @@ def name_files(keys: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def divide_as_trained(model: Task, splits: Splits) -> Splits:
-    """Returns the splits with the fold held out that was when the model was trained, where these are its data and it was one."""
+def divide_as_trained(model: Task, splits: Splits, data: Any) -> Splits:
+    """Returns the splits with the part held out that was when the model was trained, if these are the data of the training."""
     trained = model.provenance.get("split", {})
-    if (fold := parse_fold(trained.get("fold", "all"))) is None:
+    if not trained.get("held_out"):
         return splits
-    divided = hold_out(replace(splits, seed=trained.get("seed", 0)), fold)
-    own = divided.val is not None and divided.val.keys.digest() == trained.get("sha256")
-    return divided if own else splits
+    divided, fold = replace(splits, seed=trained.get("seed", 0)), parse_fold(trained.get("fold", "all"))
+    if fold is not None:
+        divided = divide_folds(divided, fold)
+    elif splits.val is None:
+        divided = hold_out(divided, fraction=trained.get("validation", 0.0))
+    return divided if was_held_out(model, divided) or is_trained_on(model, data) else splits
+
+
+def was_held_out(model: Task, splits: Splits) -> bool:
+    """Returns whether the validation part was held out when the model was trained."""
+    trained = model.provenance.get("split", {})
+    return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == splits.val.keys.digest()
+
+
+def is_trained_on(model: Task, data: Any) -> bool:
+    """Returns whether the model was trained on data of the same path or name."""
+    path, before = data.data if isinstance(data, FoundData) else data, model.provenance.get("data")
+    return bool(before) and isinstance(path, str | Path) and Path(path).resolve() == Path(before).resolve()
 
 
 def open_split(
@@ -141,29 +164,26 @@ def open_split(
     class_map: Path | None = None,
     max_bad: float = MAX_BAD,
 ) -> tuple[str, Source]:
-    """Opens the split to evaluate on, cut off as it was for the training where the data have none of their own.
+    """Opens the split to evaluate on: of the data of the training the part that was held out, where they have none of their own.
 
     Returns the name of the split and its images.
 
     ``class_map`` is a file as `read_class_map` reads it, for data of other classes than the model's; ``max_bad`` as `open_data`
     takes it.
     """
-    trained = model.provenance.get("split", {})
-    # data without splits of their own are carved as for the training, or evaluated whole if they are not those of a training
-    validation = trained.get("validation", 0.0) if trained.get("held_out") and "fold" not in trained else 0.0
     splits = open_data(
         data,
-        seed=trained.get("seed", 0),
-        validation=validation,
+        validation=0,
         classes=None if class_map else model.classes or None,
         channels=model.config.in_channels,
         labelled=labelled,
         task=model.name,
         max_bad=max_bad,
     )
-    splits = divide_as_trained(model, splits)
+    splits = divide_as_trained(model, splits, data)
     name, source = choose_split(splits, split)
-    if trained.get("fold") == "all" and name != "test" and str(data) == model.provenance.get("data"):
+    trained = model.provenance.get("split", {})
+    if trained.get("fold") == "all" and name != "test" and is_trained_on(model, data):
         log("warning  the model was trained on all images of train and val; the figures flatter it")
     if labelled and class_map is None:
         _check_class_order(model, splits.layout)
@@ -171,8 +191,8 @@ def open_split(
         model.targets.check(source, model.name)
     held_out = splits.held_out and name == "val"
     log(f"split    {'held out of train when the model was trained' if held_out else name}: {len(source):,} images")
-    if held_out and trained.get("sha256") != source.keys.digest():
-        log("warning  this held-out part is not the one the model was trained without; the figures may flatter it")
+    if held_out and not was_held_out(model, splits):
+        log("warning  the data changed since the training, so the model may have seen images that are held out now")
     if class_map is not None:
         mapped = map_classes(source, read_class_map(class_map), model.classes)
         log(

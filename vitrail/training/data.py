@@ -19,7 +19,7 @@ from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.deep_files import open_deep
 from vitrail.data.sources.open import find_data, open_data
-from vitrail.data.sources.source import Source, Splits, drop_conflicts, hold_out, list_splits, take_part
+from vitrail.data.sources.source import Source, Splits, divide_folds, drop_conflicts, list_splits, take_part
 from vitrail.errors import ConfigError, DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import SINGLE, Ranks
@@ -94,7 +94,7 @@ def open_run_data(
         max_bad=run.data.max_bad if run.data.on_bad == "skip" else 0.0,
     )
     if run.data.fold:
-        splits = hold_out(splits, parse_fold(run.data.fold))
+        splits = divide_folds(splits, parse_fold(run.data.fold))
     notes, conflicts = [], None
     if labels:
         conflicts = run.data.conflicts or ("keep" if folder.config.exists() else "drop")

@@ -43,7 +43,7 @@ from vitrail.data.sources.panoptic import find_panoptic, read_segments
 from vitrail.data.sources.parquet import read_parquet
 from vitrail.data.sources.scan import is_system_name, list_files, list_files_below, list_folders
 from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
-from vitrail.data.sources.source import Source, Splits, choose_held_out, list_splits
+from vitrail.data.sources.source import Source, Splits, hold_out, list_splits
 from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.data.sources.voc import find_voc
 from vitrail.data.sources.yolo import find_yolo, find_yolo_texts
@@ -238,12 +238,7 @@ def open_data(
     splits = Splits(train=train, val=val, test=test, classes=names, layout=layout, seed=seed, notes=notes)
     if val is not None or train is None or not validation:
         return splits
-    held, suspect = choose_held_out(train.contents, train.targets, fraction=validation, seed=seed)
-    splits = replace(splits, suspects=tuple(train.keys[row] for row in np.flatnonzero(suspect & ~held).tolist()))
-    if not held.any():
-        return splits
-    rest, val = (train.subset(np.flatnonzero(chosen)) for chosen in (~held, held))
-    return replace(splits, train=rest, val=val, held_out=True)
+    return hold_out(splits, fraction=validation)
 
 
 def _drop_unlabelled(layout: str, raw_splits: dict[str, RawSplit], labelled: bool) -> RawData:

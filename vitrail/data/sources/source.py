@@ -285,29 +285,39 @@ def choose_held_out(
     return held[first], suspect
 
 
-def hold_out(splits: Splits, fold: tuple[int, int] | None) -> Splits:
+def hold_out(splits: Splits, *, fraction: float = 0, fold: tuple[int, int] | None = None) -> Splits:
+    """The data with a part of the training images for validation, see `choose_held_out`; as they were where it has no images."""
+    train = splits.train
+    if train is None:
+        return splits
+    held, suspect = choose_held_out(train.contents, train.targets, fraction=fraction, fold=fold, seed=splits.seed)
+    splits = replace(splits, suspects=tuple(train.keys[row] for row in np.flatnonzero(suspect & ~held).tolist()))
+    if not 0 < held.sum() < len(held):
+        return splits
+    rest, val = (train.subset(np.flatnonzero(chosen)) for chosen in (~held, held))
+    return replace(splits, train=rest, val=val, held_out=True)
+
+
+def divide_folds(splits: Splits, fold: tuple[int, int] | None) -> Splits:
     """The data with the training and validation images divided anew: ``fold`` as of `choose_held_out` is held out, with None
     nothing. Test images stay.
 
-    Raises `DataError` for annotated images in two splits, and where a side would have no images.
+    Raises `DataError` for annotated images in two splits, and where a fold or the rest would have no images.
     """
     train, val = splits.train, splits.val
-    if train is None:
-        return splits
-    if val is not None:
+    if train is not None and val is not None:
         if isinstance(train.targets, Annotations):
             what = "folds divide training and validation images together, and these are annotated in two splits"
             raise DataError(what, "annotate them in one split")
         train = join_sources(train, val)
-    if fold is None:
-        return replace(splits, train=train, val=None, held_out=False, suspects=())
-    held, suspect = choose_held_out(train.contents, train.targets, fold=fold, seed=splits.seed)
-    if not 0 < held.sum() < len(held):
-        what = f"fold {fold[0]} of {fold[1]} would have {held.sum():,} of {len(held):,} images"
+    whole = replace(splits, train=train, val=None, held_out=False, suspects=())
+    if fold is None or train is None:
+        return whole
+    divided = hold_out(whole, fold=fold)
+    if divided.val is None:
+        what = f"fold {fold[0]} of {fold[1]} of {len(train):,} images, or the rest, would have no images"
         raise DataError(what, "give fewer folds, or more images")
-    suspects = tuple(train.keys[row] for row in np.flatnonzero(suspect & ~held).tolist())
-    rest, val = (train.subset(np.flatnonzero(chosen)) for chosen in (~held, held))
-    return replace(splits, train=rest, val=val, held_out=True, suspects=suspects)
+    return divided
 
 
 def drop_conflicts(splits: Splits) -> tuple[Splits, tuple[str, ...]]:

@@ -20,7 +20,7 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.evaluation.intervals import paired_difference, two_way_interval
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
 from vitrail.inference.features import Features, features_of
-from vitrail.inference.inputs import divide_as_trained
+from vitrail.inference.inputs import divide_as_trained, is_trained_on, was_held_out
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.rows import Scores
@@ -102,29 +102,15 @@ def open_to_probe(data: Any, model: Task) -> Splits:
     Of the data that the model was trained on it is the part that was held out then.
     """
     channels = model.config.in_channels
-    splits = divide_as_trained(model, open_data(data, validation=0, channels=channels))
+    splits = divide_as_trained(model, open_data(data, validation=0, channels=channels), data)
     if any(part is not None and len(part) for part in (splits.val, splits.test)):
         return splits
-    trained = model.provenance.get("split", {})
-    if trained.get("held_out"):
-        carved = open_data(data, seed=trained["seed"], validation=trained["validation"], channels=channels)
-        if was_held_out(model, carved):
-            return carved
     return open_data(data, validation=HELD_OUT, channels=channels)
-
-
-def was_held_out(model: Task, splits: Splits) -> bool:
-    """Returns whether the validation part was held out when the model was trained."""
-    trained = model.provenance.get("split", {})
-    return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == splits.val.keys.digest()
 
 
 def warn_of_training_images(model: Task, data: Any, splits: Splits, log: LogFunction) -> None:
     """Says where a part that was held out only now is of the data that the model was trained on."""
-    before = model.provenance.get("data")
-    if not splits.held_out or not before or not isinstance(data, str | Path) or was_held_out(model, splits):
-        return
-    if Path(before).resolve() == Path(data).resolve():
+    if splits.held_out and is_trained_on(model, data) and not was_held_out(model, splits):
         log("warning  the model was trained on some of the images that it is evaluated on; the figures may be too high")
 
 
