@@ -19,6 +19,7 @@ VARIABLE = "VITRAIL_PLUGINS"
 FIGURES = (  # of classifiers and of a step, which a metric of one's own would replace
     *("top1", "top5", "mean_recall", "f1_macro", "nll", "ece", "brier", "map", "f1_micro"),
     *("real_top1", "without_label", "unlike", "ood_auroc", "ood_unlike", "ood_images"),
+    *("without_tta", "tta_gain"),
     *("images", "loss", "lr", "step", "epoch"),
 )
 BUILT_IN_LOSSES = ("softmax", "sigmoid", "mse", "smooth-l1")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vitrail
 from tests.training.stopping import stopped_after
@@ -25,6 +27,16 @@ def draw_data(images: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     labels = np.minimum(np.arange(images) * 10 // images, 2)
     pictures = generator.integers(0, 60, (images, 16, 16, 3), dtype=np.uint8)
     return pictures + (80 * labels[:, None, None, None]).astype(np.uint8), labels
+
+
+def write_folders(root: Path, splits: dict[str, int]) -> None:
+    """Images of two classes, so many of each in a split, no two of them equal."""
+    for split, count in splits.items():
+        for place, name in enumerate("ab"):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                colour = (100 * place + number, 40 * len(split), 5)
+                Image.new("RGB", (16, 16), colour).save(root / split / name / f"{number}.png")
 
 
 def train(data: Any, out: Any, *settings: str, **how: Any) -> vitrail.Result:
@@ -117,3 +129,54 @@ def test_more_folds_than_images_are_refused():
     splits: Splits = open_data(draw_data(12), validation=0)
     with pytest.raises(DataError, match="fold 12 of 20 of 12 images"):
         divide_folds(splits, (12, 20))
+
+
+def test_images_that_cannot_be_read_do_not_end_the_cross_validation(tmp_path):
+    write_folders(tmp_path / "data", {"train": 12})
+    (tmp_path / "data/train/a/0.png").write_bytes(b"\x89PNG no picture")
+    run = train(tmp_path / "data", tmp_path / "run", "data.max_bad=0.2", folds=2)
+    found = read_checksummed(run.folder / "folds.json")
+    assert found is not None and found["all"]["images"] == 23
+    (tmp_path / "others/a").mkdir(parents=True)
+    Image.new("RGB", (16, 16)).save(tmp_path / "others/a/0.png")
+    lines: list[str] = []
+    one = vitrail.evaluate(run.folder / "folds/0", tmp_path / "others", quiet=True, log=lines.append)  # is not divided
+    assert one.figures["images"] == 1 and not any("warning" in line for line in lines)
+
+
+def test_a_model_of_all_folds_says_that_it_has_seen_the_images(tmp_path, monkeypatch):
+    write_folders(tmp_path / "data", {"train": 8, "val": 8})
+    run = train(tmp_path / "data", tmp_path / "run", folds=2)
+    monkeypatch.chdir(tmp_path)
+    for path in ("data", "./data/", tmp_path / "data"):
+        lines: list[str] = []
+        vitrail.evaluate(run.folder, path, quiet=True, log=lines.append)
+        assert any("also on these" in line for line in lines), path
+    with pytest.raises(ConfigError, match="took no part in the training, and val did"):
+        vitrail.evaluate(run.folder, "data", fit_unknown="20%", quiet=True)
+
+
+def test_folders_apart_and_another_run_are_refused_before_anything_is_trained(tmp_path):
+    for name in ("one", "other"):
+        write_folders(tmp_path / name, {"train": 4})
+    apart = {"train": str(tmp_path / "one/train"), "val": str(tmp_path / "other/train")}
+    with pytest.raises(DataError, match="in different folders or files"):
+        train(apart, tmp_path / "run", folds=2)
+    train(tmp_path / "one", tmp_path / "plain")
+    with pytest.raises(ConfigError, match="other settings"):
+        train(tmp_path / "one", tmp_path / "plain", folds=2)
+    assert not (tmp_path / "plain/folds").exists()
+    with pytest.raises(ConfigError, match="callbacks are given with folds"):
+        train(tmp_path / "one", tmp_path / "run", folds=2, callbacks=[vitrail.Callback()])
+
+
+def test_numbers_of_two_splits_are_divided_together(tmp_path):
+    write_folders(tmp_path / "data", {"train": 4, "val": 4})
+    files = sorted(path.relative_to(tmp_path) for path in (tmp_path / "data").rglob("*.png"))
+    rows = [f"{path.as_posix()},{row},{path.parts[1]}" for row, path in enumerate(files)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *rows]))
+    run = train(tmp_path / "table.csv", tmp_path / "run", folds=2, task="regress")
+    found = read_checksummed(run.folder / "folds.json")
+    assert found is not None and found["all"]["images"] == 16
+    with open(run.folder / "out_of_fold.csv", newline="") as file:
+        assert sorted(float(row["true_label"]) for row in csv.DictReader(file)) == list(range(16))

@@ -29,7 +29,7 @@ WARMUPS = ("warmup", "warmup_steps")
 BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0}}}
 # changes to every recipe for a task: the numbers of a picture are not those of a part of it, or of a mixture with another
 WHOLE = {"crop": "squash", "crop_area": (1.0, 1.0), "mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0}
-FOR_TASK: dict[str, dict[str, Any]] = {"regression": {"augment": WHOLE, "objective": {"loss": None}}}
+FOR_TASK: dict[str, dict[str, Any]] = {"regression": {"augment": WHOLE, "objective": {"loss": None, "binarise": False}}}
 BUILT_IN_LABELS: dict[str, dict[str, Any]] = {"digits": {"augment": {"mixup": 0.4, "mix_major": True}}}
 
 

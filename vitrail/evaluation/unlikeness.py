@@ -34,10 +34,13 @@ def check_unknown(task: Task, share: float | None, ood: Path | str | None) -> No
     """Raises `ConfigError` where the `Unlikeness` of ``task`` cannot be fitted with the ``share`` of false alarms, or is not
     there to be evaluated on ``ood``.
     """
+    if (share is not None or ood is not None) and not isinstance(task, Classifier):
+        what = f"a model of the task {task.name} cannot say which images are unlike those of its training"
+        raise ConfigError(what, "leave fit_unknown and ood out, or give a classifier")
     if share is not None:
-        if not isinstance(task, Classifier) or isinstance(task.backbone, ExportedBackbone):
-            what = f"an exported graph or a model of the task {task.name} cannot learn which images are unlike its own"
-            raise ConfigError(what, "take a classifier")
+        if isinstance(task.backbone, ExportedBackbone):
+            what = "an exported graph cannot learn which images are unlike those of its training"
+            raise ConfigError(what, "fit the model that it was exported from, and export that again")
         if not 0 < share < 1:
             raise ConfigError(f"the share of false alarms is {share:g}", "give one above 0 and below 1, such as 5%")
     elif ood is not None and task.false_alarms is None:

@@ -136,7 +136,10 @@ def divide_as_trained(model: Task, splits: Splits, data: Any) -> Splits:
         return splits
     divided, fold = replace(splits, seed=trained.get("seed", 0)), parse_fold(trained.get("fold", "all"))
     if fold is not None:
-        divided = divide_folds(divided, fold)
+        try:
+            divided = divide_folds(divided, fold)
+        except DataError:  # they are other data
+            return splits
     elif splits.val is None:
         divided = hold_out(divided, fraction=trained.get("validation", 0.0))
     return divided if was_held_out(model, divided) or is_trained_on(model, data) else splits
@@ -152,6 +155,12 @@ def is_trained_on(model: Task, data: Any) -> bool:
     """Returns whether the model was trained on data of the same path or name."""
     path, before = data.data if isinstance(data, FoundData) else data, model.provenance.get("data")
     return bool(before) and isinstance(path, str | Path) and Path(path).resolve() == Path(before).resolve()
+
+
+def is_seen(model: Task, data: Any, split: str) -> bool:
+    """Returns whether the model was trained, after a cross-validation, on the images of this split."""
+    whole = model.provenance.get("split", {}).get("fold") == "all"
+    return whole and split != "test" and is_trained_on(model, data)
 
 
 def open_split(
@@ -182,9 +191,8 @@ def open_split(
     )
     splits = divide_as_trained(model, splits, data)
     name, source = choose_split(splits, split)
-    trained = model.provenance.get("split", {})
-    if trained.get("fold") == "all" and name != "test" and is_trained_on(model, data):
-        log("warning  the model was trained on all images of train and val; the figures flatter it")
+    if is_seen(model, data, name):
+        log("warning  the model was trained on images of all folds, so also on these; the figures flatter it")
     if labelled and class_map is None:
         _check_class_order(model, splits.layout)
     if labelled:

@@ -14,7 +14,12 @@ CROP = 7 / 8  # of each side, as 224 of 256 pixels
 
 
 def check_views(task: Task, views: Views | None) -> None:
-    """Raises `ConfigError` for a task whose outputs for ``views`` are no answers for the picture."""
+    """Raises `ConfigError` for a task whose outputs for ``views`` are no answers for the picture, and one that tells which images
+    are unlike those of its training, by a threshold for whole pictures.
+    """
+    if views is not None and task.false_alarms is not None:
+        what = f"tta is {views}, and the model calls images unlike those of its training by the distance of one view"
+        raise ConfigError(what, "leave tta out, or use the model as it was before --fit-unknown")
     if views is not None and views not in task.views:
         what = f"tta is {views}, and the task {task.name} takes {' or '.join(task.views) or 'one view of a picture'}"
         raise ConfigError(what, f"give {task.views[0]}" if task.views else "leave tta out")

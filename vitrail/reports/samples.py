@@ -18,6 +18,7 @@ from torch import Tensor
 from vitrail.analysis.palette import DARK, parse_colour
 from vitrail.analysis.render import to_rgb, to_uint8
 from vitrail.data.augment.placement import Frames
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.contents import choose_evenly
 from vitrail.data.sources.source import Item, Source
 from vitrail.images.masks import IGNORED
@@ -32,7 +33,6 @@ from vitrail.tasks.detection.metric import BoxMetric
 from vitrail.tasks.panoptic.answer import Panoptic
 from vitrail.tasks.panoptic.metric import PanopticMetric, match_answer
 from vitrail.tasks.regression.metric import NumberMetric
-from vitrail.tasks.regression.task import Regressor
 from vitrail.tasks.segmentation.metric import MapMetric
 from vitrail.tasks.segmentation.segmenter import MapTask
 from vitrail.tasks.user_images import to_pixels
@@ -70,7 +70,7 @@ class Sample:
 
 
 def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: float) -> tuple[Sample, ...]:
-    """Returns the pictures of ``source`` with these keys, for an `ObjectTask`, a `MapTask`, a `Regressor`, or of `Panoptic`.
+    """Returns the pictures of ``source`` with these keys, for an `ObjectTask`, a `MapTask` or of `Panoptic`.
 
     ``threshold`` is the least score of a box that is shown.
     """
@@ -78,8 +78,6 @@ def draw_samples(model: Task, source: Source, keys: Sequence[str], threshold: fl
     items = (source.read(rows[key]) for key in keys)
     if isinstance(model, ObjectTask):
         return tuple(draw_boxes_of(model, item, threshold) for item in items)
-    if isinstance(model, Regressor):
-        return tuple(caption_numbers(model, item) for item in items)
     draw: Callable[[Any, Item], Sample] = draw_maps_of if isinstance(model, MapTask) else draw_segments_of
     return tuple(draw(model, item) for item in items)
 
@@ -146,15 +144,13 @@ def draw_maps_of(model: MapTask, item: Item) -> Sample:
     )
 
 
-def caption_numbers(model: Regressor, item: Item) -> Sample:
-    """Returns one picture, with its numbers and those of the answer as words."""
-    image, outputs, _ = compute_outputs(model, item)
-    (answer,) = model.decode(outputs)
-    words = [
-        f"{name}: true {true:.4g}, predicted {found:.4g}"
-        for (name, found), true in zip(answer.values.items(), item.target.tolist())
-    ]
-    return Sample(item.key, (Pane(image, words[0], item.key),), listing(words[1:]), frozenset())
+def caption_numbers(evaluated: EvaluatedRun, metric: NumberMetric, row: int) -> Sample:
+    """Returns the picture in this row of the metric, with its numbers and those of the answer as words."""
+    item = evaluated.source.read(evaluated.source.rows[metric.keys[row]])
+    pairs = zip(metric.names, metric.targets[row].tolist(), metric.predicted[row].tolist())
+    words = [f"{name}: true {true:.4g}, predicted {found:.4g}" for name, true, found in pairs]
+    pane = Pane(show_picture(item, evaluated.model.preprocessing), words[0], item.key)
+    return Sample(item.key, (pane,), listing(words[1:]), frozenset())
 
 
 def draw_segments_of(model: Task, item: Item) -> Sample:
@@ -198,9 +194,13 @@ def compute_outputs(model: Task, item: Item) -> tuple[Image.Image, Tensor, Frame
     pixels, size = model.transform.read(item.content, item.key)
     with eval_mode(model) as device:
         outputs = model(pixels[None].to(device)).float()
-    picture = np.asarray(to_pixels(item.content, model.preprocessing))
-    image = Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(picture))))
-    return scale_to_show(image, SIDE), outputs, Frames.seen(model.preprocessing, [size])
+    return show_picture(item, model.preprocessing), outputs, Frames.seen(model.preprocessing, [size])
+
+
+def show_picture(item: Item, preprocessing: Preprocessing) -> Image.Image:
+    """Returns the picture in the size in which it is shown."""
+    picture = np.asarray(to_pixels(item.content, preprocessing))
+    return scale_to_show(Image.fromarray(np.ascontiguousarray(to_rgb(to_uint8(picture)))), SIDE)
 
 
 def draw_chosen(
@@ -213,8 +213,11 @@ def draw_chosen(
     chosen = {"worst": metric.worst(WORST), "examples": choose_evenly(len(metric.keys), EXAMPLES)}
     shown = {}
     for name, rows in chosen.items():
-        keys = [evaluated.result.keys[row] for row in rows]
-        samples = draw_samples(evaluated.model, evaluated.source, keys, threshold)
+        if isinstance(metric, NumberMetric):
+            samples = tuple(caption_numbers(evaluated, metric, row) for row in rows)
+        else:
+            keys = [evaluated.result.keys[row] for row in rows]
+            samples = draw_samples(evaluated.model, evaluated.source, keys, threshold)
         present = frozenset[str]().union(*(sample.classes for sample in samples))
         colours = {
             name: to_hex(colour)

@@ -11,7 +11,7 @@ from typing import Any
 from vitrail.config.parse import plain
 from vitrail.data.sources.source import list_splits
 from vitrail.files import read_checksummed
-from vitrail.runs.folder import RunFolder, busy_seconds, join_records, speed
+from vitrail.runs.folder import busy_seconds, join_records, speed
 from vitrail.runtime.machine import describe, versions
 from vitrail.tasks.class_weights import share_classes
 from vitrail.text import plural, sentence
@@ -48,7 +48,8 @@ def device_hours(training: Training) -> float:
 def provenance(training: Training) -> dict[str, Any]:
     """Describes where the weights come from: data, split, recipe, compute, versions."""
     run, splits = training.run, training.batches.data.splits
-    held_out = splits.val.keys.digest() if splits.val is not None else None
+    val = training.batches.data.opened.val  # with images that could not be read
+    held_out = val.keys.digest() if val is not None else None
     split = {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held_out}
     classes: dict[str, Any] = {}
     if run.objective.name == "supervised" and run.task == "classification":
@@ -96,18 +97,18 @@ def describe_first(figures: Mapping[str, Any]) -> str:
     name, value = next((name, value) for name, value in figures.items() if name != "split")
     ends = [figures.get(f"{name}_{end}") for end in ("low", "high")]
     interval = "" if None in ends else " [{:.4f}, {:.4f}]".format(*ends)
-    return f"{name} {value:.4f}{interval} on {plural(figures['images'], 'image')}"
+    shown = "not defined" if value is None else f"{value:.4f}{interval}"
+    return f"{name} {shown} on {plural(figures['images'], 'image')}"
 
 
-def describe_folds(folder: RunFolder) -> list[str]:
+def describe_folds(training: Training) -> list[str]:
     """Returns a sentence on the cross-validation before a training on all images, where there was one."""
-    found = read_checksummed(folder.folds)
+    found, images = read_checksummed(training.folder.folds), len(training.batches.data.train)
     if found is None:
         return []
     first, count = describe_first(found["all"]), len(found["folds"])
-    return [
-        f"Of {count} folds: {first}, each answered by a model that was not trained on it; this model was trained on all"
-    ]
+    answered = f"Of {count} folds: {first}, each answered by a model that was not trained on it"
+    return [f"{answered}; this model was trained on {plural(images, 'image')} of all folds"]
 
 
 def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def run_facts(training: Training, built: BuiltModel, ending: Ending) -> dict[str
     saved_at = training.progress.best_step if training.best else training.steps
     notes = folder.find_damage()
     if run.data.fold == "all":
-        notes = [*describe_folds(folder), *notes]
+        notes = [*describe_folds(training), *notes]
     if run.save.compares:
         notes = [*map(sentence, describe_choice(training)), *notes]
     if unread:

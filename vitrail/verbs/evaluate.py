@@ -93,7 +93,7 @@ def evaluate(
     from vitrail.evaluation.own_metrics import OwnMetrics
     from vitrail.evaluation.unlikeness import check_unknown, fit_unlikeness, measure_unlikeness, summarize_unlikeness
     from vitrail.files import make_folder
-    from vitrail.inference.inputs import open_split
+    from vitrail.inference.inputs import is_seen, open_split
     from vitrail.inference.options import tune_options
     from vitrail.runtime.distributed import SINGLE
     from vitrail.runtime.progress import ProgressBar
@@ -136,6 +136,9 @@ def evaluate(
     passes = 1 + 5 * len(CORRUPTIONS) * corruptions + (tta is not None)
     reading = tune_options(reading, task, log, images=passes * len(source), ranks=ranks)
     if share is not None:
+        if is_seen(task, found, name):
+            what = f"false alarms are counted on images that took no part in the training, and {name} did"
+            raise ranks.collective_error(ConfigError(what, "give data with a split test, or fit a model of one fold"))
         _, train = open_split(task, found, "train", log, **mapping)
         fit_unlikeness(task, train, source, share, split=name, options=reading, log=log, ranks=ranks)
     own = OwnMetrics(options.names_of_metrics(metrics), task) if metrics else None

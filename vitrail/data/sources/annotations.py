@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.sources.contents import Contents, choose_evenly
+from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 from vitrail.images.masks import IGNORED, encode_colours, open_mask, read_numbers
 from vitrail.images.pixel_format import PixelFormat
@@ -40,6 +41,12 @@ class Annotations(ABC):
     @abstractmethod
     def __getitem__(self, rows: NDArray[np.integer]) -> Self:
         """The targets of these images, in this order."""
+
+    @classmethod
+    def join(cls, images: Sequence[Self]) -> Self:
+        """The targets of several parts, one after the other. Raises `DataError` where they cannot be joined."""
+        what = f"the images of two splits are to be one, and their {cls.counted} are annotated apart"
+        raise DataError(what, "annotate them as one split")
 
     @abstractmethod
     def of(self, row: int) -> Any:
@@ -112,7 +119,7 @@ class Objects(Annotations):
 
     @classmethod
     def join(cls, images: Sequence[Self]) -> Self:
-        """The objects of at least one image, one after the other; outlines only if all have them."""
+        """The objects of one or more parts, one after the other; outlines only if all have them."""
         names = (*FLAT, "sizes")
         flat: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in images]) for name in names}
         outlined = all(part.outlines is not None for part in images)

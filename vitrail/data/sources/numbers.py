@@ -35,6 +35,10 @@ class Numbers(Annotations):
     def __getitem__(self, rows: NDArray[np.integer]) -> Numbers:
         return Numbers(self.values[rows])
 
+    @classmethod
+    def join(cls, images: Sequence[Numbers]) -> Numbers:
+        return cls(np.concatenate([part.values for part in images]))
+
     def of(self, row: int) -> NDArray[np.float32]:
         return self.values[row]
 

@@ -229,7 +229,7 @@ class Joined(Contents):
 
 
 def join_sources(first: Source, second: Source) -> Source:
-    """The items of two sources with the same classes. Raises `DataError` for images in memory of different sizes or types."""
+    """The items of two sources with the same classes. Raises `DataError` for arrays of other sizes or types, and for maps."""
     assert (first.classes, first.multi_label) == (second.classes, second.multi_label), "the classes differ"
     keys = Strings.join([first.keys, second.keys])
     match first.contents, second.contents:
@@ -244,6 +244,8 @@ def join_sources(first: Source, second: Source) -> Source:
             lengths = len(first), len(second)
             rows = np.concatenate([np.arange(length) for length in lengths])
             contents = Joined(both, np.repeat([0, 1], lengths), rows, keys)
+    if isinstance(first.targets, Annotations) and isinstance(second.targets, Annotations):
+        return replace(first, contents=contents, targets=type(first.targets).join([first.targets, second.targets]))
     return replace(first, contents=contents, targets=np.concatenate([first.labels, second.labels]))
 
 
@@ -302,14 +304,15 @@ def divide_folds(splits: Splits, fold: tuple[int, int] | None) -> Splits:
     """The data with the training and validation images divided anew: ``fold`` as of `choose_held_out` is held out, with None
     nothing. Test images stay.
 
-    Raises `DataError` for annotated images in two splits, and where a fold or the rest would have no images.
+    Raises `DataError` for splits that `join_sources` does not join or that lie apart, and where a fold or the rest would have no
+    images.
     """
     train, val = splits.train, splits.val
     if train is not None and val is not None:
-        if isinstance(train.targets, Annotations):
-            what = "folds divide training and validation images together, and these are annotated in two splits"
-            raise DataError(what, "annotate them in one split")
         train = join_sources(train, val)
+        if isinstance(train.contents, Joined):  # equal names and images are not found there
+            what = "folds divide training and validation images together, and these are in different folders or files"
+            raise DataError(what, "put them into one, a folder with train/ and val/ or a table with a column split")
     whole = replace(splits, train=train, val=None, held_out=False, suspects=())
     if fold is None or train is None:
         return whole

@@ -95,6 +95,10 @@ def write_layout(
         # no other layout has pictures with a border on one side
         preprocessed = replace(model.preprocessing, resize="squash", resize_to=None)
         model = Classifier(model.backbone, (), preprocessed).eval()
+    if model.false_alarms is not None and model.preprocessing != loaded.model.preprocessing:
+        log(
+            "warning  the threshold of images unlike those of the training was fitted with other preprocessing: fit it again"
+        )
     if to != "native" and isinstance(model, Classifier) and model.false_alarms is not None:
         log(f"left out: what tells images unlike those of the training, which the {to} layout has no place for")
         model.set_unlikeness(None)

@@ -173,9 +173,11 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
     if given.get("folds") is not None:
         from vitrail.verbs.train.folds import check_folds
 
-        check_folds(given["folds"], run, tune_lr=given["tune_lr"])
+        check_folds(given["folds"], run, tune_lr=given["tune_lr"], callbacks=bool(given["callbacks"]))
         held = replace(held, opened=None) if isinstance(held, FoundData) else held  # each fold opens them anew
     if given["dry_run"]:
+        if given.get("folds"):
+            run = replace(run, data=replace(run.data, fold=f"0/{given['folds']}"))
         plan: list[str] = []
 
         def note(line: str) -> None:

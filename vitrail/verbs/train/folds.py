@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, Interrupted, Preempted
 from vitrail.evaluation.evaluate import EvaluationResult, write_predictions
@@ -22,8 +25,10 @@ from vitrail.verbs.evaluate import evaluate
 FOLDS = "folds"  # the folder of the trainings, inside that of the run
 
 
-def check_folds(folds: int, run: Run, *, tune_lr: bool) -> None:
-    """Raises `ConfigError` for fewer than two folds, and with options that choose by images which the last training has not."""
+def check_folds(folds: int, run: Run, *, tune_lr: bool, callbacks: bool) -> None:
+    """Raises `ConfigError` for fewer than two folds, with options that choose by images which the last training has not, and with
+    callbacks, whose state would go from one training into the next.
+    """
     if folds < 2:
         raise ConfigError(f"folds is {folds}", "give 2 or more, e.g. --folds 5")
     if tune_lr or run.save.compares:
@@ -31,6 +36,8 @@ def check_folds(folds: int, run: Run, *, tune_lr: bool) -> None:
         raise ConfigError(
             f"{what}, and the last training holds out none", "leave one out; a fixed --lr and --epochs compare"
         )
+    if callbacks:
+        raise ConfigError("callbacks are given with folds", "train each fold with its own: set=['data.fold=0/5']")
     if run.data.fold:
         raise ConfigError(f"folds are given with data.fold={run.data.fold}", "leave data.fold out")
 
@@ -46,31 +53,35 @@ def train_folds(
     Returns:
         The training that is left: on all of these images.
     """
-    results: list[EvaluationResult] = []
+    begun, results = RunFolder(folder), list[EvaluationResult]()
+    if begun.config.exists():  # another run is not to be trained in between
+        continue_run(replace(run, data=replace(run.data, fold="all")), begun.read_config(), folder)
+    given = data if data is not None else run.data.source
+    reading: dict[str, Any] = {"columns": run.data.columns or None, "metrics": list(run.save.metrics) or None}
+    reading |= {"max_pixels": run.data.max_pixels, "max_bad": run.data.max_bad, "device": run.compute.device}
     for place in range(folds):
         part, out = replace(run, data=replace(run.data, fold=f"{place}/{folds}")), folder / FOLDS / str(place)
         try:
             train(part, out=out, data=data, ranks=ranks, quiet=quiet, **how)
         except (Preempted, Interrupted) as error:
             raise ranks.collective_error(type(error)(error.what, f"run the same command with --out {folder}")) from None
-        given = data if data is not None else run.data.source
-        reading = {"columns": run.data.columns or None, "max_pixels": run.data.max_pixels, "device": run.compute.device}
         results.append(evaluate(out, given, split="val", quiet=quiet, log=log_nothing, ranks=ranks, **reading))
         log(f"fold     {place}/{folds}: {describe_first(results[-1].to_dict())}")
     whole = join_results(results)
     log(f"folds    {describe_first(whole.to_dict())}, each answered by the model that was not trained on it")
     each = [next(iter(result.figures.values())) for result in results]
-    log(f"         mean of the folds {sum(each) / folds:.4f}, from {min(each):.4f} to {max(each):.4f}")
+    if np.isfinite(each).all():
+        log(f"         mean of the folds {np.mean(each):.4f}, from {min(each):.4f} to {max(each):.4f}")
     ranks.run_on_rank0(lambda: _write(RunFolder(folder), results, whole))
     return replace(run, data=replace(run.data, fold="all"))
 
 
 def join_results(results: Sequence[EvaluationResult]) -> EvaluationResult:
-    """Returns the result of all images together."""
+    """Returns the result of all images together, without figures that are not the task's."""
     metric = deepcopy(results[0].metric)
     for result in results[1:]:
         metric.merge(result.metric)
-    return replace(results[0], metric=metric)
+    return replace(results[0], metric=metric, further={})
 
 
 def _write(folder: RunFolder, results: Sequence[EvaluationResult], whole: EvaluationResult) -> None:
