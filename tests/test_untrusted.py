@@ -37,6 +37,7 @@ DIRECT = {
     "data/sources/labels.py": {"csv.reader": "one cell of a table, whose line is limited"},
     "runs/checkpoint.py": {"json.loads": "a file whose SHA-256 is in the checksummed manifest"},
     "training/fingerprint.py": {"np.load": "a file whose SHA-256 is compared before"},
+    "inference/index.py": {"np.load": "a file whose SHA-256 is in the checksummed index, mapped"},
     "data/decoded_cache.py": {"np.load": "a file of the cache, mapped; its size was compared"},
     "verbs/export/files.py": {"zipfile.ZipFile": "the archive that was exported just now"},
     # with limits of their own from `untrusted.limits`

@@ -46,6 +46,7 @@ KNOWN = {
         shards/cache.py:_download verbs/data/__init__.py:shard_data
         verbs/data/shards.py:write_shards
         verbs/data/shards.py:_write_found""",
+    "image index": "inference/index.py:write_index",
     "cached features": "inference/features.py:keep",
     "decoded images": "data/decoded_cache.py:_share",
     SHOWN: """analysis/figure.py:save analysis/render.py:save_png
@@ -63,7 +64,8 @@ KNOWN = {
         verbs/explain/scores.py:measure_localisation verbs/inspect/measurements.py:inspect_model
         verbs/inspect/cost.py:compare_costs
         verbs/inspect/measurements.py:inspect_pair inference/outputs.py:prepare_drawing verbs/predict.py:write_answers
-        verbs/predict.py:write_rows verbs/train/folds.py:_write""",
+        verbs/predict.py:write_rows verbs/search.py:search
+        verbs/search.py:_write_page verbs/search.py:run verbs/train/folds.py:_write""",
     PRESENT: "shards/index.py:remember_root",
     PASSING: """data/workers.py:create_memory data/workers.py:serve
         runs/folder.py:open shared_work.py:__init__ runtime/launch.py:leave_code shards/cache.py:_lock

@@ -24,6 +24,7 @@ from vitrail.exports.sidecar import sums_of, write_sums
 from vitrail.files import read_checksummed
 from vitrail.images.decode import BadImage
 from vitrail.inference.features import FeatureCache, stack_features
+from vitrail.inference.index import read_index
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runs import checkpoint
 from vitrail.runs.cells import Cells
@@ -126,6 +127,7 @@ def write_kinds(place: Path, *, exports: bool) -> Iterator[Kind]:
     yield write_cells(place / "transfer")
     yield from write_study(place / "study")
     yield from write_parts(place, photos)
+    yield write_image_index(place / "index", place)
     yield shard(place / "shards", place / "good")
     yield from fill_caches(place, photos)
 
@@ -283,6 +285,16 @@ def check_parts(folder: Path) -> Callable[[LogFunction], Any]:
         return found.to_dict()
 
     return read
+
+
+def write_image_index(folder: Path, place: Path) -> Kind:
+    vitrail.embed(place / "classifier", str(place / "good"), index=folder, quiet=True, log=ignore)
+
+    def read(log: LogFunction) -> Any:
+        found = read_index(folder)
+        return found.features.numpy().tobytes(), {**vars(found), "features": None}
+
+    return Kind("image index", list_files(folder), read, folder)
 
 
 def shard(folder: Path, photos: Path) -> Kind:

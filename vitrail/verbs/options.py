@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from vitrail.tasks import Task
 
 ALL = "100%"  # of the images may be bad where they are only named
+PREPROCESSING = (
+    "crop",
+    "grid",
+    "resize",
+    "mean",
+    "std",
+    "pixel_range",
+)  # options of `Weights` that decide the features
 Pixels = int | str | Sequence[int]
 File = Path | str
 

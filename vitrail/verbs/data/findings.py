@@ -293,8 +293,14 @@ def _compute_features(model: Task, sources: dict[str, Source], cache: Path | Non
 
 def _compare_features(features: Sequence[Numbered]) -> Iterator[tuple[int, int]]:
     """Yields the pairs of images of different splits with similar features, as numbers over all splits."""
-    for (one, numbers), (other, others) in combinations(features, 2):
-        for row, column in find_similar(one.values, other.values):
+    import torch
+    import torch.nn.functional as F
+
+    from vitrail.inference.similarity import find_pairs
+
+    vectors = [(F.normalize(torch.from_numpy(part.values), dim=1), numbers) for part, numbers in features]
+    for (one, numbers), (other, others) in combinations(vectors, 2):
+        for row, column, _ in find_pairs(SIMILAR, one, other):
             yield int(numbers[row]), int(others[column])
 
 
@@ -407,16 +413,6 @@ def find_near_copies(
         alike = (flat[first] * flat[second]).sum(1) >= ALIKE
         found |= set(zip(rows[first[alike]].tolist(), rows[second[alike]].tolist()))
     return sorted(found)
-
-
-def find_similar(first: NDArray[np.float32], second: NDArray[np.float32]) -> list[tuple[int, int]]:
-    """Finds the pairs of rows of two arrays of features, (a, D) and (b, D), whose cosine is at least `SIMILAR`."""
-    one, other = (values / np.linalg.norm(values, axis=1, keepdims=True).clip(min=1e-12) for values in (first, second))
-    found = []
-    for start in range(0, len(one), BLOCK):
-        rows, columns = np.nonzero(one[start : start + BLOCK] @ other.T >= SIMILAR)
-        found += zip((rows + start).tolist(), columns.tolist())
-    return found
 
 
 def _hash(levels: NDArray[np.float32]) -> NDArray[np.uint64]:
