@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,14 @@ import torch.nn.functional as F
 from PIL import Image
 
 import vitrail
+from tests.forked import start_copy, wait_for_end
 from tests.looked_at import picture
 from vitrail.cli import run
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.inference import similarity
 from vitrail.inference.index import read_index
 from vitrail.inference.similarity import find_nearest, find_pairs
-from vitrail.tables import import_pyarrow
+from vitrail.tables import import_pyarrow, save_array
 from vitrail.weights.native import save_model
 
 PLANE = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.6, 0.8], [-1.0, 0.0]])  # (N, D)
@@ -223,30 +222,21 @@ def test_features_that_are_not_finite_are_refused(place):
     assert not any(Path("nan.index").iterdir())
 
 
-KILLED = """
-import os, signal, sys
-import vitrail.inference.index as written
-moment, after = sys.argv[1], getattr(written, sys.argv[1])
-
-def end(*given):
-    if moment != "save_array":
-        os.kill(os.getpid(), signal.SIGKILL)
-    after(*given)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(written, moment, end)
-import vitrail
-vitrail.embed("model", "query.png", index="photos.index", quiet=True, log=print)
-"""
-
-
 @pytest.mark.parametrize("moment", ["save_array", "move_files"])
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_killed_embed_leaves_the_index_that_was_there_or_none(moment, is_new, index):
+def test_a_killed_embed_leaves_the_index_that_was_there_or_none(moment, is_new, index, monkeypatch):
     if is_new:
         shutil.rmtree(index)
-    killed = subprocess.run([sys.executable, "-c", KILLED, moment], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
+
+    def die(*given: Any) -> None:
+        if moment == "save_array":
+            save_array(*given)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"vitrail.inference.index.{moment}", die)
+        child = start_copy(lambda: vitrail.embed("model", "query.png", index=index, **QUIET))
+    assert wait_for_end(child) == -signal.SIGKILL
     if is_new:
         with pytest.raises(DataError, match="no index"):
             read_index(Path(index))

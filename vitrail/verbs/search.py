@@ -10,8 +10,6 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
-import numpy as np
-
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.rows import Table
 from vitrail.runtime.progress import LogFunction, to_stderr
@@ -127,7 +125,7 @@ def _embed_queries(
     keys, features = zip(*results)
     for key in results.images.named & results.failed.keys():
         raise DataError(f"the query {key} could not be read: {results.failed[key]}", "give a complete image file")
-    vectors = F.normalize(torch.tensor(np.stack(features)), dim=1)
+    vectors = F.normalize(torch.stack(list(map(torch.from_numpy, features))), dim=1)
     return replace(index, features=vectors, paths=list(keys), folder=os.getcwd())
 
 
@@ -202,6 +200,8 @@ def _write_page(
 
 def _picture(path: str, max_pixels: int) -> Picture | None:
     """Returns a picture for the page; None for one that cannot be read, or is no file of its own."""
+    import numpy as np
+
     from vitrail.images.decode import BadImage, decode
     from vitrail.reports.data_uris import photograph
 
