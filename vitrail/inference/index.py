@@ -65,6 +65,7 @@ class FeatureIndex:
 
 
 def is_index(folder: Path) -> bool:
+    settle(folder / NAME)
     return (folder / NAME).is_file() and (folder / FEATURES).is_file()
 
 
@@ -103,11 +104,8 @@ def write_index(
 
 def read_index(folder: Path) -> FeatureIndex:
     """Reads an index. Raises `DataError` if there is none in ``folder``, or it is damaged."""
-    settle(folder / NAME)
     if not is_index(folder):
-        raise DataError(
-            f"there is no index of images in {folder}", "make one: vitrail embed MODEL IMAGES --index FOLDER"
-        )
+        raise DataError(f"there is no index of images in {folder}", AGAIN.replace("it again", "one"))
     found = read_checksummed(folder / NAME)
     if found is None or found.get("format") != FORMAT:
         raise DataError(f"{folder / NAME} is damaged, or not that of an index of images", AGAIN)
