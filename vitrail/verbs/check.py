@@ -30,10 +30,10 @@ def check_parts(
 
 
 def run_check_parts(folder: str, /, *, json: options.FindingsAsJson = False, **given: Any) -> None:
-    from json import dumps
+    from vitrail.verbs.printing import one_line
 
     found = check_parts(folder, **given)
-    print(dumps(found.to_dict()) if json else found.to_text())
+    print(one_line(found.to_dict()) if json else found.to_text())
     if not found.sound:
         raise DataError(f"{folder} does not hold every image once", found.remedy)
 

@@ -87,7 +87,11 @@ def embed(
     return written
 
 
-def run(model: str, /, *inputs: str, devices: PartDevices = None, **given: Any) -> int:
+def run(
+    model: str, /, *inputs: str, devices: PartDevices = None, json: options.AsJson = False, **given: Any
+) -> int:
+    from vitrail.verbs.printing import one_line, print_beside
+
     if (code := launch_parts(devices, given, inputs)) is not None:
         return code
     write = partial(embed, model, inputs or ("-",))
@@ -95,5 +99,7 @@ def run(model: str, /, *inputs: str, devices: PartDevices = None, **given: Any) 
         raise ConfigError("no output was named", "give --out FILE, --index DIR, or --parts DIR for many images")
     written = write(**given) if given.get("parts") is None else write_parts_on_ranks(write, given)
     if written is not None:
-        print(written)
+        print_beside(json)(str(written))
+        if json:
+            print(one_line({"path": str(given.get("parts") or given["out"])}))
     return 0

@@ -209,7 +209,7 @@ def run(
     json: options.AsJson = False,
     **given: Any,
 ) -> int:
-    from vitrail.verbs.printing import columns, command_line, one_line
+    from vitrail.verbs.printing import columns, command_line, one_line, print_beside
 
     if (code := launch_again(devices)) is not None:
         return code
@@ -220,7 +220,7 @@ def run(
     if per_class:
         head, rows = result.per_class()
         if rows:
-            print(columns(rows, head))
+            print_beside(json)(columns(rows, head))
     if json:
         print(one_line(result.to_dict()))
         return 0

@@ -113,8 +113,6 @@ def list_models(
 
 
 def run(name: str | None = None, /, *, json: options.AsJson = False, **given: Any) -> None:
-    from json import dumps
-
     from vitrail.verbs.printing import columns, one_line
 
     table = list_models(name, **given)
@@ -127,7 +125,7 @@ def run(name: str | None = None, /, *, json: options.AsJson = False, **given: An
         if public := [(each.tag, each.source, each.terms) for each in table[name].public]:
             print("\n" + columns(public, ("public weights", "--init", "licence")))
     elif json:
-        print(dumps({model: facts.cost._asdict() for model, facts in table.items() if facts.cost is not None}))
+        print(one_line({model: facts.cost._asdict() for model, facts in table.items() if facts.cost is not None}))
     else:
         width = max(map(len, table))
         for row in chain([HEAD], map(_to_row, table.values())):

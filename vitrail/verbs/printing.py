@@ -6,7 +6,16 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+from vitrail.files import replace_nan
+from vitrail.runtime.progress import LogFunction, to_stderr
+
+
+def print_beside(json: bool) -> LogFunction:
+    """Returns what prints a line for people: to stdout, but to stderr where stdout is left to the JSON."""
+    return to_stderr if json else partial(print, flush=True)
 
 
 def command_line() -> str:
@@ -15,8 +24,12 @@ def command_line() -> str:
 
 
 def one_line(figures: Mapping[str, Any]) -> str:
-    """Returns one flat JSON object on one line, numbers to six digits after the point."""
-    return json.dumps({name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()})
+    """Returns one JSON object on one line, its own numbers to six digits after the point; NaN and infinities are null.
+
+    `vitrail.verbs.json_keys` documents the keys.
+    """
+    rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()}
+    return json.dumps(replace_nan(rounded))
 
 
 def columns(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:

@@ -68,9 +68,11 @@ def list_settings(
 
 
 def run(name: str | None = None, /, *, json: options.AsJson = False, **given: Any) -> None:
+    from vitrail.verbs.printing import one_line
+
     found = list_settings(name, **given)
     if json:
-        print(dumps({key: asdict(setting) for key, setting in found.items()}))
+        print(one_line({key: asdict(setting) for key, setting in found.items()}))
         return
     for setting in found.values():
         value = dumps(setting.value, ensure_ascii=False)

@@ -77,18 +77,28 @@ def study(
 
 
 def run(data: str | None = None, /, *, json: options.AsJson = False, **given: Any) -> None:
-    from vitrail.verbs.printing import command_line
+    from vitrail.verbs.printing import command_line, one_line
 
-    result = study(data, command=command_line(), **given)
+    lines: list[str] = []
+
+    def log(line: str) -> None:
+        lines.append(line)
+        to_stderr(line)
+
+    result = study(data, command=command_line(), log=log, **given)
     if result is not None:
         _print_report(result, json=json)
+    elif json:
+        print(one_line({"plan": "\n".join(lines)}))
 
 
-def work(folder: Folder, /) -> None:
+def work(folder: Folder, /, *, json: options.AsJson = False) -> None:
     """Compute trials of a planned study until none is left: any number of processes, on any machines that see the folder."""
     from vitrail.studies.worker import work_study
+    from vitrail.verbs.printing import one_line
 
-    print(f"computed {work_study(folder)} trials")
+    computed = work_study(folder)
+    print(one_line({"computed": computed}) if json else f"computed {computed} trials")
 
 
 def report(folder: Folder, /, *, json: options.AsJson = False) -> None:
@@ -107,12 +117,12 @@ def write(name: Annotated[str, "vit-paper, vit-paper-m or digits."], /) -> None:
 
 def _print_report(result: StudyReport, *, json: bool) -> None:
     from vitrail.studies.page import spell_effect
-    from vitrail.verbs.printing import columns, one_line
+    from vitrail.verbs.printing import columns, one_line, print_beside
 
-    claims = result.numbers["claims"]
-    print(columns([[row["name"], row["verdict"], spell_effect(row["effect"]), row["why"]] for row in claims]))
+    claims, show = result.numbers["claims"], print_beside(json)
+    show(columns([[row["name"], row["verdict"], spell_effect(row["effect"]), row["why"]] for row in claims]))
     for each in result.numbers["not_asked"]:
-        print(f"not asked: {each['name']}: {each['why']}")
-    print(f"report: {result.report}")
+        show(f"not asked: {each['name']}: {each['why']}")
+    show(f"report: {result.report}")
     if json:
         print(one_line({row["name"]: row["verdict"] for row in claims}))

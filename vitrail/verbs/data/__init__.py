@@ -107,10 +107,10 @@ def check_data(
 
 
 def run_check(data: str, /, *, json: options.FindingsAsJson = False, **given: Any) -> None:
-    from json import dumps
+    from vitrail.verbs.printing import one_line
 
     result = check_data(data, **given)
-    print(dumps(result.to_dict()) if json else result.to_text())
+    print(one_line(result.to_dict()) if json else result.to_text())
     if result.refused:
         raise DataError(f"`vitrail train` refuses these data: {result.refused}", "see the report above")
 

@@ -77,7 +77,7 @@ def probe(
 
 
 def run(model: str, data: str, /, *, devices: Devices = None, json: options.AsJson = False, **given: Any) -> int:
-    from vitrail.verbs.printing import columns, one_line
+    from vitrail.verbs.printing import columns, one_line, print_beside
 
     if (code := launch_again(devices)) is not None:
         return code
@@ -86,7 +86,7 @@ def run(model: str, data: str, /, *, devices: Devices = None, json: options.AsJs
     if not ranks.first:
         return 0
     head, rows = result.table()
-    print(columns(rows, head))
+    print_beside(json)(columns(rows, head))
     if json:
         print(one_line(result.to_dict()))
     return 0

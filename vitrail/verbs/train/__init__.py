@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, Unpack
@@ -368,11 +367,10 @@ def make_run(verb: Callable[..., Any], *, labels: bool) -> Callable[..., int]:
     ) -> int:
         import os
         import sys
-        from json import dumps
 
-        from vitrail.verbs.printing import command_line, one_line
+        from vitrail.verbs.printing import command_line, one_line, print_beside
 
-        print_line = partial(print, flush=True)  # at once, also into a pipe
+        show = print_beside(json)
         if devices is not None and given.get("dry_run"):
             from vitrail.config.compose import compose_run
             from vitrail.verbs.train.cluster_plan import plan_cluster
@@ -380,19 +378,21 @@ def make_run(verb: Callable[..., Any], *, labels: bool) -> Callable[..., int]:
             config = options.to_path(given.get("config"))
             settings, further = to_settings(verb, given, data or "images"), given.get("set") or ()
             planned, _ = compose_run(recipe=given.get("recipe"), flags=settings, settings=further, config=config)
-            rows = plan_cluster(planned, data, devices, network, print_line)
+            rows = plan_cluster(planned, data, devices, network, show)
             if json:
-                print(dumps({"plan": rows}))
+                print(one_line({"plan": rows}))
             return 0
         if devices is not None and not is_launched():
             compose(verb, {**given, "data": data}, labels=labels)  # mistakes are reported here, once
             return launch(devices, sys.argv[1:], restarts=restarts)
-        result = verb(data, command=command_line(), log=print_line, **given)
-        if isinstance(result, str) or os.environ.get("RANK", "0") != "0":  # of several ranks the first one prints
+        result = verb(data, command=command_line(), log=show, **given)
+        if os.environ.get("RANK", "0") != "0":  # of several ranks the first one prints
             return 0
-        print(f"report: {result.report}")
+        is_plan = isinstance(result, str)
+        if not is_plan:
+            show(f"report: {result.report}")
         if json:
-            print(one_line(result.figures))
+            print(one_line({"plan": result} if is_plan else result.to_dict()))
         return 0
 
     return run

@@ -131,7 +131,7 @@ def transfer(
 
 
 def run(model: str, /, *data: str, devices: Devices = None, json: options.AsJson = False, **given: Any) -> int:
-    from vitrail.verbs.printing import columns, command_line, one_line
+    from vitrail.verbs.printing import columns, command_line, one_line, print_beside
 
     if (code := launch_again(devices)) is not None:
         return code
@@ -139,14 +139,14 @@ def run(model: str, /, *data: str, devices: Devices = None, json: options.AsJson
         result = transfer(model, data, command=command_line(), ranks=ranks, **given)
     if not ranks.first:
         return result.code
-    print(columns(result.table(), ["data", *result.protocols]))
-    print(f"report: {given['out'] / 'report.html'}")
+    show = print_beside(json)
+    show(columns(result.table(), ["data", *result.protocols]))
+    show(f"report: {given['out'] / 'report.html'}")
     for name, cell in result.failures.items():
         print(f"error: {name}: {cell.error}", file=sys.stderr)
     if json:
         means = {
-            # JSON has no NaN: a mean that a failure leaves undefined is null
-            f"{name}_{protocol}": mean.accuracy if mean.accuracy == mean.accuracy else None
+            f"{name}_{protocol}": mean.accuracy
             for name, row in result.means().items()
             for protocol, mean in row.items()
         }
