@@ -19,6 +19,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     # ours
+    "assistants",
     "docstrings",
     "generated",
     "notebooks",

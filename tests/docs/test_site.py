@@ -20,6 +20,9 @@ from vitrail import errors
 VERBS = [name for name, home in vitrail._HOMES.items() if home.startswith("vitrail.verbs.")]
 
 SITE = ROOT / "docs/_build/html"
+DOCS = ROOT / "docs"
+SOURCES = {path.relative_to(DOCS) for path in DOCS.rglob("*.md") if "_build" not in path.parts}
+SOURCES -= {Path("decisions.md")}  # the log is for whoever changes vitrail
 PAGES = sorted(SITE.rglob("*.html"))
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
 LOADED = {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect"}  # kinds of <link>
@@ -73,10 +76,29 @@ def broken(page: Path, link: str, read: dict[Path, Page]) -> bool:
 
 def test_the_site_has_its_pages():
     names = {str(page.relative_to(SITE)) for page in PAGES}
-    sources = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts}
     assert {"index.html", "search.html", "genindex.html"} <= names
-    assert {str(source.with_suffix(".html")) for source in sources} - {"decisions.html"} <= names
-    assert "decisions.html" not in names  # the log is for whoever changes vitrail
+    assert {str(source.with_suffix(".html")) for source in SOURCES} <= names
+    assert "decisions.html" not in names
+
+
+def test_assistants_get_a_list_of_all_pages_and_commands_and_the_pages_as_markdown():
+    text, whole = ((SITE / name).read_text() for name in ("llms.txt", "llms-full.txt"))
+    title, blank, summary, *_ = text.splitlines()
+    assert (title, blank, summary[:9]) == ("# vitrail", "", "> Train, ")
+    assert "://" not in text
+    links = re.findall(r"^- \[(.+)\]\((.+)\): .+$", text, re.MULTILINE)
+    assert len(links) == text.count("\n- ")
+    commands = [(name, link) for name, link in links if "#" in link]
+    assert {name for name, _ in commands} >= {"vitrail train", "vitrail data check"}
+    headings = (SITE / "reference/command-line.md").read_text().splitlines()
+    assert [name for name, _ in commands if not any(line.endswith(f"# {name}") for line in headings)] == []
+    assert sorted(link for _, link in links if link.endswith(".md")) == sorted(map(str, SOURCES))
+    for source in SOURCES:
+        page = (SITE / source).read_text()
+        assert page in whole
+        assert page.startswith("# "), source
+        assert not re.search(r"^```\{", page, re.MULTILINE), source
+    assert "| `optim.lr` |" in whole and "### `vitrail.train`" in whole
 
 
 def test_no_page_and_no_style_sheet_loads_anything_from_elsewhere(read):

@@ -31,7 +31,8 @@ from vitrail.analysis.explanation import METHODS
 from vitrail.cli import build_app, run
 from vitrail.evaluation.corruptions import CORRUPTIONS
 from vitrail.exports.sidecar import write_sums
-from vitrail.reports.metric_names import METRICS
+from vitrail.reports.metric_names import METRICS, OF_NUMBERS
+from vitrail.tasks.regression.task import Regressor
 from vitrail.verbs.printing import one_line
 
 PAGE = ROOT / "docs/reference/json.md"
@@ -48,9 +49,10 @@ TYPES = {
     "any": (str, int, float, bool, list, dict, type(None)),
 }
 NAMES = {  # what the placeholders of the page stand for; any other for any name
-    "figure": METRICS,
+    "figure": [*METRICS, *(f"(?:age|size|mass)_{figure}" for figure in OF_NUMBERS)],
     "corruption": CORRUPTIONS,
-    "method": [*METHODS, "random", r"layer_\d+"],
+    "method": [*METHODS, "random"],
+    "map": ["rollout", "best_head", r"layer_\d+"],
     "n": [r"\d+"],
     "end": ["low", "high"],
     "when": ["before", "after"],
@@ -63,13 +65,20 @@ NAMES = {  # what the placeholders of the page stand for; any other for any name
 TINY_VIT = "--set 'model.changes={patch_size: 4, width: 16, depth: 1, heads: 2, mlp_width: 32}' --size 8"
 SHORT = f"photos --model vit-ti16 {TINY_VIT} --steps 2 --set compute.tune=false"
 COMMANDS = {  # section of the page -> commands
-    "train": [f"train {SHORT} --out trained", "train numbers.csv --steps 1 --out numbers --set compute.tune=false"],
+    "train": [f"train {SHORT} --out trained"],
     "pretrain": [f"pretrain {SHORT} --objective dino --batch 4 --out pretrained"],
     "train --dry-run": [f"train {SHORT} --dry-run"],
     "pretrain --dry-run": [f"pretrain {SHORT} --objective mae --batch 4 --dry-run"],
     "train --dry-run --devices": ["train photos --dry-run --devices 8xH100 --model vit-ti16 --steps 10"],
-    "evaluate": ["evaluate model photos", "evaluate model photos --corruptions --per-class --tta flip"],
-    "probe": ["probe model photos --no-cache --against model", "probe model photos --no-cache --protocol fewshot --shots 1,2"],
+    "evaluate": [
+        "evaluate model photos",
+        "evaluate numbers numbers.csv",
+        "evaluate model photos --corruptions --per-class --tta flip",
+    ],
+    "probe": [
+        "probe model photos --no-cache --against model",
+        "probe model photos --no-cache --protocol fewshot --shots 1,2",
+    ],
     "transfer": ["transfer model photos --protocols knn --k 2 --no-cache --out transferred"],
     "predict with a classifier": ["predict model photos broken.png"],
     "predict with a detector": ["predict detection photos/val", "predict instances photos/val"],
@@ -77,9 +86,12 @@ COMMANDS = {  # section of the page -> commands
     "predict with a panoptic segmenter": ["predict panoptic photos/val"],
     "predict with a model of numbers": ["predict numbers photos/val"],
     "embed": ["embed model photos --out features.npy", "embed model photos --parts embedded"],
-    "explain": ["explain model photos/val/a --out explained", "explain detection photos/val/a --out explained --method gradient"],
-    "explain --faithfulness": ["explain model photos/val/a --faithfulness"],
-    "explain --masks": ["explain model photos/val/a --masks masks"],
+    "explain": [
+        "explain model photos/val/ant --out explained",
+        "explain detection photos/val/ant --out explained --method gradient",
+    ],
+    "explain --faithfulness": ["explain model photos/val/ant --faithfulness"],
+    "explain --masks": ["explain model photos/val/ant --masks masks"],
     "inspect": ["inspect model --out inspected --data photos", "inspect model --against model --out pair"],
     "convert": ["convert model timm.safetensors --to timm"],
     "export --to timm": ["export model --out exported.safetensors --to timm"],
@@ -111,12 +123,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with pictures, models and files, in which the commands run."""
     place = tmp_path_factory.mktemp("place")
     draw = np.random.default_rng(0)
-    rows = ["path,age"]
+    rows = ["path,age,size,mass"]
     for split, name, number in np.ndindex(2, 3, 4):
         path = place / "photos" / ("train", "val")[split] / ("ant", "bee", "cat")[name] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 255, (16, 16, 3), np.uint8)).save(path)
-        rows.append(f"{path.relative_to(place)},{draw.integers(90)}")
+        rows.append(f"{path.relative_to(place)},{','.join(map(str, draw.random(3)))}")
     (place / "numbers.csv").write_text("\n".join(rows))
     (place / "broken.png").write_bytes(b"no picture")
     (place / "masks").mkdir()
@@ -127,7 +139,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (place / "mine.yaml").write_text(yaml.safe_dump(TINY))
     models = {task: create(task, classes=("background", "cat", "dog")) for task in ("detection", "segmentation")}
     models |= {task: create_queries(task) for task in ("instances", "panoptic")}
-    for name, model in {"model": a_model(), **models}.items():
+    plain = a_model()
+    models |= {"model": plain, "numbers": Regressor(plain.backbone, ("age", "size", "mass"), plain.preprocessing)}
+    for name, model in models.items():
         vitrail.save(model, place / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -213,11 +227,16 @@ def list_verbs(app: App, group: str = "") -> Iterator[tuple[str, App]]:
 def test_every_verb_has_the_option_and_a_section():
     verbs = dict(list_verbs(build_app()))
     assert verbs.keys() >= WITHOUT
-    options = {name: [word for each in app.assemble_argument_collection() for word in each.names] for name, app in verbs.items()}
+    options = {
+        name: [word for each in app.assemble_argument_collection() for word in each.names]
+        for name, app in verbs.items()
+    }
     assert {name for name, words in options.items() if "--json" not in words} == WITHOUT
     pages = read_page()
     assert pages.keys() == COMMANDS.keys()
-    assert [name for name in verbs.keys() - WITHOUT if not any(f"{each} ".startswith(f"{name} ") for each in pages)] == []
+    assert [
+        name for name in verbs.keys() - WITHOUT if not any(f"{each} ".startswith(f"{name} ") for each in pages)
+    ] == []
 
 
 def test_undefined_numbers_are_null():

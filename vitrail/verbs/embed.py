@@ -87,9 +87,7 @@ def embed(
     return written
 
 
-def run(
-    model: str, /, *inputs: str, devices: PartDevices = None, json: options.AsJson = False, **given: Any
-) -> int:
+def run(model: str, /, *inputs: str, devices: PartDevices = None, json: options.AsJson = False, **given: Any) -> int:
     from vitrail.verbs.printing import one_line, print_beside
 
     if (code := launch_parts(devices, given, inputs)) is not None:
