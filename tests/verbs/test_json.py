@@ -52,7 +52,7 @@ NAMES = {  # what the placeholders of the page stand for; any other for any name
     "figure": [*METRICS, *(f"(?:age|size|mass)_{figure}" for figure in OF_NUMBERS)],
     "corruption": CORRUPTIONS,
     "method": [*METHODS, "random"],
-    "map": ["rollout", "best_head", r"layer_\d+"],
+    "map": ["rollout", "gradient", "best_head", r"layer_\d+"],
     "n": [r"\d+"],
     "end": ["low", "high"],
     "when": ["before", "after"],

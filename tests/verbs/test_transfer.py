@@ -245,10 +245,10 @@ def test_the_command_prints_the_table_names_failures_and_leaves_with_their_code(
     command = ["transfer", "model", "photos", "hollow", "--out", str(tmp_path), "--protocols", "knn,linear", "--k", "3"]
     assert run([*command, "--no-cache", "--quiet", "--json"]) == 3
     said = capsys.readouterr()
-    *table, report, line = said.out.splitlines()
-    assert [row.split()[0] for row in table] == ["data", "photos", "hollow", "mean"]
-    assert report == f"report: {tmp_path / 'report.html'}"
-    told = json.loads(line)
+    lines = said.err.splitlines()
+    end = lines.index(f"report: {tmp_path / 'report.html'}")
+    assert [row.split()[0] for row in lines[end - 4 : end]] == ["data", "photos", "hollow", "mean"]
+    told = json.loads(said.out)
     assert (told["data_sets"], told["failed"], told["mean_knn"]) == (2, 1, None)
     assert "error: hollow: " in said.err
     assert "Traceback" not in said.err

@@ -184,8 +184,8 @@ def test_the_command_gives_the_means_and_deviations_of_its_trainings(
         "optim.lr=0.1",
     ]
     assert run([*command, *short, "--quiet", "--json"]) == 0
-    *_, report, line = capsys.readouterr().out.splitlines()
-    assert report == f"report: {tmp_path / 'report.html'}"
+    said = capsys.readouterr()
+    assert f"report: {tmp_path / 'report.html'}" in said.err.splitlines()
 
     runs = {}
     for task in ("pets", "svhn", "clevr-count"):
@@ -202,6 +202,6 @@ def test_the_command_gives_the_means_and_deviations_of_its_trainings(
     for name, figures in by_hand.items():
         found = means[name]["finetune"]
         assert (found["accuracy"], found["accuracy_std"]) == pytest.approx((fmean(figures), stdev(figures)))
-    assert json.loads(line)["mean_finetune"] == pytest.approx(fmean(every), abs=1e-6)
+    assert json.loads(said.out)["mean_finetune"] == pytest.approx(fmean(every), abs=1e-6)
     assert "2 of the 19 tasks" not in (tmp_path / "report.html").read_text()
     assert "3 of the 19 tasks" in (tmp_path / "report.html").read_text()
