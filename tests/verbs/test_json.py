@@ -37,7 +37,7 @@ from vitrail.verbs.printing import one_line
 
 PAGE = ROOT / "docs/reference/json.md"
 WITHOUT = {"serve", "study write"}
-LINES = ("predict", "explain")  # print several objects
+LINES = ("predict", "explain", "search")  # print several objects
 TYPES = {
     "string": (str,),
     "integer": (int,),
@@ -85,7 +85,13 @@ COMMANDS = {  # section of the page -> commands
     "predict with a segmenter": ["predict segmentation photos/val"],
     "predict with a panoptic segmenter": ["predict panoptic photos/val"],
     "predict with a model of numbers": ["predict numbers photos/val"],
-    "embed": ["embed model photos --out features.npy", "embed model photos --parts embedded"],
+    "embed": [
+        "embed model photos --out features.npy",
+        "embed model photos --parts embedded",
+        "embed model photos --index embedded.index",
+    ],
+    "search": ["search index photos/val/ant --top 2 --model model"],
+    "search --copies": ["search index --copies 0.5"],
     "explain": [
         "explain model photos/val/ant --out explained",
         "explain detection photos/val/ant --out explained --method gradient",
@@ -114,7 +120,17 @@ COMMANDS = {  # section of the page -> commands
     "study work": ["study work study"],
     "study report": ["study report study"],
 }
-QUICK = ["evaluate", "probe", "predict with a classifier", "embed", "convert", "convert --diff", "check", "check-parts"]
+QUICK = [
+    "evaluate",
+    "probe",
+    "predict with a classifier",
+    "embed",
+    "search",
+    "convert",
+    "convert --diff",
+    "check",
+    "check-parts",
+]
 QUICK += ["train", "data check", "data shard", "data index", "models NAME", "settings", "doctor", "doctor --tune show"]
 
 
@@ -151,6 +167,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for split in ("train", "val"):
             shutil.rmtree(place / "archives" / split / "index")
         assert run(["predict", "model", "photos", "--parts", "parts", "--quiet"]) == 0
+        assert run(["embed", "model", "photos", "--index", "index", "--quiet"]) == 0
         yield place
 
 

@@ -99,5 +99,5 @@ def run(model: str, /, *inputs: str, devices: PartDevices = None, json: options.
     if written is not None:
         print_beside(json)(str(written))
         if json:
-            print(one_line({"path": str(given.get("parts") or given["out"])}))
+            print(one_line({"path": str(next(filter(None, map(given.get, ("parts", "index", "out")))))}))
     return 0

@@ -26,7 +26,7 @@ def command_line() -> str:
 def one_line(figures: Mapping[str, Any]) -> str:
     """Returns one JSON object on one line, its own numbers to six digits after the point; NaN and infinities are null.
 
-    `vitrail.verbs.json_keys` documents the keys.
+    docs/reference/json.md documents the keys.
     """
     rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()}
     return json.dumps(replace_nan(rounded))
