@@ -113,6 +113,14 @@ def test_an_image_of_the_index_is_no_neighbour_of_itself(place, index):
     assert [row["path"] for row in among[:4]] == [row["path"] for row in inside]
 
 
+def test_paths_of_a_table_are_those_beside_it(place, index):
+    Path("photos/train/a/list.csv").write_text("path\n0.png\n")
+    found = vitrail.search(index, "photos/train/a/list.csv", **QUIET)
+    assert found[0]["query"] == "0.png" and len(found) == 4 and found[0]["path"] == "photos/val/a/4.png"
+    picture(32, 32).save("0.png")  # another file of that name
+    assert vitrail.search(index, "0.png", top=1, **QUIET)[0]["path"] == "photos/train/a/0.png"
+
+
 def test_copies_are_found_across_splits(index):
     (found,) = vitrail.search(index, copies=1, **QUIET)
     assert found == {

@@ -69,6 +69,11 @@ def is_index(folder: Path) -> bool:
     return (folder / NAME).is_file() and (folder / FEATURES).is_file()
 
 
+def find_root(results: Results[Embedding]) -> str:
+    """Returns the folder that the paths of results start from: that of a table, else the working directory."""
+    return os.path.abspath(getattr(results.images.source.contents, "root", ""))
+
+
 def write_index(
     out: Path, results: Results[Embedding], task: Task, *, model: str, precision: str, options: Mapping[str, Any]
 ) -> str:
@@ -94,7 +99,7 @@ def write_index(
         what = f"the model's features of {broken:,} of {len(paths):,} images are not finite"
         raise CheckpointError(what, "look for NaN in the weights with `vitrail inspect`, or leave out --precision")
     facts = {"format": FORMAT, "model": model, "model_sha256": digest_of(task), "precision": precision}
-    facts |= {"options": options, "folder": os.getcwd(), "paths": paths}
+    facts |= {"options": options, "folder": find_root(results), "paths": paths}
     with stage_folder(out / NAME, {}) as aside:
         save_array(aside / FEATURES, values)
         write_checksummed(aside / NAME, {**facts, "features": digest_file(aside / FEATURES)})

@@ -105,7 +105,7 @@ def _embed_queries(
     import torch.nn.functional as F
 
     from vitrail.inference.features import digest_of
-    from vitrail.inference.index import is_index, read_index
+    from vitrail.inference.index import find_root, is_index, read_index
     from vitrail.verbs.embed import embed
 
     if len(inputs) == 1 and is_index(Path(inputs[0])):
@@ -126,7 +126,7 @@ def _embed_queries(
     for key in results.images.named & results.failed.keys():
         raise DataError(f"the query {key} could not be read: {results.failed[key]}", "give a complete image file")
     vectors = F.normalize(torch.stack(list(map(torch.from_numpy, features))), dim=1)
-    return replace(index, features=vectors, paths=list(keys), folder=os.getcwd())
+    return replace(index, features=vectors, paths=list(keys), folder=find_root(results))
 
 
 def _list_neighbours(index: FeatureIndex, queries: FeatureIndex, top: int, least: bool) -> Table:
