@@ -69,6 +69,8 @@ predict {MODEL} photos
 predict {MODEL} photos --parts parts
 check-parts parts
 embed {MODEL} photos --out features.npy
+embed {MODEL} photos --index photos.index
+search photos.index photos/test
 evaluate {MODEL} photos
 probe {MODEL} photos --protocol knn --k 3
 transfer {MODEL} photos --protocols knn --out transferred

@@ -338,7 +338,7 @@ def test_a_named_file_without_an_answer_is_exit_code_3_after_everything_is_writt
     assert "the image could not be read: images/09.png" in capsys.readouterr().err
     assert np.isnan(np.load(tmp_path / "b/part-0000000.npy")).all()
     assert run(["embed", "model", "images"]) == 2
-    assert "give --out FILE, or --parts DIR" in capsys.readouterr().err
+    assert "give --out FILE, --index DIR, or --parts DIR" in capsys.readouterr().err
     assert run(["predict", "model", "imges", "--parts", str(tmp_path / "c")]) == 3
     assert "did you mean 'images'" in capsys.readouterr().err
     assert not (tmp_path / "c").exists()
