@@ -64,7 +64,7 @@ KNOWN = {
         verbs/explain/scores.py:measure_localisation verbs/inspect/measurements.py:inspect_model
         verbs/inspect/cost.py:compare_costs
         verbs/inspect/measurements.py:inspect_pair inference/outputs.py:prepare_drawing verbs/predict.py:write_answers
-        verbs/predict.py:write_rows verbs/search.py:search
+        verbs/predict.py:write_rows verbs/push.py:push verbs/search.py:search
         verbs/search.py:_write_page verbs/search.py:run verbs/train/folds.py:_write""",
     PRESENT: "shards/index.py:remember_root",
     PASSING: """data/workers.py:create_memory data/workers.py:serve

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.predict import predict as predict
     from vitrail.verbs.pretrain import pretrain as pretrain
     from vitrail.verbs.probe import probe as probe
+    from vitrail.verbs.push import push as push
     from vitrail.verbs.search import search as search
     from vitrail.verbs.serve import serve as serve
     from vitrail.verbs.settings import list_settings as list_settings
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
     from vitrail.weights.native import save as save
 
 _VERBS = (
-    "convert", "doctor", "embed", "evaluate", "explain", "export", "inspect", "predict", "pretrain", "probe", "search", "serve",
-    "study", "train", "transfer",
+    "convert", "doctor", "embed", "evaluate", "explain", "export", "inspect", "predict", "pretrain", "probe", "push", "search",
+    "serve", "study", "train", "transfer",
 )  # fmt: skip
 _HOMES = {name: f"vitrail.verbs.{name}" for name in _VERBS} | {
     "Callback": "vitrail.training.callbacks",

@@ -78,6 +78,7 @@ explain {MODEL} photos/train/a/0.png --out why
 inspect {MODEL} --data photos --out inside
 convert {MODEL} for-timm --to timm
 export {MODEL} --out model.onnx
+push {MODEL} hf:owner/name --dry-run
 check model.onnx
 predict model.onnx photos
 study digits --study digits --dry-run

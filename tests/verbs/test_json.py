@@ -101,6 +101,7 @@ COMMANDS = {  # section of the page -> commands
     "inspect": ["inspect model --out inspected --data photos", "inspect model --against model --out pair"],
     "convert": ["convert model timm.safetensors --to timm"],
     "export --to timm": ["export model --out exported.safetensors --to timm"],
+    "push": ["push model hf:owner/name --dry-run"],
     "convert --diff": ["convert model model --diff"],
     "export": ["export model --out model.pt2 --to program --check photos --images 3"],
     "check": ["check model.onnx"],

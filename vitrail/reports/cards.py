@@ -23,10 +23,23 @@ from vitrail.reports.facts import EvaluatedRun, RunFacts, as_yaml, describe_comp
 from vitrail.reports.metric_names import METRICS, metric_of
 from vitrail.reports.page import TEMPLATES
 from vitrail.reports.pretraining import PretrainingFacts, format_known, list_health
+from vitrail.tasks.task import Task
 from vitrail.text import THIN, plural
+from vitrail.weights.hub import REMOTE
+from vitrail.weights.public import find_weights
 
 SHOWN = ("top1", "top5", "map", "mean_recall", "f1_macro", "f1_micro", "nll", "ece", "brier")
 CLASSES_MOST = 100  # listed in the card; config.json has all of them
+# the hub's names of tasks and metrics, where they differ from ours
+PIPELINES = {
+    "classification": "image-classification",
+    "detection": "object-detection",
+    **dict.fromkeys(("instances", "panoptic", "segmentation"), "image-segmentation"),
+}
+HUB_METRICS = {"top1": "accuracy", "f1_macro": "f1", "miou": "mean_iou", "r2": "r_squared"}
+DATA_SETS = f"{REMOTE}datasets/"
+PATHS = ("data", "init", "teacher", "tokenizer", "weights")  # keys of a provenance whose values may be paths
+USAGE = re.compile(r"^## Usage\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def write_card(folder: Path, card: str) -> Path:
@@ -42,7 +55,8 @@ def default_card(evaluated: EvaluatedRun) -> str:
     name, figures = evaluated.model.name, evaluated.result.figures
     metrics = [(metric_of(name), value) for name, value in figures.items()]
     lines = [f"{metric.heading}: {metric.format(value)}" for metric, value in metrics]
-    return render_card("card.md", RunFacts(**evaluated.facts), name, name, name=name, metrics=lines)
+    task = PIPELINES.get(name, "")
+    return render_card("card.md", RunFacts(**evaluated.facts), task, name, name=name, metrics=lines)
 
 
 def classification_card(evaluated: EvaluatedRun) -> str:
@@ -85,7 +99,9 @@ def pretraining_card(facts: PretrainingFacts) -> str:
 
 def render_card(template: str, facts: RunFacts, task: str, kind: str, **values: Any) -> str:
     """Returns the card: front matter, title, introduction, then the sections of the template that are not empty."""
-    fields = {"license": facts.license or "unknown", "library_name": "vitrail", "pipeline_tag": task}
+    fields = {"license": facts.license or "unknown", "library_name": "vitrail"} | (
+        {"pipeline_tag": task} if task else {}
+    )
     matter = yaml.safe_dump({**fields, "tags": ["vision-transformer", kind]}, sort_keys=False, allow_unicode=True)
     sections: list[str] = []
 
@@ -124,8 +140,90 @@ def environment() -> Environment:
 
 
 def without_folders(path: str) -> str:
-    """Returns the name of a file or folder of an absolute path, whose folders are those of this machine; else the path."""
-    return PurePath(path).name if PurePath(path).is_absolute() else path
+    """Returns the name of a file or folder of a path, whose folders are those of this machine; else the name or address."""
+    is_path = len(PurePath(path).parts) > 1 and not path.startswith(REMOTE) and "://" not in path
+    return PurePath(path).name if is_path else path
+
+
+def without_paths(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a provenance as it is published: without the folders of this machine, and the files named in the layout."""
+    kept = {**provenance, **{key: without_folders(str(provenance[key])) for key in PATHS if provenance.get(key)}}
+    return kept | ({"layout": re.split(r"[;(]", str(kept["layout"]))[0].strip()} if kept.get("layout") else {})
+
+
+def publish_card(
+    card: str, model: Task, repository: str, library: str, *, metrics: Mapping[str, Any], licence: str | None = None
+) -> str:
+    """Returns the README.md of a repository of the hub, without folders of this machine.
+
+    Args:
+        card: that of the run; "" gives one that says that nothing is known of the training.
+        repository: ``owner/name``.
+        library: the library whose files are published: vitrail, transformers or timm.
+        metrics: the figures of the ``model-index``.
+        licence: the hub's identifier; by default that of the card.
+    """
+    from huggingface_hub import ModelCard
+
+    shown, title = without_paths(model.provenance), repository.partition("/")[2]
+    is_encoder = model.name == "classification" and not model.classes
+    task = "image-feature-extraction" if is_encoder else PIPELINES.get(model.name, "")
+    if not card:
+        known = {"provenance": shown, "preprocessing": model.preprocessing.to_dict()}
+        facts = RunFacts(title=title, model=model.config.about, image_size=model.config.image_size, **known)
+        card = render_card("unknown.md", facts, task, model.name)
+    page = ModelCard(card)
+    text = USAGE.sub("", page.text).replace("`model/config.json`", "`config.json`")
+    text = re.sub("^# .*", lambda _: f"# {escape(title)}", text, count=1, flags=re.MULTILINE)
+    for key, value in model.provenance.items():
+        if value != shown[key]:
+            text = text.replace(escape(str(value)), escape(shown[key]))
+    if licence:
+        text = text.replace("unknown; to be chosen by the publisher", escape(licence))
+    values = {"repository": repository, "library": library, "model": model, "is_encoder": is_encoder}
+    usage = environment().get_template("hub.md").render(values).strip()
+    before, mark, after = text.partition("\n## ")
+    page.text = f"{before.rstrip()}\n\n{usage}\n\n{mark.lstrip()}{after}"
+    split = re.search(r"on the split `(\w+)`", text)
+    page.data["model_name"] = title if metrics else None  # of the figures
+    of = {"task_type": task or model.name, "dataset_split": split[1] if split else None}
+    fields = {"license": licence, "library_name": library, "pipeline_tag": task}
+    fields |= _describe_training(shown, metrics, of)
+    for key, value in fields.items():
+        page.data[key] = value or page.data.get(key)
+    return str(page)
+
+
+def _describe_training(
+    provenance: Mapping[str, Any], metrics: Mapping[str, Any], of: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the fields of ``ModelCardData`` of huggingface_hub on where a model comes from, and its figures."""
+    from huggingface_hub import EvalResult
+
+    data = str(provenance.get("data") or "unknown")
+    start = str(provenance.get("init") or provenance.get("weights"))
+    public = None if start.startswith(REMOTE) else find_weights(start)
+    base = public.source if public else start
+    name = data.removeprefix(DATA_SETS).partition("@")[0]
+    figures = {key: value for key, value in metrics.items() if key != "images" and not key.endswith(("_low", "_high"))}
+    results = [
+        EvalResult(
+            **of,
+            dataset_type=name,
+            dataset_name=name,
+            metric_type=HUB_METRICS.get(key, key),
+            metric_name=metric_of(key).label,
+            metric_value=round(value, 6),
+        )
+        for key, value in figures.items()
+        if value is not None
+    ]
+    return {
+        "base_model": base.removeprefix(REMOTE).partition("@")[0] if base.startswith(REMOTE) else None,
+        "datasets": [name] if data.startswith(DATA_SETS) else None,
+        "metrics": [each.metric_type for each in results],
+        "eval_results": results,
+    }
 
 
 def escape(words: str) -> str:
