@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "vitrail"
 FLOOR = {
     "errors": 0, "markup": 0, "text": 0, "untrusted": 0,
     "checksums": 1, "plugins": 1, "rows": 1, "torch_private": 1,
-    "files": 2, "images": 2, "stamps": 2,
+    "files": 2, "hub": 2, "images": 2, "stamps": 2,
     "shards": 3, "tables": 3,
     "models": 4, "data": 4, "runtime": 4, "shared_work": 4,
     "tasks": 5, "config": 5,

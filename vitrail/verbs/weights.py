@@ -54,8 +54,9 @@ def get_weights(
         ConfigError: no public weights have this name, or ``out`` exists.
         CheckpointError: the hub cannot be reached, or a file is damaged.
     """
+    from vitrail.hub import REMOTE
     from vitrail.weights import load
-    from vitrail.weights.hub import REMOTE, fetch, list_hashes
+    from vitrail.weights.hub import fetch, list_hashes
     from vitrail.weights.native import save_model
     from vitrail.weights.public import PUBLIC, find_repository, find_weights
     from vitrail.weights.resolve import resolve_model

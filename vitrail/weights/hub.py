@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
+from vitrail.hub import REMOTE, REPOSITORY, REVISION, SHA256, check_hashes, explain_failure, make_silent_bar
 from vitrail.runtime.progress import LogFunction, to_stderr
 from vitrail.text import large
-from vitrail.weights.description import hash_file
 from vitrail.weights.folders import OPEN_CLIP
 from vitrail.weights.public import find_repository, list_public
 from vitrail.weights.tensors import printable, read_json
 
-REMOTE = "hf:"
-NAME = re.compile(r"hf:(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w-][\w./-]*))?", re.ASCII)
+NAME = re.compile(REMOTE + REPOSITORY + REVISION, re.ASCII)
 DESCRIPTIONS, SAFETENSORS, PICKLED = "*.json", "model*.safetensors", "pytorch_model*.bin"
 ORDER = (SAFETENSORS, OPEN_CLIP, PICKLED)  # the first of which a repository has files
-SHA256 = re.compile(r"[0-9a-f]{64}")
 ELSEWHERE = "*/*"  # subfolders: training checkpoints, and conversions to other tools
 
 
@@ -45,11 +43,6 @@ def fetch(model: str, *, update: bool = False, log: LogFunction = to_stderr) -> 
     from huggingface_hub import snapshot_download  # takes a while
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import DryRunError
-    from huggingface_hub.utils import tqdm
-
-    class NoBar(tqdm):
-        def __init__(self, *args: Any, **given: Any) -> None:
-            super().__init__(*args, **{**given, "disable": True})
 
     public = find_repository(matched["name"])
     terms = f", licence {public.terms}" if public else ""
@@ -57,7 +50,7 @@ def fetch(model: str, *, update: bool = False, log: LogFunction = to_stderr) -> 
     def download(weights: str) -> Path:
         files_of: dict[str, Any] = {"revision": matched["revision"], **files_with(weights)}
         with suppress(DryRunError):  # without a network; the download itself says why it fails
-            files = snapshot_download(matched["name"], dry_run=True, tqdm_class=NoBar, **files_of)
+            files = snapshot_download(matched["name"], dry_run=True, tqdm_class=make_silent_bar(), **files_of)
             if size := sum(file.file_size for file in files if file.will_download):
                 log(f"download {model}, {large(size, 'B')}{terms}, once, into {HF_HUB_CACHE}")
         return Path(snapshot_download(matched["name"], **files_of))
@@ -75,10 +68,7 @@ def fetch(model: str, *, update: bool = False, log: LogFunction = to_stderr) -> 
         raise
     except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
         raise _not_fetched(model, error) from error
-    for name, expected in list_hashes(folder).items():
-        if hash_file(folder / name) != expected:
-            what = f"{folder / name} does not match the SHA-256 of the hub, {expected}"
-            raise CheckpointError(what, f"delete {(folder / name).resolve()} and run the command again")
+    check_hashes((folder / name for name in list_hashes(folder)), CheckpointError)
     return folder
 
 
@@ -109,25 +99,13 @@ def list_hashes(folder: Path) -> dict[str, str]:
 
 
 def _not_fetched(model: str, error: Exception) -> VitrailError:
-    from huggingface_hub.constants import is_offline_mode
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-    line = printable(str(error).strip().partition("\n")[0], 200) or type(error).__name__
-    # gated models raise the first
-    if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):
-        remedy = "check owner, name and revision; for private or gated models run: hf auth login"
-        public = find_repository(model)
-        if public is not None and public.is_gated:
-            remedy = (
-                "accept its licence on its page of the hub, wait until the owner admits you, and run: hf auth login"
-            )
-            others = [each.source for each in list_public(public.model).values() if not each.is_gated]
-            remedy += f"; or take a copy that is not gated by its owner: {', '.join(others)}" if others else ""
-        return ConfigError(f"{model} cannot be downloaded from the hub: {line}", remedy)
-    offline = is_offline_mode()
-    line = "HF_HUB_OFFLINE is set" if offline else line
-    remedy = (
-        f"connect and run this again{' with HF_HUB_OFFLINE unset' if offline else ''}; or run `vitrail weights get "
-        f"{model} --out FILE.safetensors` on a machine with a network, and give that file"
+    instead = (
+        f"run `vitrail weights get {model} --out FILE.safetensors` on a machine with a network, and give that file"
     )
-    return CheckpointError(f"{model} is not in the local cache of the hub and cannot be downloaded: {line}", remedy)
+    failure, public = explain_failure(model, error, CheckpointError, instead), find_repository(model)
+    if isinstance(failure, CheckpointError) or public is None or not public.is_gated:
+        return failure
+    remedy = "accept its licence on its page of the hub, wait until the owner admits you, and run: hf auth login"
+    others = [each.source for each in list_public(public.model).values() if not each.is_gated]
+    remedy += f"; or take a copy that is not gated by its owner: {', '.join(others)}" if others else ""
+    return ConfigError(failure.what, remedy)

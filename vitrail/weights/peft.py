@@ -16,12 +16,12 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.files import dump_json, replace_folder, stage_folder
+from vitrail.hub import REMOTE
 from vitrail.models.adapters import LowRank, list_adapters
 from vitrail.models.layers import Head
 from vitrail.models.vit import ViT, ViTConfig
 from vitrail.tasks import Classifier, Task
 from vitrail.weights.folders import PEFT, PEFT_CONFIG, check_replaceable
-from vitrail.weights.hub import REMOTE
 from vitrail.weights.huggingface import FAMILIES
 from vitrail.weights.huggingface.vit import model_type_of
 from vitrail.weights.resolve import ResolvedModel

@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
+from vitrail.hub import REMOTE
 from vitrail.runtime.progress import LogFunction
 from vitrail.text import plural
 from vitrail.weights.description import KEY, read_sidecar
 from vitrail.weights.folders import CONFIG, OPEN_CLIP, OPEN_CLIP_CONFIG, read_folder
 from vitrail.weights.google import read_google, read_npz
-from vitrail.weights.hub import REMOTE
 from vitrail.weights.huggingface import FIRST_LAYERS as FIRST_LAYERS_OF_HUGGINGFACE
 from vitrail.weights.huggingface import PROCESSOR, read_huggingface
 from vitrail.weights.layout import ReadModel, Weights
