@@ -34,7 +34,7 @@ KNOWN = {
         data/sources/bad_images.py:__call__ runs/checkpoint.py:save runs/checkpoint.py:publish""",
     "checkpoint of ranks": "runs/checkpoint.py:_write_parts runs/tensor_shards.py:write_shards",
     "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:_recall
-        data/sources/mask_values.py:measure_masks
+        data/sources/mask_values.py:measure_masks data/sources/hub.py:_list_files
         reports/transfer.py:write_transfer""",
     "study": """studies/plan.py:write_plan studies/plan.py:write_result
         studies/run.py:run_study studies/run.py:run_workers""",

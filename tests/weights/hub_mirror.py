@@ -9,13 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
 def serve_mirror(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Serves the folders ``root/OWNER/NAME`` as repositories; gives the address, and the paths that are asked for."""
+    """Serves the folders ``root/OWNER/NAME`` as models and ``root/datasets/OWNER/NAME`` as data sets.
+
+    Gives the address, and the paths that are asked for. A repository whose name begins with ``gated`` is closed, and the only
+    revisions are main and `COMMIT`.
+    """
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -28,9 +33,17 @@ def serve_mirror(root: Path) -> Iterator[tuple[str, list[str]]]:
         def _answer(self, *, body: bool) -> None:
             asked.append(self.path)
             parts = self.path.partition("?")[0].strip("/").split("/")
-            if parts[:2] == ["api", "models"]:
-                return self._describe(root.joinpath(*parts[2:4]), tree="tree" in parts[4:], body=body)
-            file = root.joinpath(*parts[:2], *parts[4:])  # OWNER/NAME/resolve/REVISION/FILE
+            if parts[0] == "api" and len(parts) < 4:
+                return self._send(404, b"{}", {}, body=body)
+            if parts[0] == "api":
+                kind, owner, name, *rest = parts[1:]
+                inside = root / "datasets" if kind == "datasets" else root
+                revision = "/".join(rest[1:]) if rest else "main"
+                return self._describe(inside / owner / name, unquote(revision), tree=rest[:1] == ["tree"], body=body)
+            inside = root / parts.pop(0) if parts[0] == "datasets" else root
+            if parts[1].startswith("gated"):
+                return self._send(403, b"{}", {"X-Error-Code": "GatedRepo"}, body=body)
+            file = inside.joinpath(*parts[:2], *map(unquote, parts[4:]))  # OWNER/NAME/resolve/REVISION/FILE
             if not file.is_file():
                 return self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, body=body)
             content = file.read_bytes()
@@ -38,15 +51,14 @@ def serve_mirror(root: Path) -> Iterator[tuple[str, list[str]]]:
             large = {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
             self._send(200, content, {"X-Repo-Commit": COMMIT, "ETag": f'"{digest}"', **large}, body=body)
 
-        def _describe(self, folder: Path, *, tree: bool, body: bool) -> None:
-            if not folder.is_dir():
-                return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, body=body)
-            files = sorted(folder.iterdir())
-            siblings = [{"rfilename": path.name} for path in files]
+        def _describe(self, folder: Path, revision: str, *, tree: bool, body: bool) -> None:
+            if not folder.is_dir() or revision not in ("main", COMMIT):
+                fault = "RevisionNotFound" if folder.is_dir() else "RepoNotFound"
+                return self._send(404, b"{}", {"X-Error-Code": fault}, body=body)
+            sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*.*"))}
+            siblings = [{"rfilename": path} for path in sizes]
             facts = {"id": f"{folder.parent.name}/{folder.name}", "sha": COMMIT, "siblings": siblings}
-            entries = [
-                {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": COMMIT} for path in files
-            ]
+            entries = [{"type": "file", "path": path, "size": size, "oid": COMMIT} for path, size in sizes.items()]
             reply = json.dumps(entries if tree else facts).encode()
             self._send(200, reply, {"Content-Type": "application/json"}, body=body)
 
@@ -62,7 +74,7 @@ def serve_mirror(root: Path) -> Iterator[tuple[str, list[str]]]:
             """Nothing is printed."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", asked

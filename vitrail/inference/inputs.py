@@ -26,6 +26,7 @@ from vitrail.data.sources.source import (
     read_class_map,
 )
 from vitrail.errors import ConfigError, DataError
+from vitrail.hub import REMOTE
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.task import Task, has_ambiguous_order
 
@@ -55,13 +56,13 @@ class ImageInputs:
 
 
 def find_inputs(inputs: Sequence[str]) -> ImageInputs:
-    """Returns all images that ``inputs`` name: files, folders, globs, one manifest or array file, ``-`` for paths on stdin.
+    """Returns all images that ``inputs`` name: files, folders, globs, ``-`` for paths on stdin, or one table or name of the hub.
 
     In folders, image files are recognised by their extension, or by their first bytes if they have none.
 
     Raises `DataError` for a path that does not exist, a pattern that matches nothing, or a folder without images.
     """
-    if len(inputs) == 1 and Path(inputs[0]).suffix.lower() in TABLE_SUFFIXES:
+    if len(inputs) == 1 and (Path(inputs[0]).suffix.lower() in TABLE_SUFFIXES or inputs[0].startswith(REMOTE)):
         return ImageInputs(source=choose_split(open_data(inputs[0], labelled=False, validation=0))[1])
     scan, paths, named = Scan(), [], []
     for name in inputs:

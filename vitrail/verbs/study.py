@@ -51,7 +51,7 @@ def study(
         DataError: images that cannot be used.
         Preempted, Interrupted: it was stopped.
     """
-    from vitrail.data.sources.arrays import BUILT_IN
+    from vitrail.data.sources.open import resolve_name
     from vitrail.studies.design import find_definition, read_study
     from vitrail.studies.plan import choose_claims
     from vitrail.studies.report import report_study
@@ -65,8 +65,7 @@ def study(
     definition = read_study(find_definition(built_in) if config is None else Path(config))
     definition = choose_claims(definition, split_commas(claims or ()))
     if data is not None:
-        source = str(data) if str(data) in BUILT_IN else str(Path(data).expanduser().resolve())
-        definition = replace(definition, pool=replace(definition.pool, source=source))
+        definition = replace(definition, pool=replace(definition.pool, source=resolve_name(data)))
     bound, ends = (None if given is None else seconds(given) for given in (budget, until))
     if dry_run:
         make_priced_plan(definition, budget=bound, jobs=jobs, log=log)

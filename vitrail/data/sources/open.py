@@ -48,6 +48,7 @@ from vitrail.data.sources.splits import SPLIT_ORDER, SPLITS
 from vitrail.data.sources.voc import find_voc
 from vitrail.data.sources.yolo import find_yolo, find_yolo_texts
 from vitrail.errors import ConfigError, DataError, find_close_paths, nearest, suggest
+from vitrail.hub import REMOTE
 from vitrail.images.decode import EXTENSIONS
 from vitrail.shards.cache import is_remote
 
@@ -76,7 +77,8 @@ FORMS = {
 READ = (
     "a folder with one folder of images per class (optionally inside train, val and test folders), a manifest "
     "(.csv .tsv .jsonl .parquet), Parquet with images, tar shards, .npy or .npz arrays, boxes in the format of COCO, VOC, "
-    "YOLO, CVAT, labelme or Label Studio, COCO panoptic, a folder of images beside one of masks or id maps, or 'digits'"
+    "YOLO, CVAT, labelme or Label Studio, COCO panoptic, a folder of images beside one of masks or id maps, "
+    "hf:datasets/owner/name, or 'digits'"
 )
 
 
@@ -90,6 +92,8 @@ class FoundData:
     opened: Splits | None = None  # for a second caller of `open_data`
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table: the names of its path, label and split
     numeric: bool = False  # labels of a table are numbers, not names of classes
+    place: Path | None = None  # of data of the hub, their folder in its cache
+    note: str = ""  # before the layout: the commit of data of the hub
 
     @cached_property
     def masks(self) -> list[MaskFolder]:
@@ -131,6 +135,11 @@ def find_data(data: Any, columns: Mapping[str, str] | None = None, task: str | N
     """
     if isinstance(data, FoundData):
         return data
+    if isinstance(data, str | os.PathLike) and os.fspath(data).startswith(REMOTE):
+        from vitrail.data.sources.hub import fetch_data
+
+        place, note = fetch_data(os.fspath(data))
+        return replace(find_data(place, task=task), data=data, columns=columns or {}, place=place, note=note)
     if columns:
         is_file = isinstance(data, str | os.PathLike) and Path(data).suffix.lower() in TABLES
         if not (is_file or hasattr(data, "columns") or hasattr(data, "column_names")):
@@ -160,6 +169,12 @@ def _to_path(data: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(Path(data).expanduser()))
 
 
+def resolve_name(data: str | Path) -> str:
+    """Returns the name of data that is valid in any folder: a path made absolute; names of the hub and URLs are."""
+    name = str(data)
+    return name if name in BUILT_IN or name.startswith(REMOTE) or is_remote(name) else str(_to_path(name).resolve())
+
+
 def open_data(
     data: Any,
     *,
@@ -178,8 +193,9 @@ def open_data(
             by split; of objects in the format of COCO, COCO panoptic, VOC, YOLO, CVAT, labelme or Label Studio; of images beside
             masks or id maps; of images alone; of tar shards with an index, also at a URL), a pattern of class folders
             (``photos/*/*``) or of shards (``photos/*.tar``), a .json of COCO or Label Studio, a YOLO .yaml, a manifest, Parquet,
-            .npy, .npz or one image; or "digits"; what `find_data` found; a `Source` or `Splits`; arrays (images, labels); a data
-            frame with columns such as path, label and split; a list of (path, label) or of image files; a Dataset of torch or of
+            .npy, .npz or one image; ``hf:datasets/owner/name``, also with ``/configuration`` or ``@revision`` behind it, of the
+            Hugging Face hub; or "digits"; what `find_data` found; a `Source` or `Splits`; arrays (images, labels); a data frame
+            with columns such as path, label and split; a list of (path, label) or of image files; a Dataset of torch or of
             Hugging Face; or a dict of these by split.
         seed: of the held-out validation split.
         validation: fraction of each class to hold out where there is no validation split; 0 holds out nothing.
@@ -193,8 +209,8 @@ def open_data(
 
     Raises:
         DataError: the path does not exist, its layout is not supported, its labels do not fit, or too many objects
-            cannot be read.
-        ConfigError: ``validation`` is not in [0, 1), or a dict names a split that does not exist.
+            cannot be read; or data of the hub that are neither in its cache nor can be downloaded.
+        ConfigError: ``validation`` is not in [0, 1), a dict names a split that does not exist, or the hub has no such data.
     """
     if not 0 <= validation < 1:
         raise ConfigError(f"the validation fraction is {validation}", "give a fraction in [0, 1), e.g. 0.15")
@@ -213,6 +229,7 @@ def open_data(
         convert = OUTLINED[task] if found.objects and (task != "segmentation" or not found.masks) else None
     else:
         layout, raw_splits = _find(found, channels or 3, labelled)
+    layout = found.note + layout
     if labelled:
         check_faulty_objects(raw_splits, max_bad)
     if convert is not None:
@@ -255,7 +272,7 @@ def _drop_unlabelled(layout: str, raw_splits: dict[str, RawSplit], labelled: boo
 
 def _find(found: FoundData, channels: int, labelled: bool, where: str = "") -> RawData:
     """The splits before their labels are joined. ``where`` is the name in the keys of data that have no path."""
-    data = found.data
+    data = found.place or found.data
     if isinstance(data, Source):
         labels = Labels(data.classes, data.targets, declared=True) if data.labelled else None
         return "a source", {"train": RawSplit(data.contents, labels)}
@@ -298,7 +315,7 @@ def _find_by_split(found: FoundData, channels: int, labelled: bool) -> RawData:
         each = replace(find_data(part), columns=found.columns, numeric=found.numeric)
         layout, parts = _find(each, channels, labelled, where=name)
         splits[SPLITS[name]] = _get_only_split(parts, name)
-        layouts.append(f"{name}: {layout}")
+        layouts.append(f"{name}: {each.note}{layout}")
     if not splits:
         raise DataError("the dict has no splits", "give {'train': ..., 'val': ...}")
     return ", ".join(layouts), splits
@@ -342,7 +359,7 @@ def _find_in_folder(root: Path, labelled: bool, found: FoundData) -> RawData:
         return read_shards(shards)
     if found.root is not None:
         return found.read()
-    if described := read_folder(root, labelled=labelled):
+    if not found.columns and (described := read_folder(root, labelled=labelled)):
         return _look_for_labels(root, *described)
     if files := find_data_files(root):
         suffix, by_split = files

@@ -10,6 +10,7 @@ from vitrail.config.reconcile import changes_for
 from vitrail.config.schema import Run
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError
+from vitrail.hub import REMOTE
 from vitrail.models import configure
 from vitrail.runtime.progress import LogFunction
 from vitrail.training.cluster_plan import Cluster, Workload, compare, describe
@@ -36,7 +37,7 @@ def plan_cluster(
     size = {} if run.model.size is None else {"image_size": run.model.size}
     network_config = configure(base, **{"classes": CLASSES, **changes_for(run, base, log), **size})
     train = None
-    if data == "digits" or (data is not None and Path(data).exists()):
+    if data is not None and (data == "digits" or data.startswith(REMOTE) or Path(data).exists()):
         splits = open_data(data, seed=run.seed, validation=run.data.validation, labelled=False)
         train = limit_training(splits, run.data, run.seed).train
     work = Workload.of(run, network_config, None if train is None else len(train))

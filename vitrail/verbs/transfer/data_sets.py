@@ -17,8 +17,7 @@ import numpy as np
 from vitrail.config.compose import compose_run
 from vitrail.config.schema import Run
 from vitrail.data.rng import permutation
-from vitrail.data.sources.arrays import BUILT_IN
-from vitrail.data.sources.open import open_data
+from vitrail.data.sources.open import open_data, resolve_name
 from vitrail.data.sources.source import Source, Splits, join_sources
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
 from vitrail.evaluation.evaluate import evaluate_model
@@ -138,8 +137,8 @@ class DataSet:
     @cached_property
     def slug(self) -> str:
         """The name of its files."""
-        whole = self.data if self.data in BUILT_IN else str(Path(self.data).expanduser().resolve())
-        return f"{Path(self.data).stem or 'data'}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+        whole = hashlib.sha256(resolve_name(self.data).encode()).hexdigest()
+        return f"{Path(self.data).stem or 'data'}-{whole[:8]}"
 
     @cached_property
     def splits(self) -> Splits:
