@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,42 @@ def test_a_model_of_all_folds_says_that_it_has_seen_the_images(tmp_path, monkeyp
     write_folders(tmp_path / "data", {"train": 8, "val": 8})
     run = train(tmp_path / "data", tmp_path / "run", folds=2)
     monkeypatch.chdir(tmp_path)
-    for path in ("data", "./data/", tmp_path / "data"):
+    shutil.copytree("data", "elsewhere/copy")
+    for path in ("data", tmp_path / "data", "elsewhere/copy"):
         lines: list[str] = []
         vitrail.evaluate(run.folder, path, quiet=True, log=lines.append)
-        assert any("also on these" in line for line in lines), path
+        assert any("was trained on images of val" in line for line in lines), path
     with pytest.raises(ConfigError, match="took no part in the training, and val did"):
-        vitrail.evaluate(run.folder, "data", fit_unknown="20%", quiet=True)
+        vitrail.evaluate(run.folder, "elsewhere/copy", fit_unknown="20%", quiet=True)
+
+
+def test_data_of_the_training_are_known_by_their_images_in_any_folder_and_not_by_their_path(tmp_path, monkeypatch):
+    for place, colour in (("mine", 0), ("theirs", 9)):
+        for name in "ab":
+            (tmp_path / place / "data" / name).mkdir(parents=True)
+            for number in range(10):
+                image = Image.new("RGB", (16, 16), (ord(name), number, colour))
+                image.save(tmp_path / place / "data" / name / f"{number}.png")
+    monkeypatch.chdir(tmp_path / "mine")
+    runs = [train("data", "run", "data.validation=0.3").folder.absolute()]
+    runs.append(train("data", "fold", "data.fold=0/2").folder.absolute())
+    shutil.copytree("data", tmp_path / "theirs/copy")
+    vitrail.shard_data("data", tmp_path / "theirs/shards", quiet=True)
+    held = [evaluated(run, "data")[0] for run in runs]
+    assert [len(keys) for keys in held] == [6, 10]
+    monkeypatch.chdir(tmp_path / "theirs")  # where "data" are others, with the same names
+    for run, expected in zip(runs, held):
+        assert evaluated(run, "copy")[0] == evaluated(run, "shards")[0] == expected
+        (keys, lines), theirs = evaluated(run, "data"), evaluated(run, "data", split="train")
+        assert len(keys) == len(theirs[0]) == 20 and not any("warning" in line for line in lines)
+        assert any("other contents" in line for line in lines)
+        assert any("trained on images of train" in line for line in evaluated(run, "copy", split="train")[1])
+
+
+def evaluated(run: Path, data: str, **how: Any) -> tuple[set[str], list[str]]:
+    """The images that a model is evaluated on, and the log."""
+    lines: list[str] = []
+    return set(vitrail.evaluate(run, data, quiet=True, log=lines.append, **how).keys), lines
 
 
 def test_folders_apart_and_another_run_are_refused_before_anything_is_trained(tmp_path):

@@ -22,8 +22,10 @@ from vitrail.data.sources.source import (
     choose_split,
     divide_folds,
     hold_out,
+    list_splits,
     map_classes,
     read_class_map,
+    sample_images,
 )
 from vitrail.errors import ConfigError, DataError
 from vitrail.hub import REMOTE
@@ -143,7 +145,8 @@ def divide_as_trained(model: Task, splits: Splits, data: Any) -> Splits:
             return splits
     elif splits.val is None:
         divided = hold_out(divided, fraction=trained.get("validation", 0.0))
-    return divided if was_held_out(model, divided) or is_trained_on(model, data) else splits
+    same = was_held_out(model, divided) and not _sample_trained(model)
+    return divided if same or is_trained_on(model, data, divided) else splits
 
 
 def was_held_out(model: Task, splits: Splits) -> bool:
@@ -152,16 +155,25 @@ def was_held_out(model: Task, splits: Splits) -> bool:
     return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == splits.val.keys.digest()
 
 
-def is_trained_on(model: Task, data: Any) -> bool:
-    """Returns whether the model was trained on data of the same path or name."""
+def is_trained_on(model: Task, data: Any, splits: Splits) -> bool:
+    """Returns whether the model was trained on these data: on images of theirs, or, where it has no record of its images, on data
+    of the same path or name.
+    """
+    if _sample_trained(model):
+        return any(is_seen(model, part) for part in list_splits(splits).values())
     path, before = data.data if isinstance(data, FoundData) else data, model.provenance.get("data")
     return bool(before) and isinstance(path, str | Path) and Path(path).resolve() == Path(before).resolve()
 
 
-def is_seen(model: Task, data: Any, split: str) -> bool:
-    """Returns whether the model was trained, after a cross-validation, on the images of this split."""
-    whole = model.provenance.get("split", {}).get("fold") == "all"
-    return whole and split != "test" and is_trained_on(model, data)
+def is_seen(model: Task, source: Source) -> bool:
+    """Returns whether some of these images have the names and contents of images that the model was trained on."""
+    trained = _sample_trained(model)
+    return bool(trained) and bool(trained.items() & sample_images(source, trained).items())
+
+
+def _sample_trained(model: Task) -> dict[str, str]:
+    """Returns what `sample_images` found of the training images; nothing for a model of an earlier version."""
+    return model.provenance.get("split", {}).get("trained_on") or {}
 
 
 def open_split(
@@ -192,8 +204,10 @@ def open_split(
     )
     splits = divide_as_trained(model, splits, data)
     name, source = choose_split(splits, split)
-    if is_seen(model, data, name):
-        log("warning  the model was trained on images of all folds, so also on these; the figures flatter it")
+    if is_seen(model, source):
+        log(f"warning  the model was trained on images of {name}, and the figures flatter it")
+    elif (trained := _sample_trained(model)) and sample_images(source, trained):
+        log("split    images have the names of images of the training and other contents: they are evaluated as others")
     if labelled and class_map is None:
         _check_class_order(model, splits.layout)
     if labelled:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config.parse import plain
-from vitrail.data.sources.source import list_splits
+from vitrail.data.sources.source import list_splits, sample_images
 from vitrail.files import read_checksummed
 from vitrail.runs.folder import busy_seconds, join_records, speed
 from vitrail.runtime.machine import describe, versions
@@ -48,9 +48,10 @@ def device_hours(training: Training) -> float:
 def provenance(training: Training) -> dict[str, Any]:
     """Describes where the weights come from: data, split, recipe, compute, versions."""
     run, splits = training.run, training.batches.data.splits
-    val = training.batches.data.opened.val  # with images that could not be read
-    held_out = val.keys.digest() if val is not None else None
-    split = {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held_out}
+    opened = training.batches.data.opened  # with images that could not be read
+    split: dict[str, Any] = {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation}
+    split["sha256"] = opened.val.keys.digest() if opened.val is not None else None
+    split["trained_on"] = sample_images(opened.train) if opened.train is not None else {}
     classes: dict[str, Any] = {}
     if run.objective.name == "supervised" and run.task == "classification":
         balance, weights, train = run.data.balance, run.objective.class_weights, training.batches.data.train

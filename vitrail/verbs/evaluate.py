@@ -129,6 +129,9 @@ def evaluate(
             what = f"the images have {'several labels' if source.multi_label else 'one label'} each"
             remedy = f"{'calibrate' if calibrate else 'fit'} on data like those of the training"
             raise ConfigError(f"{what}, unlike those of the model's training", remedy)
+        if share is not None and is_seen(task, source):
+            what = f"false alarms are counted on images that took no part in the training, and {name} did"
+            raise ConfigError(what, "give data with a split test, or fit a model of one fold")
         among = _find_present(task, source, calibrate, log) if restrict else None
         bad = reading.record_bad(source, options.to_path(bad_list) if ranks.first else None)
         if task.preprocessing.pixel_range is None:
@@ -136,10 +139,7 @@ def evaluate(
     passes = 1 + 5 * len(CORRUPTIONS) * corruptions + (tta is not None)
     reading = tune_options(reading, task, log, images=passes * len(source), ranks=ranks)
     if share is not None:
-        if is_seen(task, found, name):
-            what = f"false alarms are counted on images that took no part in the training, and {name} did"
-            raise ranks.collective_error(ConfigError(what, "give data with a split test, or fit a model of one fold"))
-        _, train = open_split(task, found, "train", log, **mapping)
+        _, train = open_split(task, found, "train", log_nothing, **mapping)
         fit_unlikeness(task, train, source, share, split=name, options=reading, log=log, ranks=ranks)
     own = OwnMetrics(options.names_of_metrics(metrics), task) if metrics else None
     kept: list[tuple[Tensor, Any]] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import zlib
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
@@ -97,6 +98,15 @@ class Contents(ABC):
             return _hash(content)
         except BadImage:
             return row
+
+    def checksum(self, row: int) -> str:
+        """Length and CRC-32 of an image, equal in files, Parquet and shards; empty where it may differ each time it is read."""
+        try:
+            content = self[row]
+        except BadImage:
+            return ""
+        content = content if isinstance(content, bytes) else content.tobytes()
+        return f"{len(content)}-{zlib.crc32(content):08x}"
 
 
 # what no name may contain, in UTF-8: control characters, and surrogates, which stand for bytes that are not UTF-8
@@ -299,6 +309,9 @@ class UserDataset(Contents):
             raise
         except Exception as error:  # user code may raise anything for a broken file
             raise BadImage(f"{type(error).__name__}: {error}") from error
+
+    def checksum(self, row: int) -> str:
+        return ""  # it may draw an augmentation
 
     def take(self, rows: np.ndarray) -> UserDataset:
         return UserDataset(self.dataset, self.rows[rows], self.keys.take(rows), self.channels, self.image)

@@ -51,6 +51,9 @@ class DeepFiles(Contents):
     def fingerprints(self) -> list[Hashable] | None:
         return self.contents.fingerprints()
 
+    def checksum(self, row: int) -> str:
+        return self.contents.checksum(row)
+
     def stamp(self) -> Stamped | None:
         return self.contents.stamp()
 

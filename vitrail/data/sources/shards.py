@@ -131,6 +131,10 @@ class ShardImages(Contents):
         occurrences = Counter(brief)
         return [pair if occurrences[pair] == 1 else (pair, self.hash_file(row)) for row, pair in enumerate(brief)]
 
+    def checksum(self, row: int) -> str:
+        tables, row = self.index.mapped, row if self.rows is None else int(self.rows[row])
+        return f"{tables.lengths[row]}-{tables.checksums[row]:08x}"
+
     def stamp(self) -> Stamped:
         """Lengths and checksums, which are those of the index."""
         tables, rows = self.index.mapped, slice(None) if self.rows is None else self.rows

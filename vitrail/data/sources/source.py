@@ -9,7 +9,7 @@ Axes: n items, H, W, C as an image has them, K classes, D classes of other data.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -247,6 +247,25 @@ def join_sources(first: Source, second: Source) -> Source:
     if isinstance(first.targets, Annotations) and isinstance(second.targets, Annotations):
         return replace(first, contents=contents, targets=type(first.targets).join([first.targets, second.targets]))
     return replace(first, contents=contents, targets=np.concatenate([first.labels, second.labels]))
+
+
+SAMPLED = 64  # images by which data are known again
+
+
+def sample_images(source: Source, names: Iterable[str] | None = None) -> dict[str, str]:
+    """The checksum of a few images by the hash of their key, where they have one: of those of these hashes, or of the least ones.
+
+    By them images are known again in another folder, and others of the same names are not taken for them.
+    """
+    hashes = hash_each(key.encode() for key in source.keys)
+    if names is not None:
+        rows = np.flatnonzero(np.isin(hashes, np.array([int(name, 16) for name in names], np.uint64)))
+    else:
+        units = source.units  # what is read together costs as much as one image of it
+        near = np.flatnonzero(units.of == units.of[0]) if isinstance(units, Units) else np.arange(len(hashes))
+        rows = near[np.argsort(hashes[near], kind="stable")[:SAMPLED]]
+    found = {f"{hashes[row]:016x}": source.contents.checksum(row) for row in rows.tolist()}
+    return {name: checksum for name, checksum in found.items() if checksum}
 
 
 COMPARED = 100_000  # items; larger data sets are not searched for duplicates

@@ -110,7 +110,7 @@ def open_to_probe(data: Any, model: Task) -> Splits:
 
 def warn_of_training_images(model: Task, data: Any, splits: Splits, log: LogFunction) -> None:
     """Says where a part that was held out only now is of the data that the model was trained on."""
-    if splits.held_out and is_trained_on(model, data) and not was_held_out(model, splits):
+    if splits.held_out and is_trained_on(model, data, splits) and not was_held_out(model, splits):
         log("warning  the model was trained on some of the images that it is evaluated on; the figures may be too high")
 
 
