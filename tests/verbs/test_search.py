@@ -67,6 +67,21 @@ def test_the_nearest_are_those_computed_by_hand_and_equal_ones_in_the_order_of_t
     ]  # fmt: skip
 
 
+def test_of_more_equal_images_than_are_spare_the_first_are_found_in_any_block(monkeypatch):
+    features = PLANE.repeat(60, 1)  # (300, D)
+    for block in (32_768, 64, 7):
+        ((rows, similarities),) = find_nearest(features, PLANE[1:2], 50, own=[3], block=block)
+        assert rows == [row for row in range(300) if row % 5 in (1, 3) and row != 3][:50] and set(similarities) == {1.0}
+    sizes: list[int] = []
+    measure = similarity._measure
+    monkeypatch.setattr(
+        similarity, "_measure", lambda found, query: (sizes.append(len(found)), measure(found, query))[1]
+    )
+    monkeypatch.setattr(similarity, "ROWS", 4)
+    assert next(find_pairs(0.001, features, block=20))[:2] == (0, 1)
+    assert sum(sizes) < 20  # no other block was compared
+
+
 def test_pairs_are_those_computed_by_hand_each_once():
     assert list(find_pairs(0.8, PLANE)) == [(1, 2, 0.8), (1, 3, 1.0), (2, 3, 0.8)]
     assert list(find_pairs(0.8, PLANE[:2], PLANE[2:])) == [(1, 0, 0.8), (1, 1, 1.0)]
@@ -89,8 +104,9 @@ def test_blocks_of_any_size_find_what_a_whole_product_finds(monkeypatch):
     for rows, block in ((256, 32_768), (256, 119), (7, 64), (1, 1)):
         monkeypatch.setattr(similarity, "ROWS", rows)
         assert list(find_nearest(features, queries, 9, block=block)) == nearest
-        assert list(find_pairs(0.7, features, queries, block=block)) == sorted((b, a, each) for a, b, each in alike)
-        assert list(find_pairs(0.7, features, block=block)) == pairs
+        found = sorted(find_pairs(0.7, features, queries, block=block))
+        assert found == sorted((b, a, each) for a, b, each in alike)
+        assert sorted(find_pairs(0.7, features, block=block)) == pairs
 
 
 def test_a_query_finds_its_copy_and_the_cosines_are_those_of_the_features(place, index):
@@ -138,6 +154,18 @@ def test_copies_are_found_across_splits(index):
         ("query.png", "photos/train/a/1.png", ""),
         ("photos/val/a/4.png", "photos/train/a/0.png", "val"),
     ]
+
+
+def test_each_image_and_each_pair_comes_once_however_often_its_path_is_given(place, index):
+    said = vitrail.embed(
+        "model", ["photos", "photos/val/a/4.png", str(place / "photos/val/a/3.png")], index="again", **QUIET
+    )
+    assert said.startswith("index of 5 images in again, 24 features of each; 2 repeated paths left out")
+    assert read_index(Path("again")).paths == read_index(Path(index)).paths
+    twice = ["photos/val/a/4.png", "photos/val/a/4.png"]
+    assert len(vitrail.search(index, twice, **QUIET)) == 4
+    pairs = vitrail.search(index, [*twice, "photos/train/a/0.png"], copies=1, **QUIET)
+    assert [(row["query"], row["path"]) for row in pairs] == [("photos/val/a/4.png", "photos/train/a/0.png")]
 
 
 def test_what_the_index_does_not_cover_comes_first(place, index):
@@ -221,13 +249,24 @@ def test_damage_and_folders_of_others_are_refused(place, index):
         vitrail.search(index, **QUIET)
 
 
-def test_features_that_are_not_finite_are_refused(place):
+def test_features_that_are_not_finite_are_refused(place, monkeypatch):
     model = make_model()
     with torch.no_grad():
         model.backbone.norm.weight[0] = float("nan")
     with pytest.raises(CheckpointError, match="5 of 5 images are not finite"):
         vitrail.embed(model, "photos", index="nan.index", **QUIET)
     assert not any(Path("nan.index").iterdir())
+    monkeypatch.setattr("vitrail.inference.index.check_finite", lambda values: None)
+    vitrail.embed(model, "photos", index="nan.index", **QUIET)
+    with pytest.raises(DataError, match="not finite"):
+        vitrail.search("nan.index", **QUIET)
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    vitrail.embed(make_model(), "photos", index="photos.index", **QUIET)
+    monkeypatch.setattr("vitrail.inference.index.digest_of", lambda model: read_index(Path("photos.index")).digest)
+    monkeypatch.setattr("vitrail.inference.features.digest_of", lambda model: read_index(Path("photos.index")).digest)
+    with pytest.raises(CheckpointError, match="1 of 1 images are not finite"):
+        vitrail.search("photos.index", "query.png", model=model, **QUIET)
 
 
 @pytest.mark.parametrize("moment", ["inference.index.save_array", "inference.index.move_files", "files._move_out"])
@@ -315,3 +354,7 @@ def test_the_page_shows_the_queries_with_their_neighbours(place, index, monkeypa
     assert page.count("no picture") == 1 and "1 query is left out" in page
     vitrail.search(index, copies=1, out="page.html", **QUIET)
     assert '<span class="wrong">val</span>' in Path("page.html").read_text()
+    rows = vitrail.search(index, copies=0.001, out="page.html", quiet=True, log=said.append)
+    queries = len({row["query"] for row in rows})
+    assert said[-1] == f"written  page.html: 1 query, of {queries}" and len(rows) > queries > 1
+    assert "left out" in Path("page.html").read_text().partition("Images</h")[2]  # also of one query

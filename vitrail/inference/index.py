@@ -90,21 +90,27 @@ def write_index(
     if not is_index(out) and any(not path.name.startswith(".") for path in out.iterdir()):
         raise ConfigError(f"{out} has files that are not those of an index", "give a new folder")
     values = np.empty((len(results.images.source), task.width), np.float32)
-    paths = []
+    root, paths, repeated = find_root(results), dict[str, str](), 0  # by absolute path
     for key, features in results:
         values[len(paths)] = features / max(float(np.linalg.norm(features)), 1e-12)
-        paths.append(key)
+        repeated += paths.setdefault(os.path.normpath(os.path.join(root, key)), key) is not key
     values = values[: len(paths)]
-    if broken := len(paths) - int(np.isfinite(values).all(1).sum()):
-        what = f"the model's features of {broken:,} of {len(paths):,} images are not finite"
-        raise CheckpointError(what, "look for NaN in the weights with `vitrail inspect`, or leave out --precision")
+    check_finite(values)
     facts = {"format": FORMAT, "model": model, "model_sha256": digest_of(task), "precision": precision}
-    facts |= {"options": options, "folder": find_root(results), "paths": paths}
+    facts |= {"options": options, "folder": root, "paths": list(paths.values())}
     with stage_folder(out / NAME, {}) as aside:
         save_array(aside / FEATURES, values)
         write_checksummed(aside / NAME, {**facts, "features": digest_file(aside / FEATURES)})
         move_files(out / NAME, aside)
-    return f"index of {plural(len(paths), 'image')} in {out}, {values.shape[1]} features of each"
+    twice = f"; {plural(repeated, 'repeated path')} left out" if repeated else ""
+    return f"index of {plural(len(paths), 'image')} in {out}, {values.shape[1]} features of each{twice}"
+
+
+def check_finite(values: np.ndarray) -> None:
+    """Raises `CheckpointError` for features (N, D) that are not finite."""
+    if broken := len(values) - int(np.isfinite(values).all(1).sum()):
+        what = f"the model's features of {broken:,} of {len(values):,} images are not finite"
+        raise CheckpointError(what, "look for NaN in the weights with `vitrail inspect`, or leave out --precision")
 
 
 def read_index(folder: Path) -> FeatureIndex:
@@ -120,6 +126,8 @@ def read_index(folder: Path) -> FeatureIndex:
         values = np.asarray(np.load(folder / FEATURES, mmap_mode="c", allow_pickle=False))
         if len(values) != len(found["paths"]):
             raise ValueError(f"{len(values):,} features of {len(found['paths']):,} images")
+        if not np.isfinite(values.sum()):
+            raise ValueError(f"{FEATURES} has values that are not finite")
         return FeatureIndex(
             features=torch.from_numpy(values),
             digest=found["model_sha256"],

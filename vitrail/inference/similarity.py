@@ -35,33 +35,42 @@ def find_nearest(
             best, places = best.topk(min(top + SPARE, best.shape[1]))
             rows = rows.gather(1, places)  # (q, top + SPARE)
         for number, query in enumerate(part, start):
-            near = rows[number - start].sort().values
-            near = near if own is None else near[near != own[number]]
-            exact = _measure(features[near], query)
-            order = exact.argsort(descending=True, stable=True)[:top]
-            yield near[order].tolist(), exact[order].tolist()
+            skipped = -1 if own is None else own[number]
+            near, exact = _choose(features, query, top, rows[number - start].sort().values, skipped)
+            # others may be as near, of many equal ones
+            if rows.shape[1] < len(features) and best[number - start, -1] + ROUNDING >= exact[-1]:
+                near, exact = near[:0], exact[:0]
+                for begin in range(0, len(features), block):
+                    candidates = torch.cat([near, torch.arange(begin, min(begin + block, len(features)))])
+                    near, exact = _choose(features, query, top, candidates, skipped)
+            yield near.tolist(), exact.tolist()
 
 
 def find_pairs(
     least: float, first: Tensor, second: Tensor | None = None, *, block: int = BLOCK
 ) -> Iterator[tuple[int, int, float]]:
-    """Yields the rows of ``first`` (Q, D) and ``second`` (N, D) whose similarity is at least ``least``, with it, in their order.
+    """Yields the rows of ``first`` (Q, D) and ``second`` (N, D) whose similarity is at least ``least``, with it, block by block.
 
     Without ``second`` these are pairs of ``first``, each once, the smaller row in front.
     """
     other = first if second is None else second
     for start in range(0, len(first), ROWS):
         part = first[start : start + ROWS]
-        hits = []
         for begin in range(start if second is None else 0, len(other), block):
-            found = (part @ other[begin : begin + block].T >= least - ROUNDING).nonzero()
-            hits.append(found + torch.tensor([0, begin]))
-        rows, columns = torch.cat(hits).unbind(1)
-        for row in rows.unique().tolist():
-            near = columns[rows == row]
-            near = near if second is not None else near[near > start + row]
-            exact = _measure(other[near], part[row])
-            yield from ((start + row, *pair) for pair in zip(near.tolist(), exact.tolist()) if pair[1] >= least)
+            rows, columns = (part @ other[begin : begin + block].T >= least - ROUNDING).nonzero().unbind(1)
+            for row, near in enumerate(columns.split(rows.bincount(minlength=len(part)).tolist()), start):
+                near = near + begin
+                near = near if second is not None else near[near > row]
+                exact = _measure(other[near], first[row])
+                yield from ((row, *pair) for pair in zip(near.tolist(), exact.tolist()) if pair[1] >= least)
+
+
+def _choose(features: Tensor, query: Tensor, top: int, rows: Tensor, skipped: int) -> tuple[Tensor, Tensor]:
+    """Returns the ``top`` nearest of these rows (n,), which rise among equal ones, and their similarities."""
+    rows = rows[rows != skipped]
+    exact = _measure(features[rows], query)
+    order = exact.argsort(descending=True, stable=True)[:top]
+    return rows[order], exact[order]
 
 
 def _measure(features: Tensor, query: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitrail.tasks.task import Task
 
 MOST_PAIRS = 1_000_000
-SHOWN = 50  # queries on the page
+SHOWN = 50  # queries on the page, and images of each
 COLUMNS = {"query": str, "rank": float, "path": str, "similarity": float}
 COLUMNS_OF_COPIES = {"query": str, "path": str, "similarity": float, "query_split": str, "split": str}
 ModelOfIndex = Annotated[
@@ -101,11 +101,12 @@ def _embed_queries(
     index: FeatureIndex, inputs: list[str], model: str | Path | Task | None, given: Mapping[str, Any], log: LogFunction
 ) -> FeatureIndex:
     """Returns the features of images as those of the index were computed, or another index. Raises as `search`."""
+    import numpy as np
     import torch
     import torch.nn.functional as F
 
     from vitrail.inference.features import digest_of
-    from vitrail.inference.index import find_root, is_index, read_index
+    from vitrail.inference.index import check_finite, find_root, is_index, read_index
     from vitrail.verbs.embed import embed
 
     if len(inputs) == 1 and is_index(Path(inputs[0])):
@@ -122,11 +123,13 @@ def _embed_queries(
         what = "the model has other weights or preprocessing than the one that made the index"
         raise CheckpointError(what, "give the model of the index, or make the index again with this one")
     results = embed(task, inputs, log=log, **given)
-    keys, features = zip(*results)
+    features = dict(results)
     for key in results.images.named & results.failed.keys():
         raise DataError(f"the query {key} could not be read: {results.failed[key]}", "give a complete image file")
-    vectors = F.normalize(torch.stack(list(map(torch.from_numpy, features))), dim=1)
-    return replace(index, features=vectors, paths=list(keys), folder=find_root(results))
+    vectors = np.stack(list(features.values()))
+    check_finite(vectors)
+    vectors = F.normalize(torch.from_numpy(vectors), dim=1)
+    return replace(index, features=vectors, paths=list(features), folder=find_root(results))
 
 
 def _list_neighbours(index: FeatureIndex, queries: FeatureIndex, top: int, least: bool) -> Table:
@@ -151,10 +154,13 @@ def _list_copies(index: FeatureIndex, queries: FeatureIndex, least: float) -> Ta
     from vitrail.inference.similarity import find_pairs
 
     names, others = (list(map(each.locate, each.paths)) for each in (queries, index))
-    found = find_pairs(least, queries.features, None if queries is index else index.features)
-    pairs = list(islice((pair for pair in found if names[pair[0]] != others[pair[1]]), MOST_PAIRS + 1))
-    if len(pairs) > MOST_PAIRS:
-        raise ConfigError(f"more than {MOST_PAIRS:,} pairs are as similar as {least:g}", "give a larger --copies")
+    pairs: dict[frozenset[str], tuple[int, int, float]] = {}
+    for pair in find_pairs(least, queries.features, None if queries is index else index.features):
+        ends = frozenset((names[pair[0]], others[pair[1]]))
+        if len(ends) == 2:  # no image is a copy of itself; of queries in the index each finds the other
+            pairs[ends] = min(pairs.get(ends, pair), pair)
+        if len(pairs) > MOST_PAIRS:
+            raise ConfigError(f"more than {MOST_PAIRS:,} pairs are as similar as {least:g}", "give a larger --copies")
     shared = len(os.path.commonpath([*names, *others]))  # splits are named below it
     splits = {name: find_folder_split(Path(name[shared:]).as_posix()) or "" for name in (*names, *others)}
     return Table(
@@ -165,7 +171,7 @@ def _list_copies(index: FeatureIndex, queries: FeatureIndex, least: float) -> Ta
             "query_split": splits[names[row]],
             "split": splits[others[other]],
         }
-        for row, other, similarity in sorted(pairs, key=lambda pair: -pair[2])
+        for row, other, similarity in sorted(pairs.values(), key=lambda pair: (-pair[2], pair))
     )
 
 
@@ -176,14 +182,17 @@ def _write_page(
     from vitrail.files import replace_file
     from vitrail.reports.page import render
 
-    groups = [(query, list(found)) for query, found in groupby(rows, key=lambda row: row["query"])]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["query"], []).append(row)
     shown = [
         (
             query,
             _picture(queries.locate(query), max_pixels),
-            [(row, _picture(index.locate(row["path"]), max_pixels)) for row in found],
+            [(row, _picture(index.locate(row["path"]), max_pixels)) for row in found[:SHOWN]],
+            len(found) - SHOWN,
         )
-        for query, found in groups[:SHOWN]
+        for query, found in islice(groups.items(), SHOWN)
     ]
     page = render(
         "search.html",
