@@ -156,6 +156,21 @@ def test_copies_are_found_across_splits(index):
     ]
 
 
+def test_an_index_of_a_table_has_all_its_splits_and_others_say_which_they_took(place):
+    rows = [("photos/train/a/0.png", "train"), ("photos/train/a/1.png", "train"), ("query.png", "val")]
+    Path("table.csv").write_text("\n".join(["path,split", *map(",".join, rows)]))
+    said: list[str] = []
+    vitrail.embed("model", "table.csv", index="table.index", **QUIET)
+    assert read_index(Path("table.index")).paths == [path for path, _ in rows]
+    for verb in (vitrail.embed, vitrail.predict):
+        said.clear()
+        assert len(list(verb("model", "table.csv", quiet=True, log=said.append))) == 1
+        assert sum("2 of train left out, as the table has the split val" in line for line in said) == 1
+    np.savez("arrays.npz", **{name: np.zeros((2, 32, 32, 3), np.uint8) for name in ("x_train", "x_test")})
+    vitrail.embed("model", "arrays.npz", index="arrays.index", **QUIET)
+    assert len(read_index(Path("arrays.index")).paths) == 4
+
+
 def test_each_image_and_each_pair_comes_once_however_often_its_path_is_given(place, index):
     said = vitrail.embed(
         "model", ["photos", "photos/val/a/4.png", str(place / "photos/val/a/3.png")], index="again", **QUIET

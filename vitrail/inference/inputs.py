@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vitrail.data.sources.source import (
     choose_split,
     divide_folds,
     hold_out,
+    join_sources,
     list_splits,
     map_classes,
     read_class_map,
@@ -44,28 +46,37 @@ class ImageInputs:
         named: the paths that were given one by one, not by a folder, a glob or a table.
         skipped: numbers of the files in folders that are not images, by file extension.
         masks: number of images in folders that are masks of others and not among the images.
+        split: of a table that has several splits the one that was taken.
+        other_splits: numbers of images of its other splits.
     """
 
     source: Source
     named: frozenset[str] = frozenset()
     skipped: Mapping[str, int] = field(default_factory=dict)
     masks: int = 0
+    split: str = ""
+    other_splits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def left_out(self) -> bool:
-        """Whether folders have files that are not among the images."""
-        return bool(self.skipped or self.masks)
+        """Whether folders have files, or a table has images, that are not among the images."""
+        return bool(self.skipped or self.masks or self.other_splits)
 
 
-def find_inputs(inputs: Sequence[str]) -> ImageInputs:
+def find_inputs(inputs: Sequence[str], *, every_split: bool = False) -> ImageInputs:
     """Returns all images that ``inputs`` name: files, folders, globs, ``-`` for paths on stdin, or one table or name of the hub.
 
+    Of a table, arrays or a data set of the hub with splits these are the images of ``every_split``, or of test, else val.
     In folders, image files are recognised by their extension, or by their first bytes if they have none.
 
     Raises `DataError` for a path that does not exist, a pattern that matches nothing, or a folder without images.
     """
     if len(inputs) == 1 and (Path(inputs[0]).suffix.lower() in TABLE_SUFFIXES or inputs[0].startswith(REMOTE)):
-        return ImageInputs(source=choose_split(open_data(inputs[0], labelled=False, validation=0))[1])
+        parts = list_splits(splits := open_data(inputs[0], labelled=False, validation=0))
+        if every_split:
+            return ImageInputs(source=reduce(join_sources, (part.drop_targets() for part in parts.values())))
+        split, source = choose_split(splits)
+        return ImageInputs(source=source, split=split, other_splits={n: len(p) for n, p in parts.items() if n != split})
     scan, paths, named = Scan(), [], []
     for name in inputs:
         if name == "-":

@@ -153,6 +153,9 @@ def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int,
         parts.append(f"{sum(images.skipped.values()):,} of unknown type ({kinds})")
     if images.masks:
         parts.append(f"{images.masks:,} masks of other images")
+    if others := images.other_splits:
+        why = f"the table has the split {images.split}: give one without splits for all"
+        parts.append(f"{sum(others.values()):,} of {' and '.join(others)} left out, as {why}")
     return ", ".join(parts)
 
 

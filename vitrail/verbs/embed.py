@@ -63,7 +63,7 @@ def embed(
     if out is not None and index is not None:
         raise ConfigError("--out and --index are both given", "leave --out out: an index has a features.npy")
     task = reading.load(model, log)
-    images = find_inputs(options.list_inputs(inputs))
+    images = find_inputs(options.list_inputs(inputs), every_split=index is not None)
     reading, comparison = settle_precision(reading, task, log, verb="embed", source=images.source)
     reading = tune_options(reading, task, log, images=len(images.source))
     bad = reading.record_bad(images.source, options.to_path(given["bad_list"]))

@@ -221,6 +221,11 @@ class Joined(Contents):
     rows: np.ndarray
     keys: Strings
 
+    @property
+    def root(self) -> str:
+        """The folder that the keys start from."""
+        return getattr(self.contents[0], "root", "")
+
     def __getitem__(self, row: int) -> bytes | np.ndarray:
         return self.contents[self.parts[row]][int(self.rows[row])]
 
