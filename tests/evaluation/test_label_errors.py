@@ -61,6 +61,19 @@ def test_exchanged_labels_are_found_and_the_least_probable_comes_first() -> None
     assert own == sorted(own) and all(suspect.probability > suspect.given_probability for suspect in suspects)
 
 
+def test_of_very_many_classes_an_even_part_is_examined_and_the_note_is_true(monkeypatch) -> None:
+    targets = np.arange(480) // 2 % 40  # 40 classes, in pairs of equal images
+    features = np.eye(40, dtype=np.float32)[targets] + np.random.default_rng(0).normal(size=(480, 40), scale=0.01)
+    given = targets.copy()
+    given[:2] = 39  # an image of the first class
+    names = [("train", str(row)) for row in range(480)]
+    monkeypatch.setattr("vitrail.evaluation.label_errors.LEAST", 5)
+    monkeypatch.setattr("vitrail.evaluation.label_errors.WORK", 40 * 5 * 4**2)
+    suspects, notes = find_suspects(features, given, np.arange(480) // 2, names, [str(label) for label in range(40)])
+    assert notes == ["labels of 20 of 480 images examined, evenly spaced in 4 of 40 classes"]
+    assert (suspects[0].path, suspects[0].given, suspects[0].suggested) == ("0", "39", "0")
+
+
 def test_small_classes_are_left_out_with_their_counts() -> None:
     features, targets = clouds(150, apart=4)
     kept = np.flatnonzero((targets != 1) | (np.arange(150) < 3 * (FOLDS - 1)))  # all but four of the bees

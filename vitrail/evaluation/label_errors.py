@@ -16,6 +16,7 @@ from vitrail.text import listing
 
 FOLDS = 5
 WORK = 2e9  # images x features x classes that are examined at most: some minutes of one thread
+LEAST = 20  # images of a class, before fewer classes are examined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +52,15 @@ def find_suspects(
     few = [f"{classes[label]} {sizes[label]}" for label in present if sizes[label] < FOLDS]
     notes = [f"labels not examined, of classes with fewer than {FOLDS} different images: {listing(few)}"] if few else []
     rows = np.flatnonzero(sizes[targets] >= FOLDS)
-    most = int(WORK / (features.shape[1] * len(classes)))
-    if len(rows) > most:
-        notes.append(f"labels of {most:,} of {len(rows):,} images examined, evenly spaced")
-        rows = rows[choose_evenly(len(rows), most)]
-        rows = rows[np.bincount(targets[rows], minlength=len(classes))[targets[rows]] >= FOLDS]
+    if rows.size * features.shape[1] * len(known := np.unique(targets[rows])) > WORK:
+        chosen = known[choose_evenly(len(known), max(2, int((WORK / features.shape[1] / LEAST) ** 0.5)))]
+        each = max(FOLDS, int(WORK / features.shape[1] / len(chosen) ** 2))
+        different = np.sort(rows[np.unique(contents[rows], return_index=True)[1]])
+        members = [np.flatnonzero(targets[different] == label) for label in chosen]
+        part = np.sort(np.concatenate([places[choose_evenly(len(places), each)] for places in members]))
+        of = f"evenly spaced in {len(chosen):,} of {len(known):,} classes"
+        notes.append(f"labels of {len(part):,} of {len(rows):,} images examined, {of}")
+        rows = different[part]
     known, targets = np.unique(targets[rows], return_inverse=True)
     if len(known) < 2:
         return [], [*notes, "labels not examined: that takes two classes"]
