@@ -66,6 +66,7 @@ TINY_VIT = "--set 'model.changes={patch_size: 4, width: 16, depth: 1, heads: 2, 
 SHORT = f"photos --model vit-ti16 {TINY_VIT} --steps 2 --set compute.tune=false"
 COMMANDS = {  # section of the page -> commands
     "train": [f"train {SHORT} --out trained"],
+    "train --folds": [f"train {SHORT} --folds 2 --out folds"],
     "pretrain": [f"pretrain {SHORT} --objective dino --batch 4 --out pretrained"],
     "train --dry-run": [f"train {SHORT} --dry-run"],
     "pretrain --dry-run": [f"pretrain {SHORT} --objective mae --batch 4 --dry-run"],
@@ -106,7 +107,7 @@ COMMANDS = {  # section of the page -> commands
     "export": ["export model --out model.pt2 --to program --check photos --images 3"],
     "check": ["check model.onnx"],
     "check-parts": ["check-parts parts"],
-    "data check": ["data check photos"],
+    "data check": ["data check photos --model model"],
     "data shard": ["data shard photos shards"],
     "data index": ["data index archives"],
     "models": ["models"],
@@ -121,6 +122,7 @@ COMMANDS = {  # section of the page -> commands
     "study work": ["study work study"],
     "study report": ["study report study"],
 }
+CODES = {"predict model photos broken.png": 3}  # of all others 0
 QUICK = [
     "evaluate",
     "probe",
@@ -223,15 +225,20 @@ def refuse(constant: str) -> None:
 
 @each_row("section", COMMANDS, quick=QUICK)
 def test_every_object_has_the_keys_and_types_of_the_page(section, place):
-    keys = read_page()[section]
+    keys, filled, codes = read_page()[section], set[str](), dict[str, int]()
     for command in COMMANDS[section]:
         out, words = io.StringIO(), shlex.split(command)
         with contextlib.redirect_stdout(out):
             code = run([*words, "--json"])
+        codes[command] = code
         lines = out.getvalue().splitlines()
         assert len(lines) == 1 or (lines and words[0] in LINES and "--faithfulness" not in words), (code, lines)
         for line in lines:
-            assert differences(json.loads(line, parse_constant=refuse), keys) == [], command
+            found = json.loads(line, parse_constant=refuse)
+            assert differences(found, keys) == [], command
+            filled |= {key for key, value in found.items() if value}
+    assert {key.partition("[]")[0] for key in keys if "[]" in key} <= filled, section
+    assert codes == {command: CODES.get(command, 0) for command in codes}
 
 
 def list_verbs(app: App, group: str = "") -> Iterator[tuple[str, App]]:

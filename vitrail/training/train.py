@@ -16,6 +16,7 @@ from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
 from vitrail.data.sources.open import FoundData
 from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.files import read_checksummed
 from vitrail.rows import Scores, Table
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import (
@@ -63,7 +64,9 @@ class Result(Scores):
 
     def to_dict(self) -> dict[str, Any]:
         split = {"split": self.split} if self.split else {}
-        return {"folder": str(self.folder), "report": str(self.report), **split, **self.figures}
+        found = read_checksummed(RunFolder(self.folder).folds) or {}
+        folds = {"folds": found["folds"], "out_of_fold": found["all"]} if found else {}
+        return {"folder": str(self.folder), "report": str(self.report), **split, **self.figures, **folds}
 
     @property
     def history(self) -> Table:
