@@ -18,6 +18,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Splits, divide_folds
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import read_checksummed
+from vitrail.tables import import_pyarrow
 
 SET = ("model.changes.depth=1", "save.evaluations=1", "compute.tune=false", "compute.threads=1")
 
@@ -187,12 +188,41 @@ def evaluated(run: Path, data: str, **how: Any) -> tuple[set[str], list[str]]:
     return set(vitrail.evaluate(run, data, quiet=True, log=lines.append, **how).keys), lines
 
 
+class Items:
+    """A Dataset as torch's are."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.items[row]
+
+
 def test_folders_apart_and_another_run_are_refused_before_anything_is_trained(tmp_path):
     for name in ("one", "other"):
         write_folders(tmp_path / name, {"train": 4})
     apart = {"train": str(tmp_path / "one/train"), "val": str(tmp_path / "other/train")}
-    with pytest.raises(DataError, match="in different folders or files"):
-        train(apart, tmp_path / "run", folds=2)
+    write_folders(tmp_path / "both", {"train": 4, "val": 4})
+    vitrail.shard_data(tmp_path / "both", tmp_path / "shards", quiet=True)
+    tables = import_pyarrow()
+    (tmp_path / "parquet").mkdir()
+    for split in ("train", "val"):
+        rows = [path for path in (tmp_path / "both" / split).rglob("*.png")]
+        columns = {"image": [path.read_bytes() for path in rows], "label": [path.parent.name for path in rows]}
+        tables.parquet.write_table(tables.table(columns), tmp_path / f"parquet/{split}.parquet")
+    datasets = {split: [(image, int(label)) for image, label in zip(*draw_data(8))] for split in ("train", "val")}
+    remedies = {"a folder with train/ and val/": apart, "one Parquet file": tmp_path / "parquet"}
+    remedies |= {
+        "all shards into one folder": tmp_path / "shards",
+        "ConcatDataset": {n: Items(d) for n, d in datasets.items()},
+    }
+    for remedy, data in remedies.items():
+        with pytest.raises(DataError, match="in different folders, files or Datasets") as refused:
+            train(data, tmp_path / "run", folds=2)
+        assert remedy in str(refused.value.remedy)
     train(tmp_path / "one", tmp_path / "plain")
     with pytest.raises(ConfigError, match="other settings"):
         train(tmp_path / "one", tmp_path / "plain", folds=2)

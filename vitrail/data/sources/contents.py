@@ -65,6 +65,9 @@ class Contents(ABC):
     """The storage that a `Source` reads from. Immutable."""
 
     kind: ClassVar[Literal["files", "arrays"]] = "files"
+    to_join: ClassVar[str] = (
+        "put them into one, a folder with train/ and val/ or a table with a column split"  # two of them
+    )
     if TYPE_CHECKING:  # a dataclass would take an inherited property for the default of its field
 
         @property
@@ -299,6 +302,9 @@ class UserDataset(Contents):
     keys: Strings
     channels: int
     image: str | None = None  # the column of a Dataset of Hugging Face
+    to_join = (
+        "give one: torch.utils.data.ConcatDataset([train, val]), of Hugging Face concatenate_datasets([train, val])"
+    )
 
     def __getitem__(self, row: int) -> np.ndarray:
         try:

@@ -40,6 +40,7 @@ class ParquetImages(Contents):
     rows: np.ndarray  # (n,) int64, over all files
     keys: Strings
     _kept: dict[int, Any] = field(default_factory=dict, repr=False)
+    to_join = "write the rows of both into one Parquet file without splits, e.g. with pandas.concat([train, val])"
 
     def __getitem__(self, row: int) -> bytes:
         number = int(self.rows[row])

@@ -79,6 +79,9 @@ class ShardImages(Contents):
 
     index: ShardIndex
     rows: np.ndarray | None = None
+    to_join = (
+        "train on the files that the shards were made of, or put all shards into one folder and `vitrail data index` it"
+    )
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -335,8 +335,8 @@ def divide_folds(splits: Splits, fold: tuple[int, int] | None) -> Splits:
     if train is not None and val is not None:
         train = join_sources(train, val)
         if isinstance(train.contents, Joined):  # equal names and images are not found there
-            what = "folds divide training and validation images together, and these are in different folders or files"
-            raise DataError(what, "put them into one, a folder with train/ and val/ or a table with a column split")
+            what = "folds divide training and validation images together, and these are in different folders, files or Datasets"
+            raise DataError(what, val.contents.to_join)
     whole = replace(splits, train=train, val=None, held_out=False, suspects=())
     if fold is None or train is None:
         return whole
