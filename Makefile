@@ -16,9 +16,10 @@ export PYTHONDONTWRITEBYTECODE :=
 # a worker of pytest-xdist for every core; whoever runs out of tests takes some of another's. Files come in the order of
 # tests/durations.json, longest first, so that the run ends with short ones
 WORKERS := -n auto --dist worksteal
-IN_CI   := not peers and not site and not nightly
+IN_CI   := not peers and not site and not dist and not nightly
 
-.PHONY: help demo test test-all test-nightly test-gpu durations check bench bench-gpu docs site env env-peers test-peers clean
+.PHONY: help demo test test-all test-nightly test-gpu test-dist durations check bench bench-gpu docs site dist env env-peers \
+  test-peers clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -38,6 +39,13 @@ test-nightly: .venv/all.done  ## simulations, fuzzing and kills by the thousand;
 
 test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers, in the newest torch
 	$(PEERS)/python -m pytest $(WORKERS) -m "not nightly" tests/peers tests/test_torch_private.py
+
+dist: .venv/test.done  ## dist/: the source archive, and the wheel that is built from it
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist >/dev/null
+
+test-dist: dist  ## install them into empty environments: alone, with each extra, and with the lowest versions of all packages
+	$(BIN)/python -m pytest -m dist tests/test_packaging.py
 
 durations: .venv/all.done .venv-peers/peers.done  ## renew tests/durations.json, by which the files of tests are ordered
 	$(BIN)/python -m pytest $(WORKERS) -m "$(IN_CI)" --write-durations
@@ -70,8 +78,8 @@ bench-gpu: .venv-peers/peers.done  ## the GPU's figures in nine minutes, or DEVI
 env: .venv/all.done  ## everything: tests, the documentation and all extras
 env-peers: .venv-peers/peers.done  ## the second environment, with the peers
 
-clean:  ## remove both environments
-	rm -rf .venv .venv-peers
+clean:  ## remove both environments, and dist/
+	rm -rf .venv .venv-peers dist
 
 # A stamp is current while it is newer than what it was made from. Each is one call of pip, for all that the smaller ones
 # bring too. Modules are compiled when they are first imported: most of what is installed never is.

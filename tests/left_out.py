@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 # a test with several marks counts for the first of them
-TARGETS = {"nightly": "test-nightly", "site": "site", "peers": "test-peers", "gpu": "test-gpu", "slow": "test-all"}
+TARGETS = {
+    "nightly": "test-nightly",
+    "site": "site",
+    "dist": "test-dist",
+    "peers": "test-peers",
+    "gpu": "test-gpu",
+    "slow": "test-all",
+}
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
