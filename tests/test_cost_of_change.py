@@ -65,8 +65,8 @@ OPERATION: Edits = {
 SETTING: Edits = {
     "config/schema.py": (
         (
-            "    tensorboard: Annotated[bool,",
-            '    note: Annotated[str, "a remark for the log"] = ""\n    tensorboard: Annotated[bool,',
+            "    log_every: Annotated[int | None,",
+            '    note: Annotated[str, "a remark for the log"] = ""\n    log_every: Annotated[int | None,',
         ),
     ),
     "training/train.py": (

@@ -41,7 +41,7 @@ assert model.predict("red.png")[0].label in model.classes
 USES = {  # what an extra is for, in the folder that `CORE` filled
     "data": """
 import pyarrow.parquet, vitrail
-list(vitrail.predict("model", "red.png", out="answers.parquet", quiet=True))
+vitrail.predict("model", "red.png", out="answers.parquet", quiet=True)
 assert pyarrow.parquet.read_table("answers.parquet").num_rows == 1
 """,
     "figure": """
@@ -80,7 +80,7 @@ assert vitrail.load("model").predict("deep.tif")[0].label
 """,
     "track": """
 import vitrail
-settings = ["compute.tune=false", "save.tensorboard=true"]
+settings = ["compute.tune=false", "track.to=[tensorboard]"]
 vitrail.train("digits", init="model", steps=1, settings=settings, out="tracked", quiet=True)
 """,
 }

@@ -33,7 +33,7 @@ KNOWN = {
         training/fingerprint.py:record_or_check training/fingerprint.py:_write_stamps data/sources/bad_images.py:__init__
         data/sources/bad_images.py:__call__ runs/checkpoint.py:save runs/checkpoint.py:publish""",
     "checkpoint of ranks": "runs/checkpoint.py:_write_parts runs/tensor_shards.py:write_shards",
-    "cells": """runs/cells.py:begin runs/cells.py:write runtime/tuning.py:_recall
+    "cells": """runs/cells.py:begin runs/cells.py:write runs/trackers.py:start runtime/tuning.py:_recall
         data/sources/mask_values.py:measure_masks data/sources/hub.py:_list_files
         reports/transfer.py:write_transfer""",
     "study": """studies/plan.py:write_plan studies/plan.py:write_result

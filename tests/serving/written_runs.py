@@ -33,7 +33,7 @@ def train(path: Path, steps: int = 6, *, taken: int | None = None, state: str = 
         Run(schedule=ScheduleSettings(steps=steps), **{"model": ModelSettings(name="vit-ti16"), **changes})
     )
     folder.write_status("running", steps=steps)
-    folder.start_metrics(0, step=0)
+    folder.start_metrics(0)
     for step in range(1, (steps if taken is None else taken) + 1):
         folder.write_metrics(
             {"step": step, "epoch": step / 3, "images": 8 * step, "loss": 2.5 / step, "top1": step / 10, "lr": 1e-3}

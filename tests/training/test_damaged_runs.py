@@ -211,7 +211,7 @@ def with_bad_images(folder: Path) -> None:
     bad = BadImages(most=1.0, path=run.bad_images, total=60)
     for key in ("a.png", "b.png"):
         bad(key, "empty")
-    run.start_metrics((folder / "metrics.jsonl").stat().st_size, step=3)
+    run.start_metrics((folder / "metrics.jsonl").stat().st_size)
     run.close()
 
 

@@ -63,7 +63,7 @@ def watch_batches(training: Training) -> list[str]:
 
 
 def fit(training: Training) -> None:
-    training.folder.start_metrics(0, step=0)
+    training.folder.start_metrics(0)
     with note_stops() as stop, ProgressBar("training", training.steps, quiet=True) as show:
         loop.fit(training, stop, show)
 

@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
+from vitrail.config.parse import assignment, build, overlay, plain, read_stored, read_yaml
 from vitrail.config.recipes import OF_TASK, RECIPES, find_recipe
 from vitrail.config.schema import TASK_ALIASES, Run, Unlabelled
 from vitrail.config.units import (
@@ -153,7 +153,7 @@ def _read_stored(folder: Path) -> dict[str, Any]:
         runs = [str(path.parent) for path in folder.parent.glob("*/config.yaml")]
         remedy = nearest(str(folder), runs) if runs else "give the run directory that was printed when it started"
         raise ConfigError(f"{folder} holds no run to resume", remedy)
-    return read_yaml(folder / "config.yaml")
+    return read_stored(folder / "config.yaml")
 
 
 def _clear_replaced(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,8 +41,13 @@ KEYS = {  # under which other tools and papers know our settings
     "max_steps": "schedule.steps",
     "num_epochs": "schedule.epochs",
     "epochs": "schedule.epochs",
+    "tensorboard": "track.to",
+    "report_to": "track.to",
 }
-MEANINGS = {"data.micro_batch": ", the images of one micro-step: data.batch divided by the number of micro-steps"}
+MEANINGS = {
+    "data.micro_batch": ", the images of one micro-step: data.batch divided by the number of micro-steps",
+    "track.to": ", a list: track.to=[tensorboard]",
+}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -65,6 +70,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         what = f"{path} contains {type(tree).__name__}, not a mapping of settings"
         raise ConfigError(what, "write `key: value` lines")
+    return tree
+
+
+def read_stored(path: Path) -> dict[str, Any]:
+    """Reads the ``config.yaml`` of a run; in earlier versions it has ``save.tensorboard`` in place of ``track.to``."""
+    tree = read_yaml(path)
+    save = tree.get("save")
+    if isinstance(save, dict) and save.pop("tensorboard", False):
+        tree.setdefault("track", {"to": ["tensorboard"]})
     return tree
 
 
@@ -114,7 +128,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return dict(value)
     elif isinstance(hint, type) and (scalar := _scalar(value, hint)) is not None:
         return scalar
-    raise ConfigError(f"{where} is {value!r}", f"give {_describe(hint)}")
+    raise ConfigError(f"{where} is {value!r}", f"give {_describe(hint, value)}")
 
 
 def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
@@ -154,10 +168,12 @@ def _scalar(value: Any, hint: type) -> Any:
     return str(value) if hint is str and isinstance(value, (str, int, float)) else None
 
 
-def _describe(hint: Any) -> str:
+def _describe(hint: Any, value: Any) -> str:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
     if hint in names:
         return names[hint]
+    if Ellipsis in typing.get_args(hint):
+        return f"a list: [{value}]"
     return f"a list of {len(typing.get_args(hint))}" if typing.get_origin(hint) is tuple else "another kind of value"
 
 

@@ -70,6 +70,7 @@ def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
     save = replace(asked.save, log_every=stored.save.log_every, evaluations=stored.save.evaluations)
     schedule = asked.schedule if longer else stored.schedule
     model = replace(stored.model, init=asked.model.init or stored.model.init)
+    stored = replace(stored, track=asked.track)
     return replace(stored, model=model, data=data, compute=compute, save=save, schedule=schedule), longer
 
 

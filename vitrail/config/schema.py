@@ -24,6 +24,7 @@ from vitrail.untrusted.limits import PIXELS
 TaskAlias = Literal["classify", "regress", "segment", "detect", "instances", "panoptic"]
 # objectives that need no labels
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "dino", "ibot", "distil", "tokenizer"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
 COLUMNS = ("path", "label", "split")  # of a table
 Parallel = Literal["replicate", "shard", "hybrid"]
@@ -386,7 +387,6 @@ class SaveSettings:
         tuple[str, ...], "registered metrics that every evaluation computes beside those of the task"
     ] = ()
     log_every: Annotated[int | None, "updates between two lines of metrics.jsonl; null follows the length"] = None
-    tensorboard: Annotated[bool, "also write TensorBoard files"] = False
 
     def __post_init__(self) -> None:
         _demand(self.every > 0, f"save.every is {self.every}", "give seconds between checkpoints")
@@ -405,6 +405,14 @@ class SaveSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackSettings:
+    to: Annotated[
+        tuple[TrackerName, ...], "experiment trackers that the run is written to: tensorboard, wandb, mlflow, trackio"
+    ] = ()
+    project: Annotated[str, "project in wandb and trackio, experiment in mlflow"] = "vitrail"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """The settings of a run. `config.recipes.RECIPES` contains the named starting points."""
 
@@ -419,6 +427,7 @@ class Run:
     augment: Augment = Augment()
     compute: ComputeSettings = ComputeSettings()
     save: SaveSettings = SaveSettings()
+    track: TrackSettings = TrackSettings()
 
     def __post_init__(self) -> None:
         if self.task in TASK_ALIASES:
@@ -439,7 +448,7 @@ class Run:
 
 # May differ when a run is resumed: they change no results, or as much as running out of memory does (the micro-batch).
 FREE_TO_CHANGE = (
-    *("data.workers", "data.decoded", "save.", "data.source", "model.init"),
+    *("data.workers", "data.decoded", "save.", "track.", "data.source", "model.init"),
     *("data.micro_batch", "compute.parallel", "compute.timeout"),
 )
 # Here None means automatic, decided before the first step; elsewhere it means none.

@@ -22,12 +22,14 @@ from typing import Any, Literal, TextIO
 import yaml
 
 from vitrail.checksums import add_checksum_to_line, add_checksum_to_text, parse_line
-from vitrail.config.parse import build, plain, read_yaml
+from vitrail.config.parse import build, plain, read_stored
 from vitrail.config.schema import Run
 from vitrail.data.sources.bad_images import count_damaged_rows
 from vitrail.errors import ConfigError, DiskError, InUseError, VitrailError
 from vitrail.files import disk_errors, is_gone, read_checksummed, replace_file, settle_folder, write_checksummed
+from vitrail.runs.trackers import Trackers
 from vitrail.runtime import fault_injection
+from vitrail.runtime.progress import LogFunction
 
 RECORDS = "records.json"
 GROWING = ("metrics.jsonl", "timing.jsonl", "bad_images.csv")
@@ -56,7 +58,7 @@ class RunFolder:
         self._created = False
         self._lock: TextIO | None = None
         self._metrics: TextIO | None = None
-        self._board: TensorBoardWriter | None = None
+        self._trackers: Trackers | None = None
         self._lost: dict[str, str] | None = None  # by file, when the folder was opened
 
     def open(self) -> None:
@@ -84,10 +86,13 @@ class RunFolder:
         if self._metrics is not None:
             with suppress(DiskError):  # the error that ended the run is reported, not this one
                 self._write_sizes()
-        for file in (self._metrics, self._board, self._lock):
+        if self._trackers is not None:
+            status = self.status()
+            self._trackers.finish(status.get("state", "failed"), status.get("figures", {}))
+        for file in (self._metrics, self._lock):
             if file is not None:
                 file.close()
-        self._metrics = self._board = self._lock = None
+        self._metrics = self._trackers = self._lock = None
 
     def remove_if_unused(self) -> None:
         """Removes a folder that this object created, if it holds the log of a refused request and nothing else."""
@@ -101,7 +106,7 @@ class RunFolder:
 
     def read_config(self) -> Run:
         """The settings of the run. Raises `ConfigError` for a file that is damaged, cut off or empty."""
-        settings = read_yaml(self.config)
+        settings = read_stored(self.config)
         if not settings:  # without any, those of the recipe would be taken
             raise ConfigError(f"{self.config} is empty or was cut off", "put the original file back")
         return build(Run, settings)
@@ -122,10 +127,13 @@ class RunFolder:
         with disk_errors(self.path), open(self.path / name, "a", encoding="utf-8") as file:
             file.write(f"{datetime.now().isoformat(timespec='seconds')}  {line}\n")
 
-    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> None:
-        """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint of ``step`` had seen."""
-        if tensorboard:
-            self._board = TensorBoardWriter(self.path / "tensorboard", start=step)
+    def start_trackers(self, run: Run, *, step: int, log: LogFunction) -> None:
+        """From here on `write_metrics` also writes to ``run.track.to``. Raises `ConfigError` for one that cannot be used."""
+        self._trackers = Trackers(log)
+        self._trackers.start(run, self.path, step)
+
+    def start_metrics(self, size: int) -> None:
+        """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint had seen."""
         with disk_errors(self.path):
             self._metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")
             there = os.fstat(self._metrics.fileno()).st_size
@@ -142,8 +150,8 @@ class RunFolder:
         with disk_errors(self.path):
             self._metrics.write(add_checksum_to_line(record))
             self._metrics.flush()
-        if self._board is not None:
-            self._board.write(record)
+        if self._trackers is not None:
+            self._trackers.write(record)
         fault_injection.hit("run.after_metrics")
         return os.fstat(self._metrics.fileno()).st_size
 
@@ -283,7 +291,7 @@ class FollowerFolder(RunFolder):
     def log(self, line: str) -> None:
         self._append(f"rank-{self.rank}.log", line)
 
-    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> None: ...
+    def start_metrics(self, size: int) -> None: ...
 
     def write_metrics(self, record: Mapping[str, Any]) -> int:
         return 0
@@ -307,24 +315,3 @@ def join_records(folder: RunFolder) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl`` with what ``timing.jsonl`` says of the same step."""
     clock = {lap["step"]: lap for lap in folder.timing() if "images_per_second" in lap}
     return [{**clock.get(record["step"], {}), **record} if "loss" in record else record for record in folder.metrics()]
-
-
-class TensorBoardWriter:
-    """Writes TensorBoard event files to ``folder``. Raises `ConfigError` where tensorboardX is missing."""
-
-    def __init__(self, folder: Path, *, start: int) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as missing:
-            raise ConfigError("save.tensorboard needs tensorboardX", "pip install 'vitrail[track]'") from missing
-        # what a killed run wrote beyond its checkpoint is hidden by the viewer
-        self._writer = SummaryWriter(str(folder), purge_step=start)
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """One scalar for every number of a record, at its step."""
-        for name, value in record.items():
-            if name != "step" and isinstance(value, (int, float)):
-                self._writer.add_scalar(name, value, record["step"])
-
-    def close(self) -> None:
-        self._writer.close()

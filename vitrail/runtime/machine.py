@@ -34,7 +34,7 @@ EXTRAS = {  # optional packages of vitrail, and what needs them
     "remote": "data and results at s3://",
     "serve": "the HTTP server and its page",
     "tiff": "TIFF of 16 bits, floats or many bands",
-    "track": "TensorBoard",
+    "track": "TensorBoard; the other trackers are packages of their own",
 }
 
 

@@ -34,7 +34,7 @@ HALVINGS = 3  # of the images that a trial sees, at most
 TUNING_SEED = 1_000_000  # of all tuning trials, and of no final one
 # settings that do not decide a result; the device has its kind in the key
 IGNORED = (
-    *("save.", "recipe", "data.source", "data.workers", "data.validation", "data.decoded", "optim.rates"),
+    *("save.", "track.", "recipe", "data.source", "data.workers", "data.validation", "data.decoded", "optim.rates"),
     *("compute.device", "compute.threads", "compute.timeout", "compute.parallel", "compute.tune"),
 )
 

@@ -28,6 +28,7 @@ from vitrail.runs.folder import (
     speed,
     why_stopped,
 )
+from vitrail.runs.trackers import check_installed
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import StopRequests, keep_generators, note_stops, use_threads
@@ -214,6 +215,8 @@ def _begin(
         if before not in (None, now):
             notes.append(f"micro-batches of {now} images in place of {before}: the run may differ in the last bits")
     if extended or not finished:
+        if run.track.to:
+            check_installed(run.track.to)
         return run, folder.path, notes, None
     try:
         opened = GOALS.get(run.objective.name, ENCODER).open(run, data, folder, transform, None)
@@ -245,10 +248,14 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, log: LogFunc
     if saved is not None:
         resume(training, saved, log)
     progress = training.progress
+    if training.run.track.to:
+        # the records of the checkpoint's own step are kept with it
+        first = progress.step + 1 if progress.metrics_bytes else 0
+        training.ranks.run_on_rank0(lambda: folder.start_trackers(training.run, step=first, log=log))
     # in this order: a finished run with the settings of a longer one would pass for the longer one
     folder.write_status("running", steps=training.steps)
     folder.write_config(training.run)
-    folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
+    folder.start_metrics(progress.metrics_bytes)
     for damage in folder.find_damage():
         log(f"warning  {damage}")
     training.operations = training.ranks.run_on_rank0(lambda: run_operations(training))
