@@ -11,7 +11,10 @@ import torch
 from tests.exports.exported import classifier_of
 from tests.models.conftest import shaken
 from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.own_metrics import OwnMetrics
 from vitrail.evaluation.unlikeness import auroc, summarize_unlikeness
+from vitrail.objectives.supervised import Supervised
+from vitrail.plugins import LOSSES, METRICS
 from vitrail.tasks.classification.classifier import Classifier, create_classifier
 from vitrail.tasks.classification.unlikeness import SHRINKAGE, Unlikeness
 
@@ -115,6 +118,19 @@ def fitted(model: Classifier) -> tuple[Classifier, torch.Tensor]:
     labels = torch.arange(40) % len(model.classes)
     model.set_unlikeness(Unlikeness.fit(features[:40], labels, features[40:], len(model.classes), 0.1), 0.1)
     return model, images[30:50]
+
+
+def test_losses_and_metrics_of_one_s_own_see_the_classes_alone(monkeypatch):
+    shapes = []
+    monkeypatch.setitem(LOSSES, "own", lambda outputs, targets: (shapes.append(outputs.shape), outputs.sum())[1])
+    monkeypatch.setitem(METRICS, "own", lambda values, targets: (shapes.append(values.shape), 0.0)[1])
+    model, images = fitted(shaken(create_classifier("vit-ti16", classes=["ant", "bee"], **SMALL)).eval())
+    targets, metrics = torch.zeros(len(images), dtype=torch.int64), OwnMetrics(["own"], model)
+    metrics.add(model(images), targets)
+    metrics.compute()
+    model.train()
+    Supervised(model, "own")(images, targets)
+    assert shapes == [(len(images), 2)] * 2 and model(images).shape[1] == 2
 
 
 @pytest.mark.parametrize("multi_label", [False, True])

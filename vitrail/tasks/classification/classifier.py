@@ -214,10 +214,10 @@ class Classifier(Task):
 
     def loss(self, outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
         """``options`` are those of `label_loss`."""
-        return label_loss(**options)(outputs[:, : len(self.classes)], targets)
+        return label_loss(**options)(self.split(outputs)[0], targets)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        return {"top1": top1(outputs[:, : len(self.classes)], targets)}
+        return {"top1": top1(self.split(outputs)[0], targets)}
 
     def metric(self, source: Source | None = None) -> ClassMetric | LabelMetric | AcceptableMetric:
         if source is not None and source.multi_label and not self.multi_label:
@@ -225,7 +225,7 @@ class Classifier(Task):
         return (LabelMetric if self.multi_label else ClassMetric)(self.classes, self.temperature)
 
     def forward(self, images: Tensor) -> Tensor:
-        if "unlikeness" not in self.own:
+        if self.training or "unlikeness" not in self.own:  # losses take the logits alone
             return self.backbone(images)
         return self.read_graph(self.graph(images))
 
