@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitrail.analysis.render import find_light_range, overlay, to_rgb
+from vitrail.analysis.render import find_light_range, overlay, to_rgb, to_uint8
+from vitrail.images.decode import decode
 from vitrail.markup import image_uri
 
 SHORT_SIDE_OF_A_DRAWING = 64  # pixels; images up to this size are stored losslessly and shown without smoothing
@@ -25,6 +26,12 @@ class Picture(NamedTuple):
 def photograph(picture: np.ndarray) -> Picture:
     """Returns an image uint8 (H, W[, C]) for a page. Small images are shown without smoothing."""
     return Picture(data_uri(picture), "drawing" if is_small(picture) else "")
+
+
+def thumbnail(content: bytes | np.ndarray, max_pixels: int) -> Picture:
+    """Returns an image file, or an image as data have it in memory, for a page. Raises `BadImage`."""
+    decoded = content if isinstance(content, np.ndarray) else decode(content, channels=3, max_pixels=max_pixels)
+    return photograph(to_uint8(np.asarray(decoded)))
 
 
 def pixels(picture: np.ndarray) -> Picture:

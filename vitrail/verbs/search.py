@@ -209,13 +209,11 @@ def _write_page(
 
 def _picture(path: str, max_pixels: int) -> Picture | None:
     """Returns a picture for the page; None for one that cannot be read, or is no file of its own."""
-    import numpy as np
-
-    from vitrail.images.decode import BadImage, decode
-    from vitrail.reports.data_uris import photograph
+    from vitrail.images.decode import BadImage
+    from vitrail.reports.data_uris import thumbnail
 
     try:
-        return photograph(np.asarray(decode(Path(path).read_bytes(), channels=3, max_pixels=max_pixels)))
+        return thumbnail(Path(path).read_bytes(), max_pixels)
     except (OSError, BadImage):
         return None
 

@@ -8,15 +8,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vitrail.data.sources.contents import Files
 from vitrail.data.sources.deep_files import DeepFiles
 from vitrail.data.sources.labels import BETWEEN, unify_labels
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import ensure_folder, replace_file
-from vitrail.images.decode import decode
 from vitrail.runtime.progress import LogFunction
 from vitrail.tables import open_table
 from vitrail.text import escape_formula, plural
@@ -30,17 +27,14 @@ def write_page(
     out: Path, sources: Mapping[str, Source], result: CheckResult, max_pixels: int, log: LogFunction
 ) -> None:
     """Writes ``out/labels.html``: the images whose label may be wrong, the least probable first, and the pairs of classes."""
-    from vitrail.analysis.render import to_uint8
-    from vitrail.reports.data_uris import photograph
+    from vitrail.reports.data_uris import thumbnail
     from vitrail.reports.page import Table, render
 
     places = {name: (source, row) for source, row, name in _list_images(sources)}
     shown = []
     for suspect in result.suspects[:MOST]:
         source, row = places[suspect.path]
-        content = source.contents[row]
-        pixels = content if isinstance(content, np.ndarray) else decode(content, channels=3, max_pixels=max_pixels)
-        shown.append((suspect, photograph(to_uint8(np.asarray(pixels)))))
+        shown.append((suspect, thumbnail(source.contents[row], max_pixels)))
     page = render(
         "labels.html",
         "vitrail data check",
