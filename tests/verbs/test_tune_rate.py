@@ -87,13 +87,15 @@ def test_a_training_that_diverges_is_recorded_and_all_of_them_are_an_error(tmp_p
         tune(tmp_path / "other", monkeypatch, lambda rate: math.nan)
 
 
-def test_a_stop_names_the_folder_of_the_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("how", [{"tune_lr": True}, {"folds": 2}])
+def test_a_stop_names_the_folder_of_the_run(how, tmp_path, monkeypatch):
     def train(trial, **how):
         raise Interrupted("stopped by Ctrl-C; a checkpoint is saved", "run the same command with --out elsewhere")
 
-    monkeypatch.setattr(module, "train", train)
+    for name in ("tune_rate", "folds"):
+        monkeypatch.setattr(f"vitrail.verbs.train.{name}.train", train)
     with pytest.raises(Interrupted) as stopped:
-        tune_rate(RUN, tmp_path / "run", data=None, transform=None, log=log_nothing, ranks=SINGLE)
+        vitrail.train("digits", out=tmp_path / "run", steps=4, quiet=True, **how)
     assert stopped.value.remedy == f"run the same command with --out {tmp_path / 'run'}"
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, Unpack
 
 from vitrail.config.schema import Precision, Run, TaskAlias
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, Interrupted, Preempted
 from vitrail.runtime.launch import is_launched, launch
 from vitrail.runtime.progress import LogFunction, log_nothing, to_stderr
 from vitrail.verbs import options
@@ -208,10 +208,13 @@ def start(verb: Callable[..., Any], given: Mapping[str, Any], *, labels: bool) -
     with join(run.compute.device, run.compute.timeout) as ranks:
         out = folder or ranks.run_on_rank0(lambda: default_folder(run))
         log = log_nothing if given["quiet"] or not ranks.first else to_stderr
-        if given.get("folds"):
-            run = train_folds(run, out, given["folds"], log=log, ranks=ranks, **finish, **how)
-        else:
-            run = tune_rate(run, out, log=log, ranks=ranks, **how)
+        try:
+            if given.get("folds"):
+                run = train_folds(run, out, given["folds"], log=log, ranks=ranks, **finish, **how)
+            else:
+                run = tune_rate(run, out, log=log, ranks=ranks, **how)
+        except (Preempted, Interrupted) as error:
+            raise ranks.collective_error(type(error)(error.what, f"run the same command with --out {out}")) from None
         return train(run, out=out, ranks=ranks, **finish, **how)
 
 

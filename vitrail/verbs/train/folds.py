@@ -12,7 +12,7 @@ import numpy as np
 
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
-from vitrail.errors import ConfigError, Interrupted, Preempted
+from vitrail.errors import ConfigError
 from vitrail.evaluation.evaluate import EvaluationResult, write_predictions
 from vitrail.files import write_checksummed
 from vitrail.runs.folder import RunFolder
@@ -61,10 +61,7 @@ def train_folds(
     reading |= {"max_pixels": run.data.max_pixels, "max_bad": run.data.max_bad, "device": run.compute.device}
     for place in range(folds):
         part, out = replace(run, data=replace(run.data, fold=f"{place}/{folds}")), folder / FOLDS / str(place)
-        try:
-            train(part, out=out, data=data, ranks=ranks, quiet=quiet, **how)
-        except (Preempted, Interrupted) as error:
-            raise ranks.collective_error(type(error)(error.what, f"run the same command with --out {folder}")) from None
+        train(part, out=out, data=data, ranks=ranks, quiet=quiet, **how)
         results.append(evaluate(out, given, split="val", quiet=quiet, log=log_nothing, ranks=ranks, **reading))
         log(f"fold     {place}/{folds}: {describe_first(results[-1].to_dict())}")
     whole = join_results(results)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config.schema import Run, ScheduleSettings
-from vitrail.errors import DataError, DivergedError, Interrupted, Preempted
+from vitrail.errors import DataError, DivergedError
 from vitrail.evaluation.evaluate import EvaluationResult
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import Ranks
@@ -55,8 +55,6 @@ def tune_rate(
             losses[rate] = figures["loss"]
         except DivergedError:
             losses[rate] = math.inf
-        except (Preempted, Interrupted) as error:
-            raise ranks.collective_error(type(error)(error.what, f"run the same command with --out {folder}")) from None
         log(f"rate     {rate:g}: {losses[rate]:.4f} on val after {LENGTH:g} of the length")
 
     while (choice := choose_rate(losses, grid)).untried:
