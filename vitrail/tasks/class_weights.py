@@ -27,8 +27,7 @@ def weigh_classes(counts: ArrayLike) -> list[float]:
     if not occurs.any():
         return [1.0] * len(counts)
     weights = 1 / np.sqrt(np.where(occurs, counts, counts[occurs].min()))
-    weights = (weights * counts.sum() / (weights * counts).sum()).clip(max=MAX_WEIGHT)
-    return weights.tolist()
+    return _scale(weights, counts).clip(max=MAX_WEIGHT).tolist()
 
 
 def choose_weights(asked: str | Mapping[str, float], classes: Sequence[str], counts: NDArray[np.int64]) -> list[float]:
@@ -45,8 +44,12 @@ def choose_weights(asked: str | Mapping[str, float], classes: Sequence[str], cou
     for name in named:
         if name not in classes:
             raise ConfigError(f"objective.class_weights names the class {name!r}", nearest(name, classes))
-    weights = np.array([named.get(name, 1.0) for name in classes])
-    return (weights * counts.sum() / (weights * counts).sum()).tolist()
+    return _scale(np.array([named.get(name, 1.0) for name in classes]), counts).tolist()
+
+
+def _scale(weights: NDArray[np.float64], counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns weights (K,) with a mean of 1 over the images or pixels."""
+    return weights * counts.sum() / (weights * counts).sum()
 
 
 def share_classes(
