@@ -182,7 +182,16 @@ def test_data_of_the_training_are_known_by_their_images_in_any_folder_and_not_by
         assert any("trained on images of train" in line for line in evaluated(run, "copy", split="train")[1])
 
 
-def evaluated(run: Path, data: str, **how: Any) -> tuple[set[str], list[str]]:
+def test_a_record_of_training_images_in_another_form_is_not_used(tmp_path):
+    data = draw_data(12)
+    model = train(data, tmp_path / "run", "data.validation=0.3").load()
+    held = evaluated(model, data)[0]
+    for record in ({"no hash": "1"}, {"f" * 40: "1"}, {"0": [1]}, [1], 3):
+        model.provenance["split"]["trained_on"] = record
+        assert evaluated(model, data)[0] >= held
+
+
+def evaluated(run: Any, data: Any, **how: Any) -> tuple[set[str], list[str]]:
     """The images that a model is evaluated on, and the log."""
     lines: list[str] = []
     return set(vitrail.evaluate(run, data, quiet=True, log=lines.append, **how).keys), lines

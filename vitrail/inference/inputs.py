@@ -184,7 +184,8 @@ def is_seen(model: Task, source: Source) -> bool:
 
 def _sample_trained(model: Task) -> dict[str, str]:
     """Returns what `sample_images` found of the training images; nothing for a model of an earlier version."""
-    return model.provenance.get("split", {}).get("trained_on") or {}
+    trained = model.provenance.get("split", {}).get("trained_on")
+    return trained if isinstance(trained, dict) and all(type(value) is str for value in trained.values()) else {}
 
 
 def open_split(

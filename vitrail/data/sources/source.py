@@ -264,7 +264,8 @@ def sample_images(source: Source, names: Iterable[str] | None = None) -> dict[st
     """
     hashes = hash_each(key.encode() for key in source.keys)
     if names is not None:
-        rows = np.flatnonzero(np.isin(hashes, np.array([int(name, 16) for name in names], np.uint64)))
+        wanted = set(names)  # of a model file, so of any form
+        rows = np.flatnonzero([f"{value:016x}" in wanted for value in hashes.tolist()])
     else:
         units = source.units  # what is read together costs as much as one image of it
         near = np.flatnonzero(units.of == units.of[0]) if isinstance(units, Units) else np.arange(len(hashes))
