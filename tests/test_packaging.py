@@ -14,6 +14,8 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -86,6 +88,9 @@ vitrail.train("digits", init="model", steps=1, settings=settings, out="tracked",
 }
 
 
+INCLUDES = {"openvino": "onnx", "ray": "data"}
+
+
 def test_the_uses_are_those_of_all_extras():
     assert {*USES, "all"} == set(PROJECT["optional-dependencies"])
 
@@ -97,13 +102,12 @@ def wheel() -> Path:
     return found
 
 
-def install(place: Path, *needs: object, upon: Path | None = None) -> Path:
-    """Makes an empty environment, which sees the packages of the one that it stands ``upon``; returns its Python."""
+def install(place: Path, *needs: object, upon: Sequence[Path] = ()) -> Path:
+    """Makes an empty environment, which sees the packages of those that it stands ``upon``; returns its Python."""
     venv.create(place, symlinks=True)
     (packages,) = place.glob("lib/python*/site-packages")
-    if upon is not None:
-        (below,) = upon.parent.parent.glob("lib/python*/site-packages")
-        (packages / "upon.pth").write_text(f"{below}\n")
+    below = [path for python in upon for path in python.parent.parent.glob("lib/python*/site-packages")]
+    (packages / "upon.pth").write_text("".join(f"{path}\n" for path in below))
     python = place / "bin/python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
     subprocess.run([*pip, *map(str, needs)], check=True)
@@ -122,6 +126,21 @@ def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     python = install(folder / "venv", wheel, "--constraint", ROOT / "constraints.txt")
     use(python, CORE, folder)
     return python, folder
+
+
+@pytest.fixture(scope="module")
+def environment(
+    wheel: Path, core: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """The Python of an environment with one extra, which stands upon those of the core and of an extra that it includes."""
+
+    @cache
+    def make(extra: str) -> Path:
+        upon = [core[0], *(make(name) for name in [INCLUDES.get(extra)] if name)]
+        needs = (f"{wheel}[{extra}]", "--constraint", ROOT / "constraints.txt")
+        return install(tmp_path_factory.mktemp(extra) / "venv", *needs, upon=upon)
+
+    return make
 
 
 @pytest.mark.dist
@@ -152,11 +171,9 @@ def test_the_archives_have_every_file_the_metadata_and_a_command(wheel, core):
 
 @pytest.mark.dist
 @pytest.mark.parametrize("extra", USES)
-def test_an_extra_brings_what_its_use_needs(extra, wheel, core, tmp_path):
-    python, folder = core
-    own = install(tmp_path / "venv", f"{wheel}[{extra}]", "--constraint", ROOT / "constraints.txt", upon=python)
-    shutil.copytree(folder, tmp_path / "work", ignore=shutil.ignore_patterns("venv"))
-    use(own, USES[extra], tmp_path / "work")
+def test_an_extra_brings_what_its_use_needs(extra, core, environment, tmp_path):
+    shutil.copytree(core[1], tmp_path / "work", ignore=shutil.ignore_patterns("venv"))
+    use(environment(extra), USES[extra], tmp_path / "work")
 
 
 @pytest.mark.dist
