@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from itertools import pairwise
 
-FILES, FUNCTIONS = 110, 740  # without torch_private, of which the processor decides what is entered
+FILES, FUNCTIONS = 110, 745  # without torch_private, of which the processor decides what is entered
 
 TRAIN = """
 import json, sys, threading
