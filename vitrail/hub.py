@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +41,28 @@ def check_hashes(files: Iterable[Path], kind: type[VitrailError]) -> None:
             raise kind(what, f"delete {blob} and run the command again")
 
 
-def explain_failure(source: str, error: Exception, kind: type[VitrailError], instead: str) -> VitrailError:
-    """Returns the error for a ``source`` that could not be downloaded: `ConfigError` if it does not exist or is gated, else
-    ``kind``, with what to do ``instead`` without a network.
-    """
-    from huggingface_hub.constants import is_offline_mode
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+@contextmanager
+def explain_failures(source: str, kind: type[VitrailError], instead: str, access: str = "") -> Iterator[None]:
+    """Raises an error of downloading ``source`` as `ConfigError` if it does not exist or is gated, else as ``kind``.
 
-    line = "".join(filter(str.isprintable, str(error).strip().partition("\n")[0]))[:200] or type(error).__name__
-    if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):
-        remedy = "check owner, name and revision; for private or gated repositories run: hf auth login"
-        if isinstance(error, GatedRepoError):
-            remedy = "accept its terms on its page of the hub, wait until the owner admits you, and run: hf auth login"
-        return ConfigError(f"{source} cannot be downloaded from the hub: {line}", remedy)
-    offline = is_offline_mode()
-    line = "HF_HUB_OFFLINE is set" if offline else line
-    remedy = f"connect and run this again{' with HF_HUB_OFFLINE unset' if offline else ''}; or {instead}"
-    return kind(f"{source} is not in the local cache of the hub and cannot be downloaded: {line}", remedy)
+    The remedies are ``access``, by default that of the error, and what to do ``instead`` without a network.
+    """
+    from huggingface_hub import constants, errors
+
+    try:
+        yield
+    except VitrailError:
+        raise
+    except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
+        line = "".join(filter(str.isprintable, str(error).strip().partition("\n")[0]))[:200] or type(error).__name__
+        if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError | errors.HFValidationError):
+            remedy = "check owner, name and revision; for private or gated repositories run: hf auth login"
+            if isinstance(error, errors.GatedRepoError):
+                remedy = (
+                    "accept its terms on its page of the hub, wait until the owner admits you, and run: hf auth login"
+                )
+            raise ConfigError(f"{source} cannot be downloaded from the hub: {line}", access or remedy) from error
+        remedy = f"connect and run this again; or {instead}"
+        if constants.is_offline_mode():
+            line, remedy = "HF_HUB_OFFLINE is set", f"unset it, {remedy}"
+        raise kind(f"{source} is not in the local cache of the hub and cannot be downloaded: {line}", remedy) from error

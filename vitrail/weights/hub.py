@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import CheckpointError, ConfigError, VitrailError
-from vitrail.hub import REMOTE, REPOSITORY, REVISION, SHA256, check_hashes, explain_failure, make_silent_bar
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.hub import REMOTE, REPOSITORY, REVISION, SHA256, check_hashes, explain_failures, make_silent_bar
 from vitrail.runtime.progress import LogFunction, to_stderr
 from vitrail.text import large
 from vitrail.weights.folders import OPEN_CLIP
-from vitrail.weights.public import find_repository, list_public
+from vitrail.weights.public import PublicWeights, find_repository, list_public
 from vitrail.weights.tensors import printable, read_json
 
 NAME = re.compile(REMOTE + REPOSITORY + REVISION, re.ASCII)
@@ -47,27 +47,23 @@ def fetch(model: str, *, update: bool = False, log: LogFunction = to_stderr) -> 
     public = find_repository(matched["name"])
     terms = f", licence {public.terms}" if public else ""
 
-    def download(weights: str) -> Path:
-        files_of: dict[str, Any] = {"revision": matched["revision"], **files_with(weights)}
-        with suppress(DryRunError):  # without a network; the download itself says why it fails
-            files = snapshot_download(matched["name"], dry_run=True, tqdm_class=make_silent_bar(), **files_of)
-            if size := sum(file.file_size for file in files if file.will_download):
-                log(f"download {model}, {large(size, 'B')}{terms}, once, into {HF_HUB_CACHE}")
-        return Path(snapshot_download(matched["name"], **files_of))
+    def download() -> Path:
+        for weights in ORDER:
+            files_of: dict[str, Any] = {"revision": matched["revision"], **files_with(weights)}
+            with suppress(DryRunError):  # without a network; the download itself says why it fails
+                files = snapshot_download(matched["name"], dry_run=True, tqdm_class=make_silent_bar(), **files_of)
+                if size := sum(file.file_size for file in files if file.will_download):
+                    log(f"download {model}, {large(size, 'B')}{terms}, once, into {HF_HUB_CACHE}")
+            folder = Path(snapshot_download(matched["name"], **files_of))
+            if any(folder.glob(weights)):
+                break
+        return folder
 
-    try:
-        folder = None if update else find_cached(matched["name"], matched["revision"])
-        if folder is None:
-            for weights in ORDER[:-1]:
-                folder = download(weights)
-                if any(folder.glob(weights)):
-                    break
-            else:
-                folder = download(ORDER[-1])
-    except VitrailError:
-        raise
-    except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
-        raise _not_fetched(model, error) from error
+    get = f"`vitrail weights get {model} --out FILE.safetensors`"
+    instead = f"run {get} on a machine with a network, and give that file"
+    with explain_failures(model, CheckpointError, instead, access=_explain_gate(public)):
+        cached = None if update else find_cached(matched["name"], matched["revision"])
+        folder = cached or download()
     check_hashes((folder / name for name in list_hashes(folder)), CheckpointError)
     return folder
 
@@ -98,14 +94,9 @@ def list_hashes(folder: Path) -> dict[str, str]:
     return {name: blob for name, blob in files.items() if SHA256.fullmatch(blob)}
 
 
-def _not_fetched(model: str, error: Exception) -> VitrailError:
-    instead = (
-        f"run `vitrail weights get {model} --out FILE.safetensors` on a machine with a network, and give that file"
-    )
-    failure, public = explain_failure(model, error, CheckpointError, instead), find_repository(model)
-    if isinstance(failure, CheckpointError) or public is None or not public.is_gated:
-        return failure
+def _explain_gate(public: PublicWeights | None) -> str:
+    if public is None or not public.is_gated:
+        return ""
     remedy = "accept its licence on its page of the hub, wait until the owner admits you, and run: hf auth login"
     others = [each.source for each in list_public(public.model).values() if not each.is_gated]
-    remedy += f"; or take a copy that is not gated by its owner: {', '.join(others)}" if others else ""
-    return ConfigError(failure.what, remedy)
+    return remedy + (f"; or take a copy that is not gated by its owner: {', '.join(others)}" if others else "")

@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vitrail.data.sources.splits import SPLITS
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.errors import ConfigError, DataError
 from vitrail.files import ensure_folder, read_checksummed, write_checksummed
-from vitrail.hub import REMOTE, REPOSITORY, REVISION, check_hashes, explain_failure, make_silent_bar
+from vitrail.hub import REMOTE, REPOSITORY, REVISION, check_hashes, explain_failures, make_silent_bar
 from vitrail.images.decode import EXTENSIONS
 from vitrail.text import large, listing, plural
 from vitrail.untrusted.yaml_documents import YamlError, parse_yaml
@@ -50,7 +50,8 @@ def fetch_data(data: str) -> tuple[Path, str]:
         raise ConfigError(f"{data[:200]!r} is not the name of a data set on the hub", remedy)
     from huggingface_hub import snapshot_download  # takes a while
 
-    try:
+    instead = f"run `vitrail data check {data}` on a machine with a network, and copy its cache of the hub"
+    with explain_failures(data, DataError, instead):
         folder, sizes = _list_files(matched["name"], matched["revision"])
         card = _read_card(folder / CARD)
         patterns, note = choose_files(data, matched["config"], [*sizes], card)
@@ -62,11 +63,6 @@ def fetch_data(data: str) -> tuple[Path, str]:
             how: dict[str, Any] = {"repo_type": "dataset", "revision": folder.name, "allow_patterns": patterns}
             snapshot_download(matched["name"], **how)
             check_hashes((folder / path for path in missing), DataError)
-    except VitrailError:
-        raise
-    except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
-        instead = f"run `vitrail data check {data}` on a machine with a network, and copy its cache of the hub"
-        raise explain_failure(data, error, DataError, instead) from error
     inside = os.path.commonpath([os.path.dirname(path) for path in wanted])
     return folder / inside, f"{data.partition('@')[0]}@{folder.name}{note}: "
 
