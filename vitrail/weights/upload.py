@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
@@ -54,34 +53,26 @@ def upload(folder: Path, repository: str, *, private: bool, message: str, log: L
         CheckpointError: the hub cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    api, created, hides_bars = HfApi(token=find_token()), False, False
+    api, created = HfApi(token=find_token()), False
     files = {path.name: CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir())}
     try:
-        try:
-            found = api.model_info(repository)
-        except RepositoryNotFoundError:
+        if not api.repo_exists(repository):
             api.create_repo(repository, private=private or None, exist_ok=True)
-            created, found = True, api.model_info(repository)
+            created = True
+        found = api.model_info(repository)
         if private and not found.private:
             remedy = "leave --private out, give another name, or make it private on its page of the hub first"
             raise ConfigError(f"the repository {repository} is public", remedy)
         others = {each.rfilename for each in found.siblings or ()} - files.keys()
         if beside := sorted(filter(OPENED.fullmatch, others)):
             log(f"warning  these files stay beside the model, and some tools may open them: {', '.join(beside)}")
-        if hides_bars := not (sys.stderr.isatty() or are_progress_bars_disabled()):
-            disable_progress_bars()
         commit = api.create_commit(repository, files.values(), commit_message=message)
         return commit.oid, bool(found.private)
     except VitrailError:
         raise
     except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
         raise _not_uploaded(repository, error, created=created) from error
-    finally:
-        if hides_bars:
-            enable_progress_bars()
 
 
 def _not_uploaded(repository: str, error: Exception, *, created: bool) -> VitrailError:
