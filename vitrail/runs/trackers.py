@@ -39,8 +39,8 @@ class Tracker(NamedTuple):
 
 def start_tensorboard(run: Run, folder: Path, name: str, known: str | None, step: int) -> Tracker:
     # purge_step hides what was written beyond the checkpoint; files of the same second would have the same name
-    how = {"purge_step": step, "filename_suffix": f".{time.time_ns()}"}
-    writer = import_module("tensorboardX").SummaryWriter(str(folder / "tensorboard"), **how)
+    place, suffix = str(folder / "tensorboard"), f".{time.time_ns()}"
+    writer = import_module("tensorboardX").SummaryWriter(place, purge_step=step, filename_suffix=suffix)
     lines = (f"    {key}: {value}" for key, value in flatten(plain(run)).items())  # indented: code in Markdown
     writer.add_text("settings", "\n".join(lines), step)
 
@@ -48,15 +48,14 @@ def start_tensorboard(run: Run, folder: Path, name: str, known: str | None, step
         for key, value in figures.items():
             writer.add_scalar(key, value, step)
 
-    return Tracker(name, str(folder / "tensorboard"), write, lambda state, step: writer.close())
+    return Tracker(name, place, write, lambda state, step: writer.close())
 
 
 def start_wandb(run: Run, folder: Path, name: str, known: str | None, step: int) -> Tracker:
     wandb = import_module("wandb")
-    how: dict[str, Any] = {"id": known, "resume": "allow"} if known else {}
-    how["dir"] = None if "WANDB_DIR" in os.environ else str(folder)
-    how |= {"config": plain(run), "allow_val_change": True, "reinit": "create_new"}
-    begun = wandb.init(project=run.track.project, name=name, **how)
+    place = None if "WANDB_DIR" in os.environ else str(folder)
+    how = {"id": known, "resume": "allow", "allow_val_change": True, "reinit": "create_new"}
+    begun = wandb.init(project=run.track.project, name=name, dir=place, config=plain(run), **how)
     begun.define_metric("*", step_metric="step")  # of wandb's own step, what repeats an earlier one is dropped
 
     def finish(state: str, step: int) -> None:
@@ -73,9 +72,8 @@ def start_mlflow(run: Run, folder: Path, name: str, known: str | None, step: int
         found = client.get_experiment_by_name(run.track.project)
         experiment = found.experiment_id if found else client.create_experiment(run.track.project)
         known = client.create_run(experiment, run_name=name).info.run_id
-        settings = [entities.Param(key, str(value)) for key, value in flatten(plain(run)).items()]
-        for first in range(0, len(settings), 100):  # as many as a call takes; they cannot be changed later
-            client.log_batch(known, params=settings[first : first + 100])
+        settings = flatten(plain(run)).items()  # which cannot be changed later
+        client.log_batch(known, params=[entities.Param(key, str(value)) for key, value in settings])
     client.update_run(known, status="RUNNING")
     uri, page = client.tracking_uri, f"/#/experiments/{client.get_run(known).info.experiment_id}/runs/"
 
