@@ -176,8 +176,7 @@ def publish_card(
     text = USAGE.sub("", page.text).replace("`model/config.json`", "`config.json`")
     text = re.sub("^# .*", lambda _: f"# {escape(title)}", text, count=1, flags=re.MULTILINE)
     for key, value in model.provenance.items():
-        if value != shown[key]:
-            text = text.replace(escape(str(value)), escape(shown[key]))
+        text = text.replace(escape(str(value)), escape(str(shown[key])))
     if licence:
         text = text.replace("unknown; to be chosen by the publisher", escape(licence))
     values = {"repository": repository, "library": library, "model": model, "is_encoder": is_encoder}
@@ -202,22 +201,15 @@ def _describe_training(
 
     data = str(provenance.get("data") or "unknown")
     start = str(provenance.get("init") or provenance.get("weights"))
-    public = None if start.startswith(REMOTE) else find_weights(start)
+    public = find_weights(start)
     base = public.source if public else start
     name = data.removeprefix(DATA_SETS).partition("@")[0]
-    figures = {key: value for key, value in metrics.items() if key != "images" and not key.endswith(("_low", "_high"))}
-    results = [
-        EvalResult(
-            **of,
-            dataset_type=name,
-            dataset_name=name,
-            metric_type=HUB_METRICS.get(key, key),
-            metric_name=metric_of(key).label,
-            metric_value=round(value, 6),
-        )
-        for key, value in figures.items()
-        if value is not None
-    ]
+    of = {**of, "dataset_type": name, "dataset_name": name}
+    results = []
+    for key, value in metrics.items():
+        if value is not None and key != "images" and not key.endswith(("_low", "_high")):
+            kind, label = HUB_METRICS.get(key, key), metric_of(key).label
+            results.append(EvalResult(**of, metric_type=kind, metric_name=label, metric_value=round(value, 6)))
     return {
         "base_model": base.removeprefix(REMOTE).partition("@")[0] if base.startswith(REMOTE) else None,
         "datasets": [name] if data.startswith(DATA_SETS) else None,
