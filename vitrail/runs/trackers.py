@@ -83,8 +83,8 @@ def start_mlflow(run: Run, folder: Path, name: str, known: str | None, step: int
 
     def finish(state: str, step: int) -> None:
         client.set_tag(known, "state", state)
-        killed = "KILLED" if state in ("preempted", "interrupted") else "FAILED"
-        client.set_terminated(known, "FINISHED" if state == "finished" else killed)
+        ends = {"finished": "FINISHED", "preempted": "KILLED", "interrupted": "KILLED"}
+        client.set_terminated(known, ends.get(state, "FAILED"))
 
     return Tracker(known, f"{uri.rstrip('/')}{page if uri.startswith('http') else ', run '}{known}", write, finish)
 
