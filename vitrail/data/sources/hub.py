@@ -60,8 +60,7 @@ def fetch_data(data: str) -> tuple[Path, str]:
             much = f"{plural(len(missing), 'file')}, {large(sum(map(sizes.__getitem__, missing)), 'B')}"
             terms = f", licence {card['license']}" if card.get("license") else ""
             print(f"download {data}, {much}{terms}, once, into {folder}", file=sys.stderr, flush=True)
-            how: dict[str, Any] = {"repo_type": "dataset", "revision": folder.name, "allow_patterns": patterns}
-            snapshot_download(matched["name"], **how)
+            snapshot_download(matched["name"], repo_type="dataset", revision=folder.name, allow_patterns=patterns)
             check_hashes((folder / path for path in missing), DataError)
     inside = os.path.commonpath([os.path.dirname(path) for path in wanted])
     return folder / inside, f"{data.partition('@')[0]}@{folder.name}{note}: "
@@ -129,8 +128,7 @@ def choose_files(data: str, config: str | None, names: Sequence[str], card: Mapp
 
 def _list_configs(names: Sequence[str], card: Mapping[str, Any]) -> tuple[dict[str, list[tuple[str, str]]], str | None]:
     """The split and the pattern of the files of each configuration, as a README or the hub's conversion has them; the default."""
-    listed = card.get("configs")
-    stated = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    stated = [each for each in card.get("configs") or () if isinstance(each, dict)]
     configs: dict[str, list[tuple[str, str]]] = {}
     for each in stated:
         folder = f"{each['data_dir']}/" if each.get("data_dir") else ""
