@@ -110,6 +110,15 @@ def test_a_model_without_a_run_says_that_nothing_is_known_of_its_training(hub):
     assert (data.license, data.library_name, data.eval_results) == ("unknown", "timm", None)
 
 
+def test_a_model_that_cannot_be_written_keeps_its_provenance():
+    model = a_model()
+    model.provenance = {"data": f"{HOME}/photos"}
+    model.backbone.norm = torch.nn.Identity()
+    with pytest.raises(ConfigError, match="the config of the model describes"):
+        vitrail.push(model, "hf:me/bees", dry_run=True)
+    assert model.provenance == {"data": f"{HOME}/photos"}
+
+
 def test_data_of_the_hub_are_named_in_the_front_matter(hub, tmp_path):
     model = a_model()
     model.provenance = {"data": "hf:datasets/me/photos@main", "init": "vit-ti16"}

@@ -60,6 +60,7 @@ def push(
         ConfigError: no repository can have this name, there is no token, or it may not write there.
         CheckpointError: the layout cannot express the model, or the hub cannot be reached.
     """
+    from copy import copy
     from tempfile import TemporaryDirectory
 
     from huggingface_hub.constants import ENDPOINT
@@ -78,9 +79,9 @@ def push(
     task = load(model, log=log) if is_path else as_task(model)
     text = "" if card is None else card.read_text(encoding="utf-8", errors="replace")
     with TemporaryDirectory() as temporary:
-        origin, task.provenance = task.provenance, without_paths(task.provenance)
-        native = save(task, Path(temporary) / "native", metrics=metrics)
-        task.provenance = origin
+        published = copy(task)
+        published.provenance = without_paths(task.provenance)
+        native = save(published, Path(temporary) / "native", metrics=metrics)
         taken, folder = _convert(native, layout, log)
         readme = publish_card(text, task, name, LIBRARIES[taken], metrics=metrics, licence=licence)
         if "\nlicense: unknown\n" in readme:
