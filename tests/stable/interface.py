@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from tests.docs.test_generators import verbs
 from tests.verbs.test_json import read_page
 from vitrail import errors
 from vitrail.cli import build_app
+from vitrail.config.parse import flatten, plain
 from vitrail.config.recipes import RECIPES
+from vitrail.config.schema import Run, ScheduleSettings
 from vitrail.models import MODELS
 from vitrail.objectives import OBJECTIVES
 from vitrail.reports.metric_names import METRICS
@@ -27,7 +30,7 @@ def list_interface() -> list[str]:
     lines = [
         *list_python(),
         *list_commands(),
-        *(f"setting {each.key}: {each.type} = {each.row()['value']}" for each in list_settings().values()),
+        *list_defaults(),
         *(f"exit {each.code} {each.__name__}" for each in list_errors()),
         *(f"json {command}: {key}: {kind}" for command, keys in read_page().items() for key, kind in keys.items()),
         *list_routes(),
@@ -41,10 +44,20 @@ def list_python() -> Iterator[str]:
     for name in vitrail.__all__:
         value = getattr(vitrail, name)
         if inspect.isclass(value):
-            yield from (f"python vitrail.{name}.{member}" for member in dir(value) if is_own(value, member))
+            for member in (each for each in dir(value) if is_own(value, each)):
+                yield f"python vitrail.{name}.{member}"
+                if inspect.isfunction(method := inspect.getattr_static(value, member)):
+                    yield from list_parameters(f"vitrail.{name}.{member}", method)
         elif callable(value):
-            yield from (f"python vitrail.{name}({describe(each)})" for each in parameters(value))
+            yield from list_parameters(f"vitrail.{name}", value)
         yield f"python vitrail.{name}"
+
+
+def list_defaults() -> Iterator[str]:
+    """The settings, with the defaults that hold where no recipe sets them; a length is required."""
+    default = flatten(plain(Run(schedule=ScheduleSettings(epochs=1))))
+    for key, each in list_settings().items():
+        yield f"setting {key}: {each.type} = {json.dumps(default.get(key, '...'))}"
 
 
 def is_own(cls: type, member: str) -> bool:
@@ -53,16 +66,12 @@ def is_own(cls: type, member: str) -> bool:
     return not member.startswith("_") and next(homes).__module__.startswith("vitrail.")
 
 
-def parameters(function: Any) -> list[inspect.Parameter]:
-    return list(inspect.signature(function).parameters.values())
-
-
-def describe(parameter: inspect.Parameter) -> str:
-    """The name of a parameter, with its default, or the place of a required one."""
-    if parameter.default is inspect.Parameter.empty:
-        return str(parameter.name) if parameter.kind is parameter.KEYWORD_ONLY else f"{parameter.name} positional"
-    shown = parameter.default if isinstance(parameter.default, bool | int | float | str | None) else "..."
-    return f"{parameter.name}={shown!r}"
+def list_parameters(name: str, function: Any) -> Iterator[str]:
+    """The parameters of a function, with their defaults; those that may be given without their name with their place."""
+    for place, each in enumerate(inspect.signature(function).parameters.values()):
+        number = "" if each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD) else f"{place} "
+        shown = each.default if isinstance(each.default, bool | int | float | str | None) else "..."
+        yield f"python {name}({number}{each.name}{'' if each.default is each.empty else f'={shown!r}'})"
 
 
 def list_commands() -> Iterator[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import shutil
 import tarfile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from unittest import mock
 
 import numpy as np
@@ -16,6 +17,7 @@ import vitrail
 from tests.written_kinds import IMAGES, Kind, ignore, write_kinds
 
 ARCHIVES = Path(__file__).with_name("written")
+PLACE = Path("/tmp/vitrail-written")  # which stands in an index
 CACHES = ("cached features", "decoded images")  # of another version they are computed again
 MODELS = (
     "native",
@@ -45,14 +47,19 @@ def write_archive(version: str) -> Path:
     """Writes the files of this version, and what its models answer, into ``written/VERSION.tar.xz``."""
     target = ARCHIVES / f"{version}.tar.xz"
     target.parent.mkdir(exist_ok=True)
-    with TemporaryDirectory() as place, contextlib.chdir(place), mock.patch("socket.gethostname", return_value="host"):
-        files = sorted(file for kind in list_kinds() for file in kind.files)
+    shutil.rmtree(PLACE, ignore_errors=True)
+    PLACE.mkdir()
+    with contextlib.chdir(PLACE), mock.patch("socket.gethostname", return_value="host"):
+        kinds = list_kinds()
+        files = sorted(file for kind in kinds for file in kind.files)
         np.savez("answers.npz", **{path: answer(path) for path in MODELS})
+        Path("kinds.json").write_text(json.dumps([kind.name for kind in kinds]))
         with tarfile.open(target, "w:xz") as archive:
-            for path in (*files, Path("answers.npz")):
+            for path in (*files, Path("answers.npz"), Path("kinds.json")):
                 member = tarfile.TarInfo(path.as_posix())  # without owner and time
                 member.size = path.stat().st_size
                 archive.addfile(member, io.BytesIO(path.read_bytes()))
+    shutil.rmtree(PLACE)
     return target
 
 
