@@ -17,6 +17,11 @@ REVISION = r"(?:@(?P<revision>[\w-][\w./-]*))?"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+def shorten(source: str) -> str:
+    """Returns the last part of a path without its suffix, or of the name of a data set without its revision."""
+    return Path(source.partition("@")[0] if source.startswith(REMOTE) else source).stem or "data"
+
+
 def make_silent_bar() -> type[Any]:
     """Returns a class for ``tqdm_class`` that shows nothing."""
     from huggingface_hub.utils import tqdm

@@ -14,10 +14,11 @@ import torch
 
 from tests.runs.test_trackers import crash_after, train
 from tests.training.stopping import stopped_after
+from vitrail.config.compose import compose_run
 from vitrail.config.parse import flatten, plain
 from vitrail.errors import ConfigError
 from vitrail.runs.folder import RunFolder
-from vitrail.runs.trackers import STORED
+from vitrail.runs.trackers import STORED, start_mlflow
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 Points = set[tuple[str, int, float]]
@@ -152,3 +153,16 @@ def test_a_library_without_a_login_ends_the_command_before_the_first_step(tmp_pa
         train(tmp_path / "run", "track.to=[wandb]")
     assert not RunFolder(tmp_path / "run").metrics()
     wandb.teardown()
+
+
+def test_mlflow_takes_names_of_any_form(tmp_path):
+    pytest.importorskip("mlflow")
+    from mlflow import MlflowClient
+
+    objective = {"class_weights": {"cat, tabby": 2.0}}
+    run, _ = compose_run(flags={"data": {"source": "digits"}, "objective": objective})
+    tracker = start_mlflow(run, tmp_path, "run", None, 0)
+    tracker.write({"map@50": 0.5}, 3)
+    found = MlflowClient().get_run(tracker.id).data
+    assert found.metrics == {"map_50": 0.5}
+    assert found.params["objective.class_weights.cat_ tabby"] == "2.0"

@@ -169,6 +169,22 @@ def test_a_training_reports_its_state_and_continues_its_run(tmp_path, record):
     assert works.calls[-1] == ("start", "run", None, 0)
 
 
+def test_a_longer_training_that_cannot_start_is_no_finished_one(tmp_path, record):
+    train(tmp_path / "run")
+    works = record("wandb")
+    record("mlflow", fails="start")
+    with pytest.raises(ConfigError, match="mlflow cannot track this run"):
+        vitrail.train(IMAGES, out=tmp_path / "run", set=[*SET, "track.to=[wandb, mlflow]"], **{**HOW, "steps": 8})
+    assert [call[:2] for call in works.calls[1:]] == [("finish", "failed")]
+
+
+def test_figures_of_a_training_without_a_further_step_are_those_of_its_last(tmp_path, record):
+    works, tracking = record("wandb"), Trackers(print)
+    tracking.start(compose("track.to=[wandb]"), tmp_path, 101)
+    tracking.finish("finished", {"top1": 0.5})
+    assert works.calls[1:] == [("write", {"final/top1": 0.5}, 100), ("finish", "finished", 100)]
+
+
 @each_row(
     "setting, message",
     [
@@ -202,3 +218,4 @@ def test_the_settings_of_a_run_of_an_earlier_version_are_read(before, after, tmp
     folder.config.write_text(yaml.safe_dump(tree))
     assert folder.read_config().track.to == after
     assert compose_run(resume=tmp_path)[0].track.to == after
+    assert compose_run(config=folder.config)[0].track.to == after

@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vitrail.config.parse import assignment, build, overlay, plain, read_stored, read_yaml
+from vitrail.config.parse import assignment, build, overlay, plain, read_stored
 from vitrail.config.recipes import OF_TASK, RECIPES, find_recipe
 from vitrail.config.schema import TASK_ALIASES, Run, Unlabelled
 from vitrail.config.units import (
@@ -63,7 +63,7 @@ def compose_run(
     """
     if out is not None and resume is not None and out != resume:
         raise ConfigError(f"--out {out} and --resume {resume} name two folders", "give one of them")
-    layers = [read_yaml(config) if config else {}, _drop_none(flags or {}), *map(assignment, settings)]
+    layers = [read_stored(config) if config else {}, _drop_none(flags or {}), *map(assignment, settings)]
     asked = reduce(overlay, layers, {})
     length = _group(reduce(overlay, layers[1:], {}), "schedule")
     if length.get("steps") is not None and length.get("time") is not None:  # in a run's own config they are one length
@@ -115,7 +115,7 @@ def find_start(
     """Returns how the arguments of `compose_run` say what a training starts from: by "auto"; not at all, so that it may be
     chosen ("open"); or by weights, "none", a network, a recipe, an objective or a teacher ("given").
     """
-    asked = reduce(overlay, [read_yaml(config) if config else {}, _drop_none(flags), *map(assignment, settings)], {})
+    asked = reduce(overlay, [read_stored(config) if config else {}, _drop_none(flags), *map(assignment, settings)], {})
     model, objective = _group(asked, "model"), _group(asked, "objective")
     if model.get("init") == AUTO:
         return "auto"

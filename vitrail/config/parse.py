@@ -74,7 +74,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_stored(path: Path) -> dict[str, Any]:
-    """Reads the ``config.yaml`` of a run; in earlier versions it has ``save.tensorboard`` in place of ``track.to``."""
+    """Reads settings, which may be the ``config.yaml`` of a run: earlier ones have ``save.tensorboard`` for ``track.to``."""
     tree = read_yaml(path)
     save = tree.get("save")
     if isinstance(save, dict) and save.pop("tensorboard", False):

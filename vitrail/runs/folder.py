@@ -27,6 +27,7 @@ from vitrail.config.schema import Run
 from vitrail.data.sources.bad_images import count_damaged_rows
 from vitrail.errors import ConfigError, DiskError, InUseError, VitrailError
 from vitrail.files import disk_errors, is_gone, read_checksummed, replace_file, settle_folder, write_checksummed
+from vitrail.hub import shorten
 from vitrail.runs.trackers import Trackers
 from vitrail.runtime import fault_injection
 from vitrail.runtime.progress import LogFunction
@@ -86,13 +87,15 @@ class RunFolder:
         if self._metrics is not None:
             with suppress(DiskError):  # the error that ended the run is reported, not this one
                 self._write_sizes()
-        if self._trackers is not None:
-            status = self.status()
-            self._trackers.finish(status.get("state", "failed"), status.get("figures", {}))
-        for file in (self._metrics, self._lock):
-            if file is not None:
-                file.close()
-        self._metrics = self._trackers = self._lock = None
+        try:
+            if self._trackers is not None:
+                status = self.status()
+                self._trackers.finish(status.get("state", "failed"), status.get("figures", {}))
+        finally:  # also where an upload is interrupted
+            for file in (self._metrics, self._lock):
+                if file is not None:
+                    file.close()
+            self._metrics = self._trackers = self._lock = None
 
     def remove_if_unused(self) -> None:
         """Removes a folder that this object created, if it holds the log of a refused request and nothing else."""
@@ -129,8 +132,13 @@ class RunFolder:
 
     def start_trackers(self, run: Run, *, step: int, log: LogFunction) -> None:
         """From here on `write_metrics` also writes to ``run.track.to``. Raises `ConfigError` for one that cannot be used."""
-        self._trackers = Trackers(log)
-        self._trackers.start(run, self.path, step)
+        trackers = Trackers(log)
+        try:
+            trackers.start(run, self.path, step)
+        except BaseException:
+            trackers.finish("failed", {})  # those that have begun; the status is that of an earlier training
+            raise
+        self._trackers = trackers
 
     def start_metrics(self, size: int) -> None:
         """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint had seen."""
@@ -254,7 +262,7 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 def default_folder(run: Run) -> Path:
     """Returns ``runs/<date>-<time>-<data>-<model>``, made unique."""
-    data, model = Path(run.data.source).stem or "data", run.model.name or Path(run.model.init or run.recipe).stem
+    data, model = shorten(run.data.source), run.model.name or Path(run.model.init or run.recipe).stem
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{data}-{model}"
     later = (stem.with_name(f"{stem.name}-{count}") for count in itertools.count(2))
     return next(path for path in itertools.chain([stem], later) if not path.exists())

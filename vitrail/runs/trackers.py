@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,19 +68,22 @@ def start_wandb(run: Run, folder: Path, name: str, known: str | None, step: int)
 
 
 def start_mlflow(run: Run, folder: Path, name: str, known: str | None, step: int) -> Tracker:
+    def rename(key: str) -> str:
+        return re.sub(r"[^/\w.\- ]", "_", key)[:250]  # all that MLflow takes
+
     client, entities = import_module("mlflow").MlflowClient(), import_module("mlflow.entities")
     if known is None:
         found = client.get_experiment_by_name(run.track.project)
         experiment = found.experiment_id if found else client.create_experiment(run.track.project)
         known = client.create_run(experiment, run_name=name).info.run_id
-        settings = flatten(plain(run)).items()  # which cannot be changed later
-        client.log_batch(known, params=[entities.Param(key, str(value)) for key, value in settings])
+        settings = {rename(key): str(value)[:6000] for key, value in flatten(plain(run)).items()}  # for good
+        client.log_batch(known, params=[entities.Param(key, value) for key, value in settings.items()])
     client.update_run(known, status="RUNNING")
     uri, page = client.tracking_uri, f"/#/experiments/{client.get_run(known).info.experiment_id}/runs/"
 
     def write(figures: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        client.log_batch(known, [entities.Metric(key, value, now, step) for key, value in figures.items()])
+        client.log_batch(known, [entities.Metric(rename(key), value, now, step) for key, value in figures.items()])
 
     def finish(state: str, step: int) -> None:
         client.set_tag(known, "state", state)
@@ -129,6 +133,7 @@ class Trackers:
 
     def start(self, run: Run, folder: Path, step: int) -> None:
         """Starts the runs, or continues those of `STORED` from ``step``. Raises `ConfigError` for a library that fails."""
+        self._step = max(step - 1, 0)
         stored = read_checksummed(folder / STORED) or {}
         if not stored and (folder / STORED).exists():
             self._log(f"warning  {STORED} is damaged: the trackers start new runs")

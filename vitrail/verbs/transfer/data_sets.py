@@ -22,6 +22,7 @@ from vitrail.data.sources.source import Source, Splits, join_sources
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
 from vitrail.evaluation.evaluate import evaluate_model
 from vitrail.evaluation.vtab import TASKS, TRAIN, VALIDATION, VtabTask
+from vitrail.hub import shorten
 from vitrail.inference.features import Features
 from vitrail.inference.options import InferenceOptions
 from vitrail.reports.transfer import RUN, Cell
@@ -138,7 +139,7 @@ class DataSet:
     def slug(self) -> str:
         """The name of its files."""
         whole = hashlib.sha256(resolve_name(self.data).encode()).hexdigest()
-        return f"{Path(self.data).stem or 'data'}-{whole[:8]}"
+        return f"{shorten(self.data)}-{whole[:8]}"
 
     @cached_property
     def splits(self) -> Splits:
