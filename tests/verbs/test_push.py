@@ -20,6 +20,7 @@ from tests.weights.hub_uploads import TOKEN, Uploads, serve_uploads, use_hub
 from tests.weights.kinds import a_model
 from vitrail.cli import run
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.reports.cards import without_folders
 from vitrail.tasks.classification.unlikeness import Unlikeness
 from vitrail.weights.native import save_model
 
@@ -121,9 +122,24 @@ def test_a_model_that_cannot_be_written_keeps_its_provenance():
 
 def test_data_of_the_hub_are_named_in_the_front_matter(hub, tmp_path):
     model = a_model()
-    model.provenance = {"data": "hf:datasets/me/photos@main", "init": "vit-ti16"}
-    data = ModelCard(vitrail.push(model, "hf:me/bees", dry_run=True).readme).data
-    assert (data.datasets, data.base_model) == (["me/photos"], BASE)
+    layout = "hf:datasets/me/photos@0123, without extra (3 files): class folders in train (secret)"
+    model.provenance = {"data": "hf:datasets/me/photos/small@main", "init": "vit-ti16", "layout": layout}
+    model.provenance["split"] = {"fold": "all", "trained_on": {"0" * 16: "1"}}
+    page = ModelCard(vitrail.push(model, "hf:me/bees", dry_run=True).readme)
+    assert (page.data.datasets, page.data.base_model) == (["me/photos"], BASE)
+    assert "(3 files): class folders in train'" in page.text and "secret" not in page.text
+    assert "fold: all" in page.text and "trained_on" not in page.text
+
+
+@pytest.mark.parametrize("head", ["license: foo: bar", "model-index: 3", "- a list"])
+def test_a_card_whose_fields_cannot_be_read_is_an_error(head, a_run):
+    (a_run / "card.md").write_text(f"---\n{head}\n---\n# Bees\n")
+    with pytest.raises(ConfigError, match="the fields at the head of the card cannot be read"):
+        vitrail.push(a_run, "hf:me/bees", dry_run=True)
+
+
+def test_a_run_that_began_from_another_is_said_to_begin_from_it():
+    assert without_folders("runs/first/model") == without_folders("/home/runs/first") == "first"
 
 
 def test_the_default_layout_loses_nothing_of_the_model(hub):

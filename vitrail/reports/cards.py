@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 
+from vitrail.errors import ConfigError
 from vitrail.files import ensure_folder, replace_file
 from vitrail.markup import Markup, safe
 from vitrail.reports.facts import EvaluatedRun, RunFacts, as_yaml, describe_compute, describe_model
@@ -142,13 +143,15 @@ def environment() -> Environment:
 def without_folders(path: str) -> str:
     """Returns the name of a file or folder of a path, whose folders are those of this machine; else the name or address."""
     is_path = len(PurePath(path).parts) > 1 and not path.startswith(REMOTE) and "://" not in path
-    return PurePath(path).name if is_path else path
+    parts = PurePath(path).parts
+    return parts[-1 - (parts[-1] == "model")] if is_path else path  # of RUN/model the run
 
 
 def without_paths(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a provenance as it is published: without the folders of this machine, and the files named in the layout."""
     kept = {**provenance, **{key: without_folders(str(provenance[key])) for key in PATHS if provenance.get(key)}}
-    return kept | ({"layout": re.split(r"[;(]", str(kept["layout"]))[0].strip()} if kept.get("layout") else {})
+    named = re.match(r"(?:hf:[^:]*: )?[^;(]*", str(kept.get("layout") or ""))
+    return kept | ({"layout": named[0].strip()} if named and named[0] else {})
 
 
 def publish_card(
@@ -169,10 +172,19 @@ def publish_card(
     is_encoder = model.name == "classification" and not model.classes
     task = "image-feature-extraction" if is_encoder else PIPELINES.get(model.name, "")
     if not card:
-        known = {"provenance": shown, "preprocessing": model.preprocessing.to_dict()}
+        # nobody reads the images by which data are known again
+        split = {key: value for key, value in dict(shown.get("split") or {}).items() if key != "trained_on"}
+        known = {
+            "provenance": shown | ({"split": split} if split else {}),
+            "preprocessing": model.preprocessing.to_dict(),
+        }
         facts = RunFacts(title=title, model=model.config.about, image_size=model.config.image_size, **known)
         card = render_card("unknown.md", facts, task, model.name)
-    page = ModelCard(card)
+    try:
+        page = ModelCard(card)
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
+        what = f"the fields at the head of the card cannot be read: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(what, "correct them, or remove the card") from error
     text = USAGE.sub("", page.text).replace("`model/config.json`", "`config.json`")
     text = re.sub("^# .*", lambda _: f"# {escape(title)}", text, count=1, flags=re.MULTILINE)
     for key, value in model.provenance.items():
@@ -203,8 +215,11 @@ def _describe_training(
     start = str(provenance.get("init") or provenance.get("weights"))
     public = find_weights(start)
     base = public.source if public else start
-    name = data.removeprefix(DATA_SETS).partition("@")[0]
-    of = {**of, "dataset_type": name, "dataset_name": name}
+    path, _, revision = data.removeprefix(DATA_SETS).partition("@")
+    owner, *rest = path.split("/") if data.startswith(DATA_SETS) else [path]
+    name, config = "/".join([owner, *rest[:1]]), "/".join(rest[1:])
+    of = {**of, "dataset_type": name, "dataset_name": name, "dataset_config": config or None}
+    of["dataset_revision"] = revision or None
     results = []
     for key, value in metrics.items():
         if value is not None and key != "images" and not key.endswith(("_low", "_high")):
