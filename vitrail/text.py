@@ -10,6 +10,13 @@ THIN = "\u202f"  # narrow no-break space between a number and its unit
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # first characters
 
 
+def printable(text: object, most: int = 80) -> str:
+    """Returns untrusted text as one short line without control characters, for a message."""
+    line = " ".join(str(text)[: 4 * most].split())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in line[:most])
+    return shown if len(line) <= most else f"{shown}..."
+
+
 def number(value: Any) -> float:
     """Returns a number of a JSON file as a float, NaN for null, text and other types."""
     return float(value) if isinstance(value, int | float) else math.nan

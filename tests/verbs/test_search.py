@@ -165,7 +165,7 @@ def test_an_index_of_a_table_has_all_its_splits_and_others_say_which_they_took(p
     for verb in (vitrail.embed, vitrail.predict):
         said.clear()
         assert len(list(verb("model", "table.csv", quiet=True, log=said.append))) == 1
-        assert sum("2 of train left out, as the table has the split val" in line for line in said) == 1
+        assert sum("2 of train left out, as the data have the split val" in line for line in said) == 1
     np.savez("arrays.npz", **{name: np.zeros((2, 32, 32, 3), np.uint8) for name in ("x_train", "x_test")})
     vitrail.embed("model", "arrays.npz", index="arrays.index", **QUIET)
     assert len(read_index(Path("arrays.index")).paths) == 4

@@ -154,7 +154,7 @@ def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int,
     if images.masks:
         parts.append(f"{images.masks:,} masks of other images")
     if others := images.other_splits:
-        why = f"the table has the split {images.split}: give one without splits for all"
+        why = f"the data have the split {images.split}: give them without splits for all"
         parts.append(f"{sum(others.values()):,} of {' and '.join(others)} left out, as {why}")
     return ", ".join(parts)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitrail.checksums import FIELD, UNSEALED, add_checksum_to_tensors, are_tensors_intact, is_intact, sha256_of
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, create_backbone, sketch
+from vitrail.text import printable as printable
 from vitrail.untrusted import json_documents
 from vitrail.untrusted.limits import HEADER_BYTES as MAX_HEADER_BYTES
 from vitrail.untrusted.limits import HEADER_PIECES as MAX_PIECES
@@ -225,13 +226,6 @@ def _load_json(content: str | bytes) -> Any:
     if pieces > MAX_PIECES:
         raise ValueError(f"it has {pieces:,} elements, at most {MAX_PIECES:,} are read")
     return json_documents.parse_json(content, unique=True)
-
-
-def printable(text: object, most: int = 80) -> str:
-    """Returns untrusted text as one short line without control characters, for a message."""
-    line = " ".join(str(text)[: 4 * most].split())
-    shown = "".join(letter if letter.isprintable() else "?" for letter in line[:most])
-    return shown if len(line) <= most else f"{shown}..."
 
 
 def shape_of(tensor: Tensor) -> str:

@@ -20,6 +20,7 @@ from vitrail.data.sources.hub import choose_files
 from vitrail.data.sources.open import find_data, open_data, resolve_name
 from vitrail.data.sources.source import list_splits
 from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.hub import shorten
 from vitrail.untrusted.yaml_documents import parse_yaml
 from vitrail.weights import load
 
@@ -180,6 +181,9 @@ FAULTS = {
     "hf:datasets/owner/extra": "cannot be opened as the README means: data/train_extra-0.parquet is among them",
     "hf:datasets/owner/gone": "cannot be opened as the README means: there are none",
     "hf:datasets/owner/broken": "the fields of .*README.md cannot be read",
+    "hf:datasets/owner/stamp": "the fields of .*README.md cannot be read",
+    "hf:datasets/owner/pictures": "cannot be opened as the README means: extra/a/0.png is among them",
+    "hf:datasets/owner/hostile/x": r"has 1 configuration: \?\[31mred",
     "hf:datasets/owner/boxes": "no label column; its columns are 'img', 'objects'",
 }
 
@@ -197,13 +201,17 @@ def test_what_cannot_be_opened_says_why_and_what_to_do(hub):
     hub.write_parquet("extra", "data/train-0.parquet", "data/train_extra-0.parquet")
     hub.write("gone", {"README.md": CARD + "data/*.parquet\n---\n"})
     hub.write("broken", {"README.md": "---\na: [\n---\n"})
+    hub.write("stamp", {"README.md": "---\na: !!timestamp 99\n---\n"})
+    hub.write("pictures", {"README.md": CARD + "{train: train/**, test: test/**, extra: extra/**}\n---\n"})
+    hub.write("pictures", {f"{split}/a/0.png": encode(0) for split in ("train", "test", "extra")})
+    hub.write("hostile", {"README.md": '---\nconfigs:\n- config_name: "\\e[31mred"\n  data_files: "*.csv"\n---\n'})
     hub.write_parquet("boxes", "train.parquet", img=[b"1"], objects=[[{"bbox": [0, 0, 1, 1], "category": 0}]])
     found = {}
     for data in FAULTS:
         with pytest.raises(VitrailError) as caught:
             open_data(data)
         found[data] = " ".join(str(caught.value).split())
-    assert not {data: said for data, said in found.items() if not re.search(FAULTS[data], said)}
+    assert not {data: said for data, said in found.items() if not re.search(FAULTS[data], said) or "\x1b" in said}
 
 
 @each_row(
@@ -213,6 +221,7 @@ def test_what_cannot_be_opened_says_why_and_what_to_do(hub):
         ("data_files: [b/train-*]", ["b/train-*"]),
         ("data_files: train-*\ndata_dir: b", ["b/train-*"]),
         ("data_dir: b", ["b/*"]),
+        ('data_files: "./**/*.csv"', ["**.csv"]),
         ("data_files: {train: a/train-*, test: [a/test-*]}", ["a/train-*", "a/test-*"]),
         ("data_files: [{split: train, path: [c/train-*]}, {split: extra, path: c/extra-*}]", ["c/train-*"]),
     ],
@@ -257,3 +266,21 @@ def test_names_of_the_hub_are_valid_in_any_folder(tmp_path, monkeypatch):
     assert resolve_name("hf:datasets/owner/name") == "hf:datasets/owner/name"
     assert resolve_name("s3://place/shards") == "s3://place/shards"
     assert resolve_name("photos") == str(tmp_path.resolve() / "photos")
+
+
+def test_where_a_readme_names_no_split_the_names_of_files_do(hub, capsys):
+    card = '\ufeff---\nlicense: "\\e[2Jmit"\nconfigs:\n- config_name: default\n  data_dir: data\n---\n'
+    hub.write("ants", {"README.md": card})
+    hub.write_parquet("ants", "data/train-0.parquet", "data/test-0.parquet", "other/train-0.parquet")
+    assert count("hf:datasets/owner/ants") == {"train": 4, "test": 4}
+    assert "licence ?[2Jmit, once" in capsys.readouterr().err
+
+
+def test_a_name_is_short_without_its_revision():
+    names = [
+        "photos/ants",
+        "ants.parquet",
+        "hf:datasets/owner/ants@refs/convert/parquet",
+        "hf:datasets/owner/x/ants@v1.0",
+    ]
+    assert {shorten(name) for name in names} == {"ants"}

@@ -20,7 +20,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.files import ensure_folder, read_checksummed, write_checksummed
 from vitrail.hub import REMOTE, REPOSITORY, REVISION, check_hashes, explain_failures, make_silent_bar
 from vitrail.images.decode import EXTENSIONS
-from vitrail.text import large, listing, plural
+from vitrail.text import large, listing, plural, printable
 from vitrail.untrusted.yaml_documents import YamlError, parse_yaml
 
 NAME = re.compile(rf"{REMOTE}datasets/{REPOSITORY}(?:/(?P<config>[\w-][\w. +-]*))?{REVISION}", re.ASCII)
@@ -58,7 +58,7 @@ def fetch_data(data: str) -> tuple[Path, str]:
         wanted = _match(patterns, sizes)
         if missing := [path for path in wanted if not (folder / path).exists()]:
             much = f"{plural(len(missing), 'file')}, {large(sum(map(sizes.__getitem__, missing)), 'B')}"
-            terms = f", licence {card['license']}" if card.get("license") else ""
+            terms = f", licence {printable(card['license'])}" if card.get("license") else ""
             print(f"download {data}, {much}{terms}, once, into {folder}", file=sys.stderr, flush=True)
             snapshot_download(matched["name"], repo_type="dataset", revision=folder.name, allow_patterns=patterns)
             check_hashes((folder / path for path in missing), DataError)
@@ -87,12 +87,12 @@ def _list_files(name: str, revision: str | None) -> tuple[Path, dict[str, int]]:
 
 def _read_card(path: Path) -> Mapping[str, Any]:
     """The fields at the head of a README."""
-    text = path.read_text("utf-8", "replace") if path.exists() else ""
+    text = path.read_text("utf-8-sig", "replace") if path.exists() else ""
     head = re.match(r"---[ \t]*\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
     try:
         fields = parse_yaml(head[1], as_text=True) if head else {}
-    except YamlError as error:
-        raise DataError(f"the fields of {path} cannot be read: {error}", CONVERTED) from error
+    except (YamlError, AttributeError, TypeError, ValueError) as error:  # of tags such as !!timestamp, too
+        raise DataError(f"the fields of {path} cannot be read: {printable(error, 200)}", CONVERTED) from error
     return fields if isinstance(fields, dict) else {}
 
 
@@ -108,21 +108,24 @@ def choose_files(data: str, config: str | None, names: Sequence[str], card: Mapp
     wanted = config or default
     if wanted not in configs:
         place = data.partition("@")[0].removesuffix(f"/{config}")
-        remedy = f"name one of them, as {place}/{next(iter(configs))}" if configs else f"leave out /{config}"
-        raise ConfigError(f"{data} has {plural(len(configs), 'configuration')}: {listing([*configs])}", remedy)
+        names = [*map(printable, configs)]
+        remedy = f"name one of them, as {place}/{names[0]}" if names else f"leave out /{config}"
+        raise ConfigError(f"{data} has {plural(len(configs), 'configuration')}: {listing(names)}", remedy)
     found = [(split, pattern, _match([pattern], names)) for split, pattern in configs[wanted]]
-    used = [each for each in found if each[0] in SPLITS]
-    files = {path: SPLITS[split] for split, _, paths in used for path in paths}
+    used = [each for each in found if each[0] in ("", *SPLITS)]
+    files = {path: SPLITS.get(split) or _name_split(path) or "train" for split, _, paths in used for path in paths}
     # the folder is read by the names in it, and may also have files that others have downloaded
     unnamed = not any(map(_name_split, files)) and {*files.values()} == {"train"}
     inside, kinds = os.path.commonpath([*map(os.path.dirname, files)] or [""]), {*map(_get_kind, files)}
     beside = [path for path in names if path.startswith(inside and f"{inside}/") and _get_kind(path) in kinds]
-    others = [path for path in beside if path not in files and (unnamed or _name_split(path))]
+    others = [path for path in beside if path not in files and (unnamed or _is_image(path) or _name_split(path))]
     wrong = [path for path, split in files.items() if not unnamed and _name_split(path) != split]
     if not files or others or wrong:
         why = f"{others[0]} is among them" if others else f"{wrong[0]} has another split" if wrong else "there are none"
-        raise DataError(f"the files of {wanted} in {data} cannot be opened as the README means: {why}", CONVERTED)
-    left = [f"{split} ({plural(len(paths), 'file')})" for split, _, paths in found if split not in SPLITS]
+        what = f"the files of {wanted} in {data} cannot be opened as the README means: {why}"
+        raise DataError(printable(what, 300), CONVERTED)
+    unread = [(split, paths) for split, _, paths in found if split not in ("", *SPLITS) and paths]
+    left = [f"{printable(split)} ({plural(len(paths), 'file')})" for split, paths in unread]
     return [pattern for _, pattern, _ in used], f", without {', '.join(left)}" if left else ""
 
 
@@ -133,7 +136,9 @@ def _list_configs(names: Sequence[str], card: Mapping[str, Any]) -> tuple[dict[s
     for each in stated:
         folder = f"{each['data_dir']}/" if each.get("data_dir") else ""
         patterns = _list_patterns(each.get("data_files", ["*"] if folder else None))
-        if prefixed := [(split, folder + pattern) for split, pattern in patterns]:
+        # a * of ours matches "/", too
+        plain = ((split, pattern.removeprefix("./").replace("**/", "*")) for split, pattern in patterns)
+        if prefixed := [(split, folder + pattern) for split, pattern in plain]:
             configs[str(each.get("config_name"))] = prefixed
     converted = [re.fullmatch("([^/]+)/([^/]+)/[0-9]+[.]parquet", path) for path in names if path not in BESIDE]
     if not configs and all(converted):
@@ -144,22 +149,24 @@ def _list_configs(names: Sequence[str], card: Mapping[str, Any]) -> tuple[dict[s
     return configs, next(iter(default), None)
 
 
-def _list_patterns(files: Any, split: str = "train") -> Iterator[tuple[str, str]]:
-    """The patterns that ``data_files`` states, each with its split."""
+def _list_patterns(files: Any, split: str = "") -> Iterator[tuple[str, str]]:
+    """The patterns that ``data_files`` states, each with its split; "" where names decide it."""
     if isinstance(files, str):
         yield split.lower(), files
     elif isinstance(files, list):
         for each in files:
             yield from _list_patterns(each, split)
     elif isinstance(files, dict):
-        by_split = {files.get("split", split): files["path"]} if "path" in files else files
+        by_split = {str(files.get("split", split)): files["path"]} if "path" in files else files
         for name, each in by_split.items():
             yield from _list_patterns(each, str(name))
 
 
 def _choose_all(data: str, names: Sequence[str]) -> tuple[list[str], str]:
     kinds = Counter(_get_kind(path) for path in names if path not in BESIDE)
-    left = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()) if kind not in DATA | ANNOTATIONS)
+    left = ", ".join(
+        f"{count:,} {printable(kind)}" for kind, count in sorted(kinds.items()) if kind not in DATA | ANNOTATIONS
+    )
     if not DATA & kinds.keys():
         what = f"{data} has no images, tables or .tar; other archives are not opened, and scripts are not run"
         raise DataError(what, CONVERTED, value=f"it has {left or 'no files'}")
@@ -171,6 +178,10 @@ def _get_kind(path: str) -> str:
     return PurePosixPath(path).suffix.lower()
 
 
+def _is_image(path: str) -> bool:
+    return _get_kind(path).removeprefix(".") in EXTENSIONS
+
+
 def _match(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     matches = re.compile("|".join(map(translate, patterns))).match
     return [path for path in names if matches(path) and path not in BESIDE]
@@ -179,5 +190,5 @@ def _match(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
 def _name_split(path: str) -> str:
     """The split that a folder of a path names, or the first word of the name of a table."""
     *words, file = path.lower().split("/")
-    words += re.split("[-_.]", file)[:1] if _get_kind(path).removeprefix(".") not in EXTENSIONS else []
+    words += [] if _is_image(path) else re.split("[-_.]", file)[:1]
     return next((SPLITS[word] for word in words if word in SPLITS), "")
