@@ -145,7 +145,7 @@ def name_files(keys: Sequence[str]) -> dict[str, str]:
 
 def divide_as_trained(model: Task, splits: Splits, data: Any) -> Splits:
     """Returns the splits with the part held out that was when the model was trained, if these are the data of the training."""
-    trained = model.provenance.get("split", {})
+    trained = _find_trained_split(model)
     if not trained.get("held_out"):
         return splits
     divided, fold = replace(splits, seed=trained.get("seed", 0)), parse_fold(trained.get("fold", "all"))
@@ -162,8 +162,15 @@ def divide_as_trained(model: Task, splits: Splits, data: Any) -> Splits:
 
 def was_held_out(model: Task, splits: Splits) -> bool:
     """Returns whether the validation part was held out when the model was trained."""
-    trained = model.provenance.get("split", {})
-    return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == splits.val.keys.digest()
+    trained = _find_trained_split(model)
+    return (
+        splits.val is not None and bool(trained.get("held_out")) and trained.get("sha256") == splits.val.keys.digest()
+    )
+
+
+def _find_trained_split(model: Task) -> Mapping[str, Any]:
+    found = model.provenance.get("split")  # of a model file, so of any form
+    return found if isinstance(found, Mapping) else {}
 
 
 def is_trained_on(model: Task, data: Any, splits: Splits) -> bool:
@@ -184,7 +191,7 @@ def is_seen(model: Task, source: Source) -> bool:
 
 def _sample_trained(model: Task) -> dict[str, str]:
     """Returns what `sample_images` found of the training images; nothing for a model of an earlier version."""
-    trained = model.provenance.get("split", {}).get("trained_on")
+    trained = _find_trained_split(model).get("trained_on")
     return trained if isinstance(trained, dict) and all(type(value) is str for value in trained.values()) else {}
 
 

@@ -9,6 +9,7 @@ Axes: n items, H, W, C as an image has them, K classes, D classes of other data.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -264,8 +265,8 @@ def sample_images(source: Source, names: Iterable[str] | None = None) -> dict[st
     """
     hashes = hash_each(key.encode() for key in source.keys)
     if names is not None:
-        wanted = set(names)  # of a model file, so of any form
-        rows = np.flatnonzero([f"{value:016x}" in wanted for value in hashes.tolist()])
+        wanted = [int(name, 16) for name in names if re.fullmatch("[0-9a-f]{16}", name)]  # of a model file
+        rows = np.flatnonzero(np.isin(hashes, np.array(wanted, np.uint64)))
     else:
         units = source.units  # what is read together costs as much as one image of it
         near = np.flatnonzero(units.of == units.of[0]) if isinstance(units, Units) else np.arange(len(hashes))
