@@ -159,10 +159,12 @@ def test_mlflow_takes_names_of_any_form(tmp_path):
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
 
-    objective = {"class_weights": {"cat, tabby": 2.0}}
-    run, _ = compose_run(flags={"data": {"source": "digits"}, "objective": objective})
-    tracker = start_mlflow(run, tmp_path, "run", None, 0)
-    tracker.write({"map@50": 0.5}, 3)
+    weights = {"cat, tabby": 2.0, "dog//": 3.0}
+    flags = {"data": {"source": "digits" * 2000}, "objective": {"class_weights": weights}}
+    tracker = start_mlflow(compose_run(flags=flags)[0], tmp_path, "run", None, 0)
+    tracker.write({"map@50": 0.5, "..a/./b/": 0.25}, 3)
     found = MlflowClient().get_run(tracker.id).data
-    assert found.metrics == {"map_50": 0.5}
+    assert found.metrics == {"map_50": 0.5, "_.a_._b_": 0.25}
     assert found.params["objective.class_weights.cat_ tabby"] == "2.0"
+    assert found.params["objective.class_weights.dog__"] == "3.0"
+    assert found.params["data.source"] == ("digits" * 2000)[:6000]

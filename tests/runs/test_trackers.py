@@ -17,7 +17,7 @@ import vitrail
 from tests.each_row import each_row
 from tests.training.stopping import stopped_after
 from vitrail.config.compose import compose_run
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DiskError
 from vitrail.runs import trackers
 from vitrail.runs.folder import RunFolder
 from vitrail.runs.trackers import LIBRARIES, Tracker, Trackers
@@ -169,13 +169,24 @@ def test_a_training_reports_its_state_and_continues_its_run(tmp_path, record):
     assert works.calls[-1] == ("start", "run", None, 0)
 
 
-def test_a_longer_training_that_cannot_start_is_no_finished_one(tmp_path, record):
+def test_a_longer_training_that_cannot_start_is_no_finished_one(tmp_path, record, monkeypatch):
     train(tmp_path / "run")
     works = record("wandb")
     record("mlflow", fails="start")
+
+    def extend(libraries: str) -> None:
+        vitrail.train(IMAGES, out=tmp_path / "run", set=[*SET, f"track.to=[{libraries}]"], **{**HOW, "steps": 8})
+
     with pytest.raises(ConfigError, match="mlflow cannot track this run"):
-        vitrail.train(IMAGES, out=tmp_path / "run", set=[*SET, "track.to=[wandb, mlflow]"], **{**HOW, "steps": 8})
-    assert [call[:2] for call in works.calls[1:]] == [("finish", "failed")]
+        extend("wandb, mlflow")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise DiskError("the disk is full")
+
+    monkeypatch.setattr(RunFolder, "write_status", fail)
+    with pytest.raises(DiskError):
+        extend("wandb")
+    assert [call[:2] for call in works.calls if call[0] != "start"] == [("finish", "failed")] * 2
 
 
 def test_figures_of_a_training_without_a_further_step_are_those_of_its_last(tmp_path, record):
@@ -183,6 +194,36 @@ def test_figures_of_a_training_without_a_further_step_are_those_of_its_last(tmp_
     tracking.start(compose("track.to=[wandb]"), tmp_path, 101)
     tracking.finish("finished", {"top1": 0.5})
     assert works.calls[1:] == [("write", {"final/top1": 0.5}, 100), ("finish", "finished", 100)]
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_run_folder_is_released_where_an_upload_is_interrupted(tmp_path, monkeypatch):
+    tracker = Tracker("an-id", "http://there", print, interrupt)
+    monkeypatch.setitem(LIBRARIES, "wandb", (lambda *_: tracker, "sys", "", ""))
+    folder = RunFolder(tmp_path)
+    folder.open()
+    folder.start_trackers(compose("track.to=[wandb]"), step=0, log=print)
+    folder.start_metrics(0)
+    with pytest.raises(KeyboardInterrupt):
+        folder.close()
+    folder.open()  # not in use
+    folder.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_run_folder_is_released_where_the_disk_is_full(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open()
+    folder._metrics = open("/dev/full", "w")
+    with pytest.raises(DiskError):
+        folder.write_metrics({"step": 1})
+    with pytest.raises(DiskError):
+        folder.close()
+    folder.open()  # not in use
+    folder.close()
 
 
 @each_row(

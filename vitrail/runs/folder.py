@@ -13,7 +13,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
@@ -84,18 +84,16 @@ class RunFolder:
         self._lost = self._find_lost()  # before it is repaired or written on
 
     def close(self) -> None:
-        if self._metrics is not None:
-            with suppress(DiskError):  # the error that ended the run is reported, not this one
-                self._write_sizes()
-        try:
-            if self._trackers is not None:
-                status = self.status()
-                self._trackers.finish(status.get("state", "failed"), status.get("figures", {}))
-        finally:  # also where an upload is interrupted
-            for file in (self._metrics, self._lock):
-                if file is not None:
-                    file.close()
-            self._metrics = self._trackers = self._lock = None
+        lock, metrics, trackers = self._lock, self._metrics, self._trackers
+        self._lock = self._metrics = self._trackers = None
+        # the files are closed also where an upload is interrupted
+        with lock or nullcontext(), disk_errors(self.path), metrics or nullcontext():
+            if metrics is not None:
+                with suppress(DiskError):  # the error that ended the run is reported, not this one
+                    self._write_sizes()
+            if trackers is not None:
+                status = self.status() if metrics is not None else {}  # without metrics, of an earlier training
+                trackers.finish(status.get("state", "failed"), status.get("figures", {}))
 
     def remove_if_unused(self) -> None:
         """Removes a folder that this object created, if it holds the log of a refused request and nothing else."""
@@ -132,13 +130,8 @@ class RunFolder:
 
     def start_trackers(self, run: Run, *, step: int, log: LogFunction) -> None:
         """From here on `write_metrics` also writes to ``run.track.to``. Raises `ConfigError` for one that cannot be used."""
-        trackers = Trackers(log)
-        try:
-            trackers.start(run, self.path, step)
-        except BaseException:
-            trackers.finish("failed", {})  # those that have begun; the status is that of an earlier training
-            raise
-        self._trackers = trackers
+        self._trackers = Trackers(log)
+        self._trackers.start(run, self.path, step)
 
     def start_metrics(self, size: int) -> None:
         """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint had seen."""

@@ -69,7 +69,7 @@ def start_wandb(run: Run, folder: Path, name: str, known: str | None, step: int)
 
 def start_mlflow(run: Run, folder: Path, name: str, known: str | None, step: int) -> Tracker:
     def rename(key: str) -> str:
-        return re.sub(r"[^/\w.\- ]", "_", key)[:250]  # all that MLflow takes
+        return re.sub(r"[^/\w.\- ]|(?<!\w)/|/(?!\w)|^\.", "_", key[:250])  # MLflow takes normalized paths
 
     client, entities = import_module("mlflow").MlflowClient(), import_module("mlflow.entities")
     if known is None:
