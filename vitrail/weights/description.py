@@ -18,7 +18,8 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Backbone, Config
 from vitrail.plugins import VARIABLE, is_registered
 from vitrail.tasks import TASKS, Task, find_task
-from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json, refusing_values, unreadable
+from vitrail.text import printable
+from vitrail.weights.tensors import AGAIN, build_backbone, read_json, refusing_values, unreadable
 
 FORMAT_VERSION = 2  # version 1 had no task; it was always classification
 READABLE = (1, 2)

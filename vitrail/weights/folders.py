@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.text import printable
 from vitrail.weights.pickled import read_pickle
-from vitrail.weights.tensors import AGAIN, MAX_TENSORS, printable, read_json, read_tensors
+from vitrail.weights.tensors import AGAIN, MAX_TENSORS, read_json, read_tensors
 
 CONFIG = "config.json"
 WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"

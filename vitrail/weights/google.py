@@ -26,6 +26,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.resnet import ResNetConfig
+from vitrail.text import printable
 from vitrail.untrusted.archives import ObjectArrayError, check_expansion, read_array_member
 from vitrail.untrusted.limits import EXPANSION as MAX_EXPANSION
 from vitrail.weights.blocks import find_other_parts
@@ -33,7 +34,7 @@ from vitrail.weights.description import parse_config
 from vitrail.weights.layout import KEEP, Weights, describe_numerics, refuse
 from vitrail.weights.names import QKV, Names, State, invert, join_parts, nest, rename, rename_with, split_parts
 from vitrail.weights.shapes import STEM, check_grid_allowed, describe_grid, resnet_fields, vit_fields
-from vitrail.weights.tensors import AGAIN, MAX_TENSORS, OTHER, printable, refusing_values, unreadable
+from vitrail.weights.tensors import AGAIN, MAX_TENSORS, OTHER, refusing_values, unreadable
 
 Arrays = dict[str, np.ndarray]
 

@@ -10,10 +10,10 @@ from typing import Any
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.hub import REMOTE, REPOSITORY, REVISION, SHA256, check_hashes, explain_failures, make_silent_bar
 from vitrail.runtime.progress import LogFunction, to_stderr
-from vitrail.text import large
+from vitrail.text import large, printable
 from vitrail.weights.folders import OPEN_CLIP
 from vitrail.weights.public import PublicWeights, find_repository, list_public
-from vitrail.weights.tensors import printable, read_json
+from vitrail.weights.tensors import read_json
 
 NAME = re.compile(REMOTE + REPOSITORY + REVISION, re.ASCII)
 DESCRIPTIONS, SAFETENSORS, PICKLED = "*.json", "model*.safetensors", "pytorch_model*.bin"

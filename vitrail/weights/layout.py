@@ -22,8 +22,9 @@ from vitrail.runtime.progress import LogFunction
 from vitrail.tasks import Task
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.tasks.task import NUMBERED
+from vitrail.text import printable
 from vitrail.weights.description import build_model
-from vitrail.weights.tensors import build_backbone, printable
+from vitrail.weights.tensors import build_backbone
 
 MAX_NAMED = 5
 KEEP = "keep it in vitrail's format: --to native"

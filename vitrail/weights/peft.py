@@ -21,11 +21,12 @@ from vitrail.models.adapters import LowRank, list_adapters
 from vitrail.models.layers import Head
 from vitrail.models.vit import ViT, ViTConfig
 from vitrail.tasks import Classifier, Task
+from vitrail.text import printable
 from vitrail.weights.folders import PEFT, PEFT_CONFIG, check_replaceable
 from vitrail.weights.huggingface import FAMILIES
 from vitrail.weights.huggingface.vit import model_type_of
 from vitrail.weights.resolve import ResolvedModel
-from vitrail.weights.tensors import encode_tensors, printable, read_json, read_tensors
+from vitrail.weights.tensors import encode_tensors, read_json, read_tensors
 
 BEFORE = "base_model.model."  # every name of a tensor
 PAIR = re.compile(r"(.+)\.lora_(A|B)\.weight")

@@ -12,8 +12,9 @@ from torch import Tensor
 from vitrail.errors import CheckpointError
 from vitrail.files import free_bytes
 from vitrail.runtime.confined import describe_end, list_import_paths, run_alone
+from vitrail.text import printable
 from vitrail.weights import pickle_sandbox
-from vitrail.weights.tensors import MAX_TENSORS, printable, read_json, read_tensors, unreadable
+from vitrail.weights.tensors import MAX_TENSORS, read_json, read_tensors, unreadable
 
 MIN_SECONDS = 120  # to import torch from a slow disk
 BYTES_PER_SECOND = 20_000_000  # of a slow disk

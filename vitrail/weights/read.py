@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.errors import CheckpointError
 from vitrail.hub import REMOTE
 from vitrail.runtime.progress import LogFunction
-from vitrail.text import plural
+from vitrail.text import plural, printable
 from vitrail.weights.description import KEY, read_sidecar
 from vitrail.weights.folders import CONFIG, OPEN_CLIP, OPEN_CLIP_CONFIG, read_folder
 from vitrail.weights.google import read_google, read_npz
@@ -30,7 +30,7 @@ from vitrail.weights.pickled import read_pickle
 from vitrail.weights.public import find_repository
 from vitrail.weights.resolve import GRAPH_FILES, ResolvedModel, resolve_model
 from vitrail.weights.shapes import check_grid_allowed
-from vitrail.weights.tensors import AGAIN, printable, read_json, read_tensors
+from vitrail.weights.tensors import AGAIN, read_json, read_tensors
 from vitrail.weights.timm import FIRST_LAYERS, read_timm
 from vitrail.weights.timm.openclip import FIRST_LAYERS as FIRST_LAYERS_OF_OPEN_CLIP
 from vitrail.weights.timm.openclip import TRUNK, read_open_clip

@@ -15,13 +15,14 @@ from vitrail.files import read_checksummed, settle
 from vitrail.hub import REMOTE
 from vitrail.models import MODELS
 from vitrail.models.family import translate_model
+from vitrail.text import printable
 from vitrail.weights import openvino
 from vitrail.weights.description import hash_file
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, OPEN_CLIP, OPEN_CLIP_CONFIG, PEFT_CONFIG
 from vitrail.weights.hub import PICKLED, SAFETENSORS, fetch
 from vitrail.weights.onnx import read_contents
 from vitrail.weights.public import PUBLIC, find_weights
-from vitrail.weights.tensors import check_intact, printable, read_json
+from vitrail.weights.tensors import check_intact, read_json
 
 READABLE = (
     "a run directory, a model folder, a .safetensors file (of vitrail, or in the layout of timm, torchvision or the authors) "

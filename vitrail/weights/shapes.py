@@ -18,7 +18,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config
 from vitrail.models.config import grid_of
 from vitrail.models.resnet import width_fields
-from vitrail.weights.tensors import printable
+from vitrail.text import printable
 
 Shapes = Mapping[str, Tensor]
 Grid = tuple[int, int]  # rows, columns

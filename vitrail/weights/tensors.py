@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail.checksums import FIELD, UNSEALED, add_checksum_to_tensors, are_tensors_intact, is_intact, sha256_of
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, create_backbone, sketch
-from vitrail.text import printable as printable
+from vitrail.text import printable
 from vitrail.untrusted import json_documents
 from vitrail.untrusted.limits import HEADER_BYTES as MAX_HEADER_BYTES
 from vitrail.untrusted.limits import HEADER_PIECES as MAX_PIECES

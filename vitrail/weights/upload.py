@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.runtime.progress import LogFunction
+from vitrail.text import printable
 from vitrail.weights.hub import NAME
-from vitrail.weights.tensors import printable
 
 # files by which tools open a repository
 OPENED = re.compile(r".+\.(safetensors|bin|npz|h5|msgpack|onnx|gguf|pth?|ckpt|index\.json)|\w+_config\.json")

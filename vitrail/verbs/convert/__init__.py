@@ -83,8 +83,8 @@ def run(source: str, destination: str, /, *, json: options.AsJson = False, **giv
 
 
 def print_converted(converted: Converted, *, json: bool) -> None:
+    from vitrail.text import printable
     from vitrail.verbs.printing import columns, one_line
-    from vitrail.weights.tensors import printable
 
     figures = {"tensors": converted.tensors, "parameters": converted.parameters, "difference": converted.difference}
     if json:

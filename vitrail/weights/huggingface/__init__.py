@@ -24,13 +24,14 @@ from vitrail.models import ARCHITECTURES, Config, ViTConfig
 from vitrail.tasks.classification.classifier import Classifier
 from vitrail.tasks.queries.task import QueryTask
 from vitrail.tasks.task import check_classes
+from vitrail.text import printable
 from vitrail.weights.description import KEY, OWN, check_version, describe
 from vitrail.weights.huggingface import eomt, pyramids, vit
 from vitrail.weights.huggingface.family import Family
 from vitrail.weights.huggingface.processor import from_processor, to_processor
 from vitrail.weights.layout import Weights, leave_out, refuse
 from vitrail.weights.names import State
-from vitrail.weights.tensors import OTHER, printable
+from vitrail.weights.tensors import OTHER
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family for family in (*vit.FAMILIES, vit.BEIT, *pyramids.FAMILIES, *eomt.FAMILIES)

@@ -17,13 +17,14 @@ from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
 from vitrail.tasks.queries.loss import NONE_WEIGHT
 from vitrail.tasks.queries.task import HEAD, QueryTask
+from vitrail.text import printable
 from vitrail.weights.blocks import PACKED, split_gates
 from vitrail.weights.description import OWN
 from vitrail.weights.huggingface import foundation, vit
 from vitrail.weights.huggingface.family import CHANNELS, GELU, IMAGE_SIZE, PATCH_SIZE, Family, Field
 from vitrail.weights.layout import Weights, refuse
 from vitrail.weights.names import State, nest, rename
-from vitrail.weights.tensors import build_backbone, printable
+from vitrail.weights.tensors import build_backbone
 
 OF_HEAD = {
     "query": "query.weight",

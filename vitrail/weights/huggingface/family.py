@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
+from vitrail.text import printable
 from vitrail.weights.blocks import join_blocks, split_biases
 from vitrail.weights.layout import Weights
 from vitrail.weights.names import QKV, Names, Parts, State, invert, join_parts, nest, pattern_of, rename, split_parts
 from vitrail.weights.shapes import count_outputs
-from vitrail.weights.tensors import printable
 
 # transformers' hidden_act -> vitrail's gelu
 GELUS = {

@@ -18,6 +18,7 @@ from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
 from vitrail.models.config import TRAINING_FIELDS
 from vitrail.models.rope import ROPES
+from vitrail.text import printable
 from vitrail.weights.blocks import PACKED, from_flat_tokens, split_gates
 from vitrail.weights.huggingface.family import (
     CHANNELS,
@@ -34,7 +35,6 @@ from vitrail.weights.huggingface.family import (
 from vitrail.weights.huggingface.radio import OF_RADIO, complete_radio, from_radio, radio_fields, to_radio
 from vitrail.weights.layout import is_cut, refuse
 from vitrail.weights.names import State, invert, nest, rename
-from vitrail.weights.tensors import printable
 
 TEXT = ("text_model.", "text_projection.", "text_projection", "logit_scale", "logit_bias")
 ATTENTION = {f"attn.{part}": f"{part}_proj" for part in "qkv"}

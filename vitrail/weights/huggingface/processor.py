@@ -15,7 +15,8 @@ from vitrail.data.preprocessing import CLIP_COLOURS, IMAGENET_COLOURS, Interpola
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
 from vitrail.models.config import is_whole
-from vitrail.weights.tensors import printable, refusing_values
+from vitrail.text import printable
+from vitrail.weights.tensors import refusing_values
 
 HALF = (0.5, 0.5, 0.5)
 ALWAYS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}

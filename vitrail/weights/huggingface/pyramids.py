@@ -13,10 +13,10 @@ from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.resnet import ResNetConfig, width_fields
 from vitrail.models.swin import SwinConfig
+from vitrail.text import printable
 from vitrail.weights.huggingface.family import CHANNELS, COMMON, IMAGE_SIZE, PATCH_SIZE, Family, Field, name_block
 from vitrail.weights.layout import refuse
 from vitrail.weights.names import KV, State, nest
-from vitrail.weights.tensors import printable
 
 DROP_PATH = Field("drop_path", "drop_path_rate", 0.0)
 SWIN_EPS = 1e-5  # of the norms after patch embedding and before merging, independent of layer_norm_eps

@@ -16,10 +16,10 @@ import torch
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, positions
+from vitrail.text import printable
 from vitrail.weights.blocks import split_gates
 from vitrail.weights.layout import Weights, refuse
 from vitrail.weights.names import State, invert, nest, rename
-from vitrail.weights.tensors import printable
 
 WHOLE, BODY = "radio_model.", "radio_model.model."
 OF_RADIO = {

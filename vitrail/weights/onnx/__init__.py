@@ -29,10 +29,11 @@ from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
 from vitrail.runtime.confined import describe_end, list_import_paths, run_alone
 from vitrail.runtime.onnx_runtime import import_onnxruntime
 from vitrail.tasks import Task
+from vitrail.text import printable
 from vitrail.weights.description import KEY, build_model_around, check_version, hash_file
 from vitrail.weights.onnx import sandbox
 from vitrail.weights.pickled import BYTES_PER_SECOND
-from vitrail.weights.tensors import AGAIN, parse_json, printable, unreadable
+from vitrail.weights.tensors import AGAIN, parse_json, unreadable
 
 IMAGES, LOGITS, FEATURES = "images", "logits", "features"
 PARITY = "parity"  # metadata key of the comparison with the source

@@ -17,10 +17,11 @@ from vitrail.checksums import XML_SEAL
 from vitrail.errors import CheckpointError
 from vitrail.runtime.openvino_runtime import import_openvino, keep_signal_stack
 from vitrail.tasks import Task
+from vitrail.text import printable
 from vitrail.weights.description import KEY
 from vitrail.weights.onnx import PARITY, add_checksum, build_exported, read_contents
 from vitrail.weights.openvino import sandbox
-from vitrail.weights.tensors import AGAIN, printable
+from vitrail.weights.tensors import AGAIN
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}  # and the names that OpenVINO has for them
 

@@ -15,10 +15,11 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.tasks.classification.classifier import Classifier
+from vitrail.text import printable
 from vitrail.weights.description import parse_config
 from vitrail.weights.layout import KEEP, Weights, describe_numerics, leave_out
 from vitrail.weights.shapes import check_grid_allowed, describe_grid
-from vitrail.weights.tensors import OTHER, printable, refusing_values
+from vitrail.weights.tensors import OTHER, refusing_values
 from vitrail.weights.timm.authors import CLIP_MARK, TORCHVISION_MARK, separate_head, to_timm_names
 from vitrail.weights.timm.entries import check_name, find_arguments
 from vitrail.weights.timm.eva import EVA, is_eva

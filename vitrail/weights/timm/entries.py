@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from vitrail.errors import CheckpointError
-from vitrail.weights.tensors import printable
+from vitrail.text import printable
 
 DINOV3 = {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True, "use_rot_pos_emb": True}
 SCALED = {"use_rot_pos_emb": True, "ref_feat_shape": 16}  # EVA-02's RoPE, on the grid of 224 pixels in patches of 14

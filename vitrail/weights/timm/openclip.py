@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
+from vitrail.text import printable
 from vitrail.weights.folders import OPEN_CLIP_CONFIG
 from vitrail.weights.layout import Weights
 from vitrail.weights.names import rename
-from vitrail.weights.tensors import printable, refusing_values
+from vitrail.weights.tensors import refusing_values
 from vitrail.weights.timm import read_timm
 from vitrail.weights.timm.authors import OPENAI
 

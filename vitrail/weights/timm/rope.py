@@ -8,8 +8,8 @@ from typing import Any
 
 from vitrail.errors import CheckpointError
 from vitrail.models.rope import ROPES
+from vitrail.text import printable
 from vitrail.weights.names import State
-from vitrail.weights.tensors import printable
 
 # arguments of timm's classes that no tensor shows
 HIDDEN = frozenset(

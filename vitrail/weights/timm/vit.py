@@ -19,11 +19,11 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
+from vitrail.text import printable
 from vitrail.weights.blocks import join_blocks, pair_halves, pair_neighbours, split_gates
 from vitrail.weights.layout import is_cut
 from vitrail.weights.names import State, invert, rename
 from vitrail.weights.shapes import vit_fields
-from vitrail.weights.tensors import printable
 from vitrail.weights.timm.families import NUMERICS, is_timms_stem, name_hybrid
 from vitrail.weights.timm.family import BLOCKS, IMAGES, Arguments, Family, find_heads, get_ratio
 from vitrail.weights.timm.rope import HIDDEN, find_rope
