@@ -27,10 +27,10 @@ VERSION = PROJECT["version"]
 OUTSIDE = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VITRAIL"))}
 
 
-VIT = {"model.name": "vit-ti16", "model.changes": "{patch_size: 4, width: 16, depth: 1, heads: 2, mlp_width: 32}"}
-CORE = f"""
+CORE = """
 import vitrail
-settings = {[f"{key}={value}" for key, value in VIT.items()]} + ["compute.tune=false", "data.batch=16"]
+changes = "model.changes={patch_size: 4, width: 16, depth: 1, heads: 2, mlp_width: 32}"
+settings = ["model.name=vit-ti16", changes, "compute.tune=false", "data.batch=16"]
 run = vitrail.train("digits", steps=3, settings=settings, out="run", quiet=True)
 evaluated = vitrail.evaluate("run", "digits", batch=256, quiet=True)
 model = run.load()
@@ -136,7 +136,7 @@ def environment(
 
     @cache
     def make(extra: str) -> Path:
-        upon = [core[0], *(make(name) for name in [INCLUDES.get(extra)] if name)]
+        upon = [core[0], *([make(INCLUDES[extra])] if extra in INCLUDES else [])]
         needs = (f"{wheel}[{extra}]", "--constraint", ROOT / "constraints.txt")
         return install(tmp_path_factory.mktemp(extra) / "venv", *needs, upon=upon)
 

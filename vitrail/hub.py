@@ -10,10 +10,13 @@ from typing import Any
 
 from vitrail.checksums import hash_file
 from vitrail.errors import ConfigError, VitrailError
+from vitrail.text import printable
 
 REMOTE = "hf:"
 REPOSITORY = r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)"
 REVISION = r"(?:@(?P<revision>[\w-][\w./-]*))?"
+UNKNOWN = "check owner, name and revision; for private or gated repositories run: hf auth login"
+GATED = "accept its terms on its page of the hub, wait until the owner admits you, and run: hf auth login"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,14 +62,10 @@ def explain_failures(source: str, kind: type[VitrailError], instead: str, access
     except VitrailError:
         raise
     except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
-        line = "".join(filter(str.isprintable, str(error).strip().partition("\n")[0]))[:200] or type(error).__name__
+        line = printable(str(error).strip().partition("\n")[0], 200) or type(error).__name__
         if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError | errors.HFValidationError):
-            remedy = "check owner, name and revision; for private or gated repositories run: hf auth login"
-            if isinstance(error, errors.GatedRepoError):
-                remedy = (
-                    "accept its terms on its page of the hub, wait until the owner admits you, and run: hf auth login"
-                )
-            raise ConfigError(f"{source} cannot be downloaded from the hub: {line}", access or remedy) from error
+            remedy = access or (GATED if isinstance(error, errors.GatedRepoError) else UNKNOWN)
+            raise ConfigError(f"{source} cannot be downloaded from the hub: {line}", remedy) from error
         remedy = f"connect and run this again; or {instead}"
         if constants.is_offline_mode():
             line, remedy = "HF_HUB_OFFLINE is set", f"unset it, {remedy}"

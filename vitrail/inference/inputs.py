@@ -185,8 +185,14 @@ def is_trained_on(model: Task, data: Any, splits: Splits) -> bool:
 
 def is_seen(model: Task, source: Source) -> bool:
     """Returns whether some of these images have the names and contents of images that the model was trained on."""
+    return True in _find_known(model, source)
+
+
+def _find_known(model: Task, source: Source) -> list[bool]:
+    """Returns of the images that have names of training images whether each has the contents, too."""
     trained = _sample_trained(model)
-    return bool(trained) and bool(trained.items() & sample_images(source, trained).items())
+    found = sample_images(source, trained) if trained else {}
+    return [trained[name] == checksum for name, checksum in found.items()]
 
 
 def _sample_trained(model: Task) -> dict[str, str]:
@@ -223,9 +229,10 @@ def open_split(
     )
     splits = divide_as_trained(model, splits, data)
     name, source = choose_split(splits, split)
-    if is_seen(model, source):
+    known = _find_known(model, source)
+    if True in known:
         log(f"warning  the model was trained on images of {name}, and the figures flatter it")
-    elif (trained := _sample_trained(model)) and sample_images(source, trained):
+    elif known:
         log("split    images have the names of images of the training and other contents: they are evaluated as others")
     if labelled and class_map is None:
         _check_class_order(model, splits.layout)
