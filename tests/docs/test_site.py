@@ -26,7 +26,7 @@ SOURCES -= {Path("decisions.md")}  # the log is for whoever changes vitrail
 PAGES = sorted(SITE.rglob("*.html"))
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
 LOADED = {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect"}  # kinds of <link>
-WIDTHS = (390, 1280)
+WIDTHS = (390, 1200, 1280, 1440)
 # what reaches beyond the screen without being part of something that scrolls by itself, as tables and code do
 BEYOND = """() => {
     const scrolls = each => each.tagName !== "ARTICLE" && (
