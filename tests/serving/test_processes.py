@@ -113,6 +113,30 @@ def test_a_reload_waits_for_a_process_that_is_starting(starting):
     assert starting.end() == 0
 
 
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGHUP, ["reload"]), (signal.SIGTERM, [signal.SIGTERM]), (None, [])]
+)
+def test_a_signal_while_a_process_is_started_reaches_it(monkeypatch, number, expected):
+    supervisor = processes.Supervisor(1, print, None, prepare=print)  # type: ignore[arg-type]
+    received: list[object] = []
+
+    class Signalled:
+        """A worker during whose start a signal arrives."""
+
+        def __init__(self, *given: object) -> None:
+            if number is not None:
+                supervisor._handle(number, None)
+
+        def reload(self) -> None:
+            received.append("reload")
+
+        send = staticmethod(received.append)
+
+    monkeypatch.setattr(processes, "Worker", Signalled)
+    supervisor._start()
+    assert received == expected
+
+
 def test_others_serve_while_a_replacement_cannot_load_the_model(server, tmp_path):
     content = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(b"<html>not found</html>")

@@ -86,6 +86,7 @@ class Supervisor:
         self.count, self.work, self.bound, self.prepare = count, work, bound, prepare
         self.workers: list[Worker] = []
         self._is_stopping = False
+        self._reload_count = 0
         self._next_start = 0.0  # by time.monotonic
 
     def run(self, announce: Callable[[], None]) -> None:
@@ -120,9 +121,13 @@ class Supervisor:
                 self._next_start = time.monotonic() + PAUSE
 
     def _start(self) -> None:
+        reload_count = self._reload_count
         self.workers.append(Worker(self.work, self.bound, self.prepare, self.count))
-        if self._is_stopping:  # since the worker was asked for
+        # a signal that came before the worker was in the list has not reached it
+        if self._is_stopping:
             self.workers[-1].send(signal.SIGTERM)
+        elif self._reload_count != reload_count:
+            self.workers[-1].reload()
 
     def _follow(self, worker: Worker) -> VitrailError | None:
         """Acts on the next event of a worker. Returns why it could not start."""
@@ -147,6 +152,7 @@ class Supervisor:
 
     def _handle(self, number: int, frame: Any) -> None:
         self._is_stopping |= number != signal.SIGHUP
+        self._reload_count += number == signal.SIGHUP
         for worker in self.workers:
             if number == signal.SIGHUP:
                 worker.reload()
