@@ -77,7 +77,7 @@ def find_inputs(inputs: Sequence[str], *, every_split: bool = False) -> ImageInp
             return ImageInputs(source=reduce(join_sources, (part.drop_targets() for part in parts.values())))
         split, source = choose_split(splits)
         return ImageInputs(source=source, split=split, other_splits={n: len(p) for n, p in parts.items() if n != split})
-    scan, paths, named = Scan(), [], []
+    scan, paths, named = Scan(), [], []  # a folder inside another one is entered once
     for name in inputs:
         if name == "-":
             lines = [str(Path(line.strip())) for line in sys.stdin if line.strip()]

@@ -699,6 +699,14 @@ def test_values_of_masks_are_read_once_until_a_mask_changes(tmp_path, monkeypatc
     assert describe(tmp_path)[0] == ("0", "1", "4") and len(read) == 12
 
 
+def test_images_of_a_folder_inside_another_one_are_inputs_once(tmp_path):
+    write_layout(tmp_path, {"a.jpg": None, "val/b.jpg": None, "val/b_mask.png": M})
+    for given in (["", "val"], ["val", ""], ["", "", "val"]):
+        inputs = find_inputs([str(tmp_path / name) for name in given])
+        assert sorted(Path(key).name for key in inputs.source.keys) == ["a.jpg", "b.jpg"]
+        assert inputs.masks == 1
+
+
 def test_masks_of_pictures_are_no_inputs_of_predictions(tmp_path):
     write_layout(tmp_path, LAYOUTS["Roboflow: Semantic Segmentation Masks"][0])
     put(tmp_path / "train" / "alone_mask.png", None)

@@ -146,17 +146,22 @@ def pair_files(root: Path, folder: MaskFolder, ending: str = "") -> Pairs:
 
 
 def list_images(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
-    """Lists the images in a folder at any depth; ``scan`` counts other files and masks. Raises `DataError` without images."""
+    """Lists the images in a folder at any depth, but for folders that ``scan`` has entered; it counts other files and masks.
+
+    Raises `DataError` without images.
+    """
     root = Path(folder)
-    scan.enter(str(root))
+    if not scan.enter(str(root)):
+        return []
     if not (paths := [str(root / name) for name in scan.list_images(str(root), "")]):
         what = f"the folder {folder} contains no images{scan.describe_others()}"
         raise DataError(what, "give files, or a folder with images")
     folders = (*find_masks(root), *find_masks(root, ID_MAPS, AFTER_IDS))
     masks = {str(root / mask) for each in folders for mask in pair_files(root, each).mask_of.values()}
     masks.update(find_masks_beside(paths))
-    scan.masks += len(masks)
-    return [path for path in paths if path not in masks]
+    kept = [path for path in paths if path not in masks]
+    scan.masks += len(paths) - len(kept)
+    return kept
 
 
 def find_masks_beside(paths: Sequence[str]) -> list[str]:
