@@ -13,7 +13,7 @@ import pytest
 
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources import parquet
-from vitrail.data.sources.open import open_data
+from vitrail.data.sources.open import find_data, open_data
 from vitrail.errors import DataError
 from vitrail.images.decode import BadImage
 from vitrail.training.data import warn_of_order
@@ -51,6 +51,18 @@ def test_structs_of_bytes_with_named_labels(tmp_path):
     half = pickle.loads(pickle.dumps(source.subset([8, 1])))
     assert [half.read(0).content, half.read(1).content] == [b"image 8", b"image 1"]
     assert (half.read(0).key, half.read(0).target) == ("x.parquet#8", 0)
+
+
+def test_one_of_several_columns_of_classes_has_to_be_named(tmp_path):
+    features = {"img": IMAGE, "coarse": {"_type": "ClassLabel", "names": ["insect", "fish"]}}
+    features["fine"] = {"_type": "ClassLabel", "names": ["bee", "ant", "cod"]}
+    columns = {"img": structs(*numbered(4)), "coarse": [0, 0, 1, 1], "fine": [0, 1, 2, 2]}
+    path = write(tmp_path / "x.parquet", columns, features=features)
+    with pytest.raises(DataError, match="several columns of classes: 'coarse', 'fine'") as caught:
+        open_data(path, validation=0)
+    assert "columns label=coarse" in caught.value.remedy
+    assert open_data(find_data(path, {"label": "fine"}), validation=0).train.classes == ("bee", "ant", "cod")
+    assert len(open_data(path, validation=0, labelled=False).train) == 4
 
 
 def test_shards_of_several_splits_in_a_folder(tmp_path):

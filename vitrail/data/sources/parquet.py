@@ -114,10 +114,13 @@ def read_parquet(
     schema, groups = _read_layout(files)
     features = _read_features(schema)
     image, source = _find_image_column(schema, features), str(files[0])
-    declared = [name for name, feature in features.items() if _get_class_names(feature)]
-    label = "label" if "label" in declared else next(iter(declared), None)
+    named, declared = named or {}, [name for name, feature in features.items() if _get_class_names(feature)]
+    label = "label" if "label" in declared else declared[0] if len(declared) == 1 else None
+    if labelled and len(declared) > 1 and not (label or named.get("label")):
+        what = f"{source} has several columns of classes: {', '.join(map(repr, declared))}"
+        raise DataError(what, f"say which one is meant: columns label={declared[0]}")
     defaults = {kind: name for kind, name in {"path": image, "label": label}.items() if name}
-    given = {**defaults, **(named or {})}
+    given = {**defaults, **named}
     columns = choose_columns(schema.names, source=source, labelled=labelled, named=given, numeric=numeric)
     rows, label = int(groups[-1, 4]), columns["label"]
     numbers = list_columns(label, schema.names) if numeric and label else []
