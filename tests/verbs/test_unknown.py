@@ -94,6 +94,15 @@ def test_other_images_are_told_from_own_ones_in_figures_and_report(fitted, data,
     assert "AUROC of other images" in Page((tmp_path / "out" / "report.html").read_text("utf-8")).said
 
 
+def test_the_split_of_a_table_of_other_images_is_named(fitted, data, tmp_path):
+    table, said = tmp_path / "others.csv", []
+    rows = [f"{data / 'others' / f'{number}.png'},{'test' if number < 2 else 'val'}" for number in range(5)]
+    table.write_text("\n".join(["path,split", *rows]))
+    result = vitrail.evaluate(fitted, data / "own", ood=table, quiet=True, log=said.append)
+    assert result.figures["ood_images"] == 2
+    assert sum("2 compared, 3 of val left out, as the data have the split test" in line for line in said) == 1
+
+
 def test_it_does_not_disturb_calibration_restriction_corruptions_and_metrics(plain, fitted, data, tmp_path):
     both = [vitrail.load(path) for path in (plain, fitted)]
     assert silent(vitrail.explain, both[1], data / "own/val/ant/0.png", out=tmp_path / "one") is not None

@@ -16,8 +16,8 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.evaluation.intervals import bound_proportion
 from vitrail.inference.features import features_of
-from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
+from vitrail.inference.results import open_inputs
 from vitrail.models import device_of
 from vitrail.runtime.distributed import SINGLE, Ranks
 from vitrail.runtime.progress import LogFunction, to_stderr
@@ -86,7 +86,7 @@ def measure_unlikeness(
 ) -> np.ndarray:
     """Returns how unlike its training images ``task`` finds the images of a folder or table (M,), whose labels are ignored."""
     with ranks.share_errors():
-        source = find_inputs([str(images)]).source
+        source = open_inputs([str(images)], "compared", log)
     how = {"options": options, "title": "other images", "log": log, "ranks": ranks}
     return features_of(task, source, verb=lambda images: task(images)[:, -1:], **how).values[:, 0]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.inference.comparison import Comparison, write_agreement
-from vitrail.inference.inputs import ImageInputs
+from vitrail.inference.inputs import ImageInputs, find_inputs
 from vitrail.rows import Rows
 from vitrail.runtime.progress import LogFunction
 from vitrail.tasks.answer import Answer
@@ -157,6 +158,14 @@ def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int,
         why = f"the data have the split {images.split}: give them without splits for all"
         parts.append(f"{sum(others.values()):,} of {' and '.join(others)} left out, as {why}")
     return ", ".join(parts)
+
+
+def open_inputs(inputs: Sequence[str], done: str, log: LogFunction) -> Source:
+    """Returns the images of `find_inputs`. A line in the log says what is left out, as of a table with splits."""
+    images = find_inputs(inputs)
+    if images.left_out:
+        log(f"inputs   {describe_inputs(images, done, len(images.source), 0)}")
+    return images.source
 
 
 def none_readable(count: int, key: str, reason: str) -> DataError:

@@ -21,8 +21,8 @@ from vitrail.data.imagenet import index_classes
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.intervals import paired_difference
 from vitrail.files import dump_json, make_folder, replace_file
-from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
+from vitrail.inference.results import open_inputs
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import LogFunction, ProgressBar, to_stderr
 from vitrail.tables import open_table
@@ -92,7 +92,7 @@ def measure_faithfulness(
         what = f"faithfulness is measured by the probability of a class, and the task of the model is {task.name}"
         raise ConfigError(what, "take a classifier")
     resolve_options(task, ExplainOptions(method="occlusion", layer=options.layer, target=options.target))
-    source = find_inputs(inputs).source
+    source = open_inputs(inputs, "evaluated", log)
     has_attention = bool(task.attention_grids(task.preprocessing.size))
     methods = [name for name in OF_PREDICTIONS if has_attention or name not in NEEDS_ATTENTION]
     bad = inference.record_bad(source)
@@ -203,7 +203,7 @@ def measure_localisation(
     """
     task = inference.load(model, log)
     resolve_options(task, ExplainOptions(method="rollout"))
-    source = find_inputs(inputs).source
+    source = open_inputs(inputs, "measured", log)
     found = _find_masks(masks, [str(key) for key in source.keys])
     if out is not None:
         make_folder(out)
