@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.sources.source import Source
     from vitrail.evaluation.evaluate import EvaluationResult
+    from vitrail.evaluation.own_metrics import OwnMetrics
     from vitrail.inference.options import InferenceOptions
     from vitrail.tasks.task import Task
 
@@ -93,28 +94,20 @@ def evaluate(
     from vitrail.evaluation.own_metrics import OwnMetrics
     from vitrail.evaluation.unlikeness import check_unknown, fit_unlikeness, measure_unlikeness, summarize_unlikeness
     from vitrail.files import make_folder
-    from vitrail.inference.inputs import is_seen, open_split
+    from vitrail.inference.inputs import open_split
     from vitrail.inference.options import tune_options
     from vitrail.runtime.distributed import SINGLE
     from vitrail.runtime.progress import ProgressBar
-    from vitrail.tasks.task import Task, check_head
-    from vitrail.text import large, plural, sentence
+    from vitrail.tasks.task import Task
+    from vitrail.text import sentence
     from vitrail.weights.native import set_temperature, set_unlikeness
-    from vitrail.weights.resolve import check_sha256, resolve_model
+    from vitrail.weights.resolve import resolve_model
 
     ranks = ranks or SINGLE
     reading, log = reading.of_rank(ranks), log if ranks.first else log_nothing
     folder = options.to_path(out)
     with ranks.share_errors():
-        if sha256 is not None:
-            if isinstance(model, Task):
-                what = "a model in memory has no file to compare with a SHA-256"
-                raise ConfigError(what, "give the path of its weights")
-            check_sha256(model, sha256)
-        task = reading.load(model, log)
-        if operations := task.provenance.get("operations"):
-            log(f"trained  {large(operations, 'FLOP')} in all steps")
-        check_head(task)
+        task = _load(model, sha256, reading, log)
         share = None if fit_unknown is None else parse_fraction(fit_unknown)
         check_unknown(task, share, ood)
         asked = {"calibrate": calibrate, "fit_unknown": share, "corruptions": corruptions, "out": folder is not None}
@@ -125,13 +118,8 @@ def evaluate(
         mapping = {"class_map": options.to_path(class_map), "max_bad": reading.max_bad}
         found = find_data(data, columns_of_table(columns)) if columns else data
         name, source = open_split(task, found, split, log, **mapping)
-        if (calibrate or share) and source.multi_label != task.multi_label:
-            what = f"the images have {'several labels' if source.multi_label else 'one label'} each"
-            remedy = f"{'calibrate' if calibrate else 'fit'} on data like those of the training"
-            raise ConfigError(f"{what}, unlike those of the model's training", remedy)
-        if share is not None and is_seen(task, source):
-            what = f"false alarms are counted on images that took no part in the training, and {name} did"
-            raise ConfigError(what, "give data with a split test, or fit a model of one fold")
+        if calibrate or share:
+            _check_fitted_on(task, source, name, calibrate, share)
         among = _find_present(task, source, calibrate, log) if restrict else None
         bad = reading.record_bad(source, options.to_path(bad_list) if ranks.first else None)
         if task.preprocessing.pixel_range is None:
@@ -142,43 +130,23 @@ def evaluate(
         _, train = open_split(task, found, "train", log_nothing, **mapping)
         fit_unlikeness(task, train, source, share, split=name, options=reading, log=log, ranks=ranks)
     own = OwnMetrics(options.names_of_metrics(metrics), task) if metrics else None
-    kept: list[tuple[Tensor, Any]] = []
-    unlike: list[Tensor] = []
-
-    def on_outputs(outputs: Tensor, targets: Any) -> None:
-        if own:
-            own.add(outputs, targets)
-        if calibrate:
-            kept.append((outputs, targets))
-        if task.false_alarms is not None:
-            unlike.append(task.split(outputs)[1])
-
+    kept = _KeptOutputs(task, own, calibrate)
+    add = kept.add if own or calibrate or task.false_alarms is not None else None
+    how = {"split": name, "bad": bad, "among": among, "shift": shift, "ranks": ranks}
     with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=reading.quiet) as progress:
-        watch = own or calibrate or task.false_alarms is not None
-        how = {"split": name, "bad": bad, "among": among, "shift": shift, "ranks": ranks}
-        watched = {"on_outputs": on_outputs if watch else None, "progress": progress}
-        result = evaluate_model(task, source, reading, **how, **watched)
-    notes = []
-    if logit_adjust is not None:
-        shares = "the log of each class's share in the training"
-        notes.append(f"the figures are of logits from which {logit_adjust:g} times {shares} was subtracted")
-        log(f"adjusted {notes[-1]}")
-    if len(bad):
-        listed = f"; see {bad_list}" if bad_list else ""
-        notes.append(f"the figures leave out {plural(len(bad), 'image')} that could not be read{listed}")
-        log(f"warning  {notes[-1]}")
+        result = evaluate_model(task, source, reading, on_outputs=add, progress=progress, **how)
+    notes = _list_notes(logit_adjust, len(bad), bad_list, log)
     if calibrate:
-        logits, targets = (torch.cat(batches) for batches in zip(*kept))
         before = task.temperature
-        result, temperature = _calibrate(task, result, logits, targets, log)
+        result, temperature = _calibrate(task, result, kept.pairs, log)
         if temperature != before and not isinstance(model, Task):
             log(f"stored in {ranks.run_on_rank0(lambda: set_temperature(model, temperature))}")
     further = dict(own.compute()) if own else {}
     if share is not None and not isinstance(model, Task):
         log(f"stored in {ranks.run_on_rank0(lambda: set_unlikeness(model, task))}")
-    if unlike:
+    if kept.unlikeness:
         others = None if ood is None else measure_unlikeness(task, ood, options=reading, log=log, ranks=ranks)
-        further |= summarize_unlikeness(torch.cat(unlike), others)
+        further |= summarize_unlikeness(torch.cat(kept.unlikeness), others)
     if tta is not None:
         further |= _measure_gain(result, evaluate_model(task, source, replace(reading, tta=None), **how))
     if corruptions:
@@ -231,6 +199,42 @@ def run(
     return 0
 
 
+@dataclass
+class _KeptOutputs:
+    """What is kept of the outputs of an evaluation besides its metric."""
+
+    task: Task
+    own: OwnMetrics | None
+    calibrate: bool
+    pairs: list[tuple[Tensor, Any]] = field(default_factory=list)  # outputs and targets, for the temperature
+    unlikeness: list[Tensor] = field(default_factory=list)  # of a model that tells unlike images
+
+    def add(self, outputs: Tensor, targets: Any) -> None:
+        if self.own:
+            self.own.add(outputs, targets)
+        if self.calibrate:
+            self.pairs.append((outputs, targets))
+        if self.task.false_alarms is not None:
+            self.unlikeness.append(self.task.split(outputs)[1])
+
+
+def _load(model: str | Path | Task, sha256: str | None, reading: InferenceOptions, log: LogFunction) -> Task:
+    """Loads a model with a head. Raises `ConfigError` without one, and `CheckpointError` for weights with another SHA-256."""
+    from vitrail.tasks.task import Task, check_head
+    from vitrail.text import large
+    from vitrail.weights.resolve import check_sha256
+
+    if sha256 is not None:
+        if isinstance(model, Task):
+            raise ConfigError("a model in memory has no file to compare with a SHA-256", "give the path of its weights")
+        check_sha256(model, sha256)
+    task = reading.load(model, log)
+    if operations := task.provenance.get("operations"):
+        log(f"trained  {large(operations, 'FLOP')} in all steps")
+    check_head(task)
+    return task
+
+
 def _check_options(
     task: Task, reading: InferenceOptions, *, calibrate: bool, fit_unknown: float | None, **asked: bool
 ) -> None:
@@ -243,6 +247,35 @@ def _check_options(
     for flag in (flag for flag, is_set in asked.items() if is_set and reading.zoom != 1):
         what = f"zoom is {reading.zoom:g}, and {flag} needs each picture whole in one input"
         raise ConfigError(what, "leave one of them out")
+
+
+def _check_fitted_on(task: Task, source: Source, split: str, calibrate: bool, share: float | None) -> None:
+    """Raises `ConfigError` for images that neither a temperature nor, with ``share``, a threshold can be fitted on."""
+    from vitrail.inference.inputs import is_seen
+
+    if source.multi_label != task.multi_label:
+        what = f"the images have {'several labels' if source.multi_label else 'one label'} each"
+        remedy = f"{'calibrate' if calibrate else 'fit'} on data like those of the training"
+        raise ConfigError(f"{what}, unlike those of the model's training", remedy)
+    if share is not None and is_seen(task, source):
+        what = f"false alarms are counted on images that took no part in the training, and {split} did"
+        raise ConfigError(what, "give data with a split test, or fit a model of one fold")
+
+
+def _list_notes(logit_adjust: float | None, bad: int, bad_list: str | Path | None, log: LogFunction) -> list[str]:
+    """Returns what readers of the figures have to know, which is logged."""
+    from vitrail.text import plural
+
+    notes = []
+    if logit_adjust is not None:
+        shares = "the log of each class's share in the training"
+        notes.append(f"the figures are of logits from which {logit_adjust:g} times {shares} was subtracted")
+        log(f"adjusted {notes[-1]}")
+    if bad:
+        listed = f"; see {bad_list}" if bad_list else ""
+        notes.append(f"the figures leave out {plural(bad, 'image')} that could not be read{listed}")
+        log(f"warning  {notes[-1]}")
+    return notes
 
 
 def _measure_gain(result: EvaluationResult, plain: EvaluationResult) -> dict[str, float]:
@@ -284,14 +317,17 @@ def _find_shift(task: Task, tau: float, calibrate: bool) -> Tensor:
 
 
 def _calibrate(
-    task: Task, result: EvaluationResult, logits: Tensor, targets: Tensor, log: LogFunction
+    task: Task, result: EvaluationResult, pairs: Sequence[tuple[Tensor, Any]], log: LogFunction
 ) -> tuple[EvaluationResult, float]:
-    """Fits the temperature of ``task`` on its logits and targets; returns the result with it, and the temperature.
+    """Fits the temperature of ``task`` on its logits and targets of all batches; returns the result with it, and the temperature.
 
     A temperature that makes the expected calibration error larger is not taken: the task keeps its own.
     """
+    import torch
+
     from vitrail.evaluation.calibration import fit_temperature
 
+    logits, targets = (torch.cat(batches) for batches in zip(*pairs))
     before = task.temperature
     own = logits[:, : len(task.classes)]
     task.temperature = temperature = fit_temperature(own, targets, multi_label=task.multi_label)
