@@ -75,10 +75,8 @@ class RareClasses(Study):
         if arm in LOGISTIC:
             return self.regressed(LOGISTIC[arm])
         trained = "plain" if arm == "adjusted" else arm
-        draws = (
-            patch.object(sample_order, "_balanced_order", draw_with_torch(SAMPLERS[arm])) if arm in SAMPLERS else None
-        )
-        with draws or nullcontext():
+        draw = draw_with_torch(SAMPLERS[arm]) if arm in SAMPLERS else None
+        with patch.object(sample_order, "_balanced_order", draw) if draw else nullcontext():
             run = vitrail.train(
                 self.splits(),
                 init=self.weights,
